@@ -1,0 +1,67 @@
+"""Every bound in one place; relations between them are checked when this module is imported."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def _agree(condition: bool, reason: str) -> None:
+    if not condition:
+        raise ImportError(f"danube.limits disagree: {reason}")
+
+
+# Records and batches
+RECORD_BYTES_MAX = 8 * MIB
+BATCH_BYTES_MAX = 12 * MIB
+BATCH_RECORDS_MAX = 65_536
+ATTRIBUTES_PER_RECORD_MAX = 64
+ATTRIBUTE_BYTES_MAX = 32 * KIB
+KEY_BYTES_MAX = 64 * KIB
+
+# Native protocol
+FRAME_BYTES_MAX = 16 * MIB
+CONTROL_BYTES_MAX = 1 * MIB
+CONNECTIONS_MAX = 10_000
+HANDLES_PER_CONNECTION_MAX = 65_536
+HANDSHAKE_TIMEOUT_S = 10.0
+PUBLISH_CREDIT_BYTES = 32 * MIB  # un-acknowledged bytes a connection may have at the broker
+DELIVER_CREDIT_BYTES_MAX = 64 * MIB
+OUTPUT_BUFFER_BYTES_MAX = 96 * MIB  # written to a socket but not taken by the kernel
+RECEIVE_BUFFER_BYTES = 2 * MIB
+
+# Topics and subscriptions
+PARTITIONS_MAX = 1_024
+TOPICS_MAX = 200_000
+SUBSCRIPTIONS_PER_PARTITION_MAX = 1_000
+CONSUMERS_PER_SUBSCRIPTION_MAX = 10_000
+MAX_UNACKED_DEFAULT = 262_144
+MAX_UNACKED_LIMIT = 4_194_304
+KEY_FILTERS_MAX = 100
+KEY_FILTER_BYTES_MAX = 256
+KEY_FILTER_WILDCARDS_MAX = 64
+PRODUCERS_PER_PARTITION_MAX = 10_000
+DEDUP_BATCHES_PER_PRODUCER = 256
+ACKED_RANGES_STORED_MAX = 65_536
+
+# Shared memory
+RING_BYTES = 16 * MIB
+TAIL_BYTES = 32 * MIB
+WORKERS_MAX = 64
+
+# Log
+SEGMENT_BYTES = 256 * MIB
+SEGMENT_PREALLOCATE_FIRST = 64 * KIB
+SEGMENT_PREALLOCATE_STEP_MAX = 32 * MIB
+SYNC_INTERVAL_MS = 50  # `written`: background sync starts this often, so it is at most 100 ms behind
+READ_CHUNK_BYTES = 1 * MIB
+HOT_BYTES = 64 * MIB  # batches a worker keeps in memory for live consumers
+
+_agree(RECORD_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a batch fits a frame")
+_agree(RING_BYTES & (RING_BYTES - 1) == 0, "a ring position is masked: its size is a power of two")
+_agree(TAIL_BYTES & (TAIL_BYTES - 1) == 0, "a tail position is masked")
+_agree(BATCH_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest frame fits an empty ring")
+_agree(BATCH_BYTES_MAX < TAIL_BYTES, "the largest batch fits the tail")
+_agree(MAX_UNACKED_DEFAULT <= MAX_UNACKED_LIMIT, "the default is allowed")
+_agree(BATCH_BYTES_MAX <= PUBLISH_CREDIT_BYTES, "the largest batch can be sent at all")

@@ -1,0 +1,46 @@
+"""CRC32C and xxHash: the one door to google_crc32c and xxhash.
+
+``google_crc32c`` reads only immutable bytes.  A mutable view is copied first when it is small (a
+copy of 4 KiB costs less than entering a kernel) and handed to the Numba kernel in
+:mod:`danube.core.kernels` when that module was loaded (brokers load it, plain clients need not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import google_crc32c
+import xxhash
+
+_KERNEL_BYTES_MIN = 16 * 1024
+_kernel: Callable[[memoryview], int] | None = None
+
+
+def use_kernel(kernel: Callable[[memoryview], int] | None) -> None:
+    """Install the kernel for large mutable views; None goes back to the library alone."""
+    global _kernel
+    _kernel = kernel
+
+
+def crc32c(data: bytes | bytearray | memoryview) -> int:
+    """CRC32C (Castagnoli, RFC 3720) of ``data``."""
+    if type(data) is bytes:
+        return int(google_crc32c.value(data))
+    if _kernel is not None and len(data) >= _KERNEL_BYTES_MIN:
+        return _kernel(memoryview(data))
+    return int(google_crc32c.value(bytes(data)))
+
+
+def key_hash(key: bytes) -> int:
+    """64-bit hash of a routing key (XXH3, seed 0): unsigned."""
+    return xxhash.xxh3_64_intdigest(key)
+
+
+def content_hash(data: bytes | memoryview) -> bytes:
+    """16-byte XXH3-128 digest, used to name whole files."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def content_hasher() -> xxhash.xxh3_128:
+    """A streaming content_hash."""
+    return xxhash.xxh3_128()

@@ -72,7 +72,7 @@ class FrameFlag(IntFlag):
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
-    versions: list[int] = [VERSION]
+    versions: list[int] = msgspec.field(default_factory=lambda: [VERSION])
     client: str = ""
     token: str = ""
 

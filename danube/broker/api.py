@@ -1,0 +1,39 @@
+"""What a door needs from the broker and the broker from a door.
+
+A :class:`Session` is one client connection as the owner of a partition sees it.  The connection may
+be held by this worker or by another one: the owner only sends frames to it.  Frames are collected
+during a turn of the loop and leave together at its end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from danube.core.wire import error_frame
+from danube.errors import DanubeError
+
+if TYPE_CHECKING:
+    from danube.broker.consumers import ConsumerLink
+    from danube.broker.producers import ProducerLink
+
+
+class Session(ABC):
+    """One client connection at the owner; handles are the client's numbers for what it opened."""
+
+    def __init__(self) -> None:
+        self.producers: dict[int, ProducerLink] = {}
+        self.consumers: dict[int, ConsumerLink] = {}
+        self.closed = False
+        self.writable = True
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """Queue one whole frame; it leaves at the end of this turn."""
+
+    @abstractmethod
+    def send_parts(self, head: bytes, body: bytes | memoryview) -> None:
+        """Queue a frame in two parts; ``body`` is not copied and must never change."""
+
+    def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
+        self.send(error_frame(error, correlation, handle))

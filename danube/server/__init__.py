@@ -1,0 +1,1 @@
+"""The doors: they translate between a protocol and :mod:`danube.broker.api`."""

@@ -1,0 +1,98 @@
+"""The YAML configuration file, read with its line numbers; the only place that imports yaml.
+
+The file is composed into nodes and walked by hand, so every complaint has a line, a key that comes
+twice is seen, and each scalar reaches the setting's own parser as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from danube.config import FILE_BYTES_MAX, Problem, Setting, suggestion
+from danube.errors import ConfigInvalid
+
+_NULL_TAG = "tag:yaml.org,2002:null"
+
+
+def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+    """Yield ``(key, text, origin)`` of every known key; add what is wrong with the others to ``problems``."""
+    root = _compose(path)
+    if root is None:
+        return
+    if not isinstance(root, yaml.MappingNode):
+        problems.append(Problem(_place(path, root), "the file is not a mapping of keys to values"))
+        return
+    sections = sorted({key.partition(".")[0] for key in known if "." in key})
+    top = [key for key in known if "." not in key] + sections
+    for name, node, value in _entries(path, root, top, problems):
+        if name not in sections:
+            yield from _scalar(path, name, value, problems)
+        elif isinstance(value, yaml.MappingNode):
+            inner = [key.partition(".")[2] for key in known if key.startswith(name + ".")]
+            for key, _, leaf in _entries(path, value, inner, problems, name + "."):
+                yield from _scalar(path, f"{name}.{key}", leaf, problems)
+        elif not _empty(value):
+            problems.append(Problem(_place(path, node), f"{name} is a section, not a value"))
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigInvalid(
+            f"configuration file {path} cannot be read",
+            why=error.strerror or str(error),
+            hint="check --config",
+        ) from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigInvalid(f"configuration file {path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigInvalid(f"{path}{line}: not valid YAML", why=error.problem or str(error)) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigInvalid(f"{path}: not valid YAML", why=str(error).splitlines()[0]) from None
+
+
+def _entries(
+    path: Path, node: yaml.MappingNode, allowed: list[str], problems: list[Problem], prefix: str = ""
+) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Yield ``(key, key node, value node)`` of a mapping's allowed keys, each once."""
+    seen: set[str] = set()
+    for key_node, value in node.value:
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "(not a word)"
+        if key not in allowed:
+            hint = suggestion(key, allowed) or f"known here: {', '.join(allowed)}"
+            problems.append(Problem(_place(path, key_node), f"unknown key {prefix + key[:80]!r}", hint))
+        elif key in seen:
+            problems.append(Problem(_place(path, key_node), f"{prefix}{key} is given twice"))
+        else:
+            seen.add(key)
+            yield key, key_node, value
+
+
+def _scalar(path: Path, key: str, node: yaml.Node, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+    origin = _place(path, node)
+    if not isinstance(node, yaml.ScalarNode):
+        problems.append(Problem(origin, f"{key} takes one value, not a list or a mapping"))
+    elif _empty(node):
+        problems.append(Problem(origin, f"{key} has no value", "remove the line to take the default"))
+    else:
+        text = str(node.value)
+        if key == "data_dir" and not text.startswith(("/", "~")):
+            text = str(path.absolute().parent / text)
+        yield key, text, origin
+
+
+def _empty(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL_TAG
+
+
+def _place(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"

@@ -19,53 +19,14 @@ from typing import Any, Final
 from danube import limits
 from danube.core.policy import DAY_MS, Durability, FailurePolicy, TopicPolicy
 from danube.errors import ConfigInvalid, InvalidArgument
+from danube.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
 DEFAULT_NATIVE_PORT: Final = 6660
 FILE_BYTES_MAX: Final = 1 * limits.MIB
 STATUS_FILE: Final = "danube.json"
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\Z")
-_DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?\Z", re.IGNORECASE)
-_SIZE_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
-
-
-def parse_duration_ms(text: str) -> int:
-    """Milliseconds of ``250ms``, ``5s``, ``10m``, ``1h`` or ``7d``; ``0`` needs no unit.  ValueError if not."""
-    if text.strip() == "0":
-        return 0
-    match = _DURATION.match(text.strip())
-    if match is None:
-        raise ValueError("is not a duration; write 250ms, 5s, 10m, 1h or 7d")
-    return round(float(match[1]) * _DURATION_MS[match[2]])
-
-
-def parse_size_bytes(text: str) -> int:
-    """Bytes of ``64KiB`` (1024), ``10MB`` (1000) or ``512``.  ValueError if it is not a size."""
-    match = _SIZE.match(text.strip())
-    if match is None or (match[3] and not match[2]):
-        raise ValueError("is not a size; write 512, 64KiB or 10MB")
-    return round(float(match[1]) * (1024 if match[3] else 1000) ** _SIZE_POWER[match[2].upper()])
-
-
-def format_duration(value_ms: int) -> str:
-    """The shortest exact text for a duration: 90000 is ``90s``, 3600000 is ``1h``."""
-    if value_ms == 0:
-        return "0"
-    for unit in ("d", "h", "m", "s"):
-        if value_ms % _DURATION_MS[unit] == 0:
-            return f"{value_ms // _DURATION_MS[unit]}{unit}"
-    return f"{value_ms}ms"
-
-
-def format_size(value_bytes: int) -> str:
-    """The shortest exact text for a size: 1048576 is ``1MiB``, 1000 is ``1000``."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if value_bytes and value_bytes % 1024**power == 0:
-            return f"{value_bytes // 1024**power}{unit}"
-    return str(value_bytes)
 
 
 def _parse_integer(text: str) -> int:
@@ -486,12 +447,18 @@ def environment_name(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
 
 
+def flag_name(key: str) -> str:
+    """The flag of ``danube start`` that sets a key, where there is one: ``log.level`` is ``--log-level``."""
+    section, _, name = key.rpartition(".")
+    return "--" + (f"log-{name}" if section == "log" else name).replace("_", "-")
+
+
 def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> Iterator[_Given]:
     for key, value in flags.items():
         if value is not None:
             if key not in known:
                 raise KeyError(key)  # the command line's own table is wrong: a bug, not a user's mistake
-            yield _Given(key, _show_plain(value), "flag --" + key.rpartition(".")[2].replace("_", "-"))
+            yield _Given(key, _show_plain(value), f"flag {flag_name(key)}")
 
 
 def _from_file(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> list[_Given]:

@@ -43,6 +43,8 @@ KEY_FILTER_BYTES_MAX = 256
 KEY_FILTER_WILDCARDS_MAX = 64
 PRODUCERS_PER_PARTITION_MAX = 10_000
 DEDUP_BATCHES_PER_PRODUCER = 256
+DEDUP_BATCHES_PER_PARTITION_MAX = 131_072  # of all producers together; then idle ones keep fewer
+DEDUP_BATCHES_KEPT = 8  # by any producer, however many there are
 ACKED_RANGES_STORED_MAX = 65_536
 
 # Shared memory
@@ -65,3 +67,8 @@ _agree(BATCH_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest frame fits an empty 
 _agree(BATCH_BYTES_MAX < TAIL_BYTES, "the largest batch fits the tail")
 _agree(MAX_UNACKED_DEFAULT <= MAX_UNACKED_LIMIT, "the default is allowed")
 _agree(BATCH_BYTES_MAX <= PUBLISH_CREDIT_BYTES, "the largest batch can be sent at all")
+_agree(DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PRODUCER, "a trimmed window is a shorter window")
+_agree(
+    PRODUCERS_PER_PARTITION_MAX * DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PARTITION_MAX * 7 // 8,
+    "trimming every window to what is kept makes room",
+)

@@ -245,9 +245,7 @@ def configure(level: str = "info", format: str = "text", *, process: str = "", d
 
     Called once in each process; a worker calls it again after the fork with its own ``process`` name.
     """
-    handler = _DescriptorHandler(
-        sys.__stderr__.fileno() if descriptor < 0 and sys.__stderr__ else max(descriptor, 2)
-    )
+    handler = _DescriptorHandler(descriptor)
     handler.setFormatter(JsonFormatter(process) if format == "json" else TextFormatter(process))
     root = logging.getLogger()
     for old in [one for one in root.handlers if isinstance(one, _DescriptorHandler)]:

@@ -28,12 +28,8 @@ class Session(ABC):
         self.writable = True
 
     @abstractmethod
-    def send(self, frame: bytes) -> None:
-        """Queue one whole frame; it leaves at the end of this turn."""
-
-    @abstractmethod
-    def send_parts(self, head: bytes, body: bytes | memoryview) -> None:
-        """Queue a frame in two parts; ``body`` is not copied and must never change."""
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Queue one whole frame in one or more parts, which are not copied and must never change."""
 
     def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
         self.send(error_frame(error, correlation, handle))

@@ -82,6 +82,8 @@ class Chunk:
 
     def cut(self, start: int, end: int) -> list[bytes | memoryview]:
         """The records start .. end: whole batches as they lie, the edges as selections."""
+        if start <= self.first_offset and end >= self.next_offset:
+            return [self.data]
         places = self.places
         index = self.find(start)
         last = self.find(end - 1)

@@ -1,0 +1,344 @@
+"""A partition at its owner: the pure partition, its log, its subscriptions and who waits for what.
+
+Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
+write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from danube.broker.chunks import Chunk, HotBatches
+from danube.broker.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.lossy_host import LossyHost
+from danube.broker.producers import ProducerLink, Waiting
+from danube.core.batch import BatchHeader, body_intact, read_header, stamp
+from danube.core.columns import check_columns
+from danube.core.cursor import CursorState
+from danube.core.metadata import TopicRecord
+from danube.core.partition import Duplicate, Partition
+from danube.core.policy import TopicPolicy
+from danube.core.subscription import Subscription
+from danube.core.wire import FrameFlag, published_frame
+from danube.errors import (
+    DanubeError,
+    InvalidArgument,
+    ProtocolError,
+    StorageFailed,
+    SubscriptionNotFound,
+)
+from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
+
+if TYPE_CHECKING:
+    from danube.broker.api import Session
+    from danube.broker.opening import OpenedStorage
+    from danube.wal.cursors import CursorStore
+    from danube.wal.log import Log
+
+HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
+
+
+class TrafficCounters(Protocol):
+    """Where a partition counts; the worker backs it with shared memory."""
+
+    def add_in(self, records: int, size_bytes: int) -> None: ...
+
+    def add_out(self, records: int, size_bytes: int, redelivery_count: int) -> None: ...
+
+    def add(self, name: str, amount: int = 1) -> None: ...
+
+
+class HostedPartition:
+    """One partition that this worker owns; all methods run on the worker's loop."""
+
+    def __init__(
+        self,
+        name: str,
+        record: TopicRecord,
+        index: int,
+        core: Partition,
+        counters: TrafficCounters,
+        *,
+        directory: Path | None = None,
+        log: Log | None = None,
+        cursors: CursorStore | None = None,
+    ) -> None:
+        self.name = name
+        self.topic_id = record.topic_id
+        self.index = index
+        self.core = core
+        self.counters = counters
+        self.directory = directory
+        self.log = log
+        self.cursors = cursors
+        self.policy: TopicPolicy = record.policy
+        self.subscriptions: dict[str, SubscriptionHost] = {}
+        self.lossy: dict[str, LossyHost] = {}
+        self.producers: dict[tuple[Session, int], ProducerLink] = {}
+        self.waiting: deque[Waiting] = deque()
+        self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
+        self.failure: DanubeError | None = None  # why publishes are refused, while the log reopens
+        self.deleted = False
+        self.sync_running = False
+        self.reopen_delay_ns = 0
+        self.damaged: list[tuple[int, int]] = []
+        self.records_in = 0
+        self.bytes_in = 0
+        self._chunk: Chunk | None = None
+        self._live_readers = False
+
+    @property
+    def reliable(self) -> bool:
+        return self.log is not None
+
+    @property
+    def high_watermark(self) -> int:
+        return self.core.high_watermark
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    def publish(
+        self, session: Session, handle: int, correlation: int, link: ProducerLink, batch: memoryview, now_us: int
+    ) -> None:
+        """Check, order and queue one batch; its answer is sent when its level is reached."""
+        header = read_header(batch)
+        if header.size != len(batch):
+            raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
+        if header.producer_id and header.producer_id != link.producer_id:
+            raise InvalidArgument("the batch names another producer than its handle")
+        if not body_intact(batch, header):
+            raise ProtocolError("batch fails its checksum", hint="the bytes changed on the way; send it again")
+        check_columns(batch, header, self.policy.max_record_bytes)
+        if self.failure is not None:
+            raise self.failure
+        admitted = self.core.admit(header, now_us)
+        if isinstance(admitted, Duplicate):
+            self.counters.add("duplicates")
+            self._answer_duplicate(session, handle, correlation, header, admitted)
+            return
+        base_offset = admitted.base_offset
+        stamp(batch, base_offset, self.core.epoch, admitted.append_time_us)
+        end_offset = base_offset + header.record_count
+        header = header._replace(base_offset=base_offset, epoch=self.core.epoch, append_time_us=admitted.append_time_us)
+        self.records_in += header.record_count
+        self.bytes_in += header.size
+        self.counters.add_in(header.record_count, header.size)
+        waiting = Waiting(
+            end_offset, session, correlation, handle, base_offset, self.core.epoch, header.record_count, 0
+        )
+        self.waiting.append(waiting)
+        if self.log is None:
+            self._offer(batch, header)
+        else:
+            self.log.append(batch, header)
+            if self._live_readers:
+                self.hot.add(base_offset, end_offset, bytes(batch))
+
+    def _answer_duplicate(
+        self, session: Session, handle: int, correlation: int, header: BatchHeader, found: Duplicate
+    ) -> None:
+        end_offset = found.base_offset + header.record_count
+        waiting = Waiting(
+            end_offset, session, correlation, handle, found.base_offset, self.core.epoch, header.record_count,
+            FrameFlag.DUPLICATE,
+        )  # fmt: skip
+        if end_offset <= self.core.high_watermark:
+            self._answer(waiting)
+        else:
+            self.waiting.append(waiting)
+
+    def _offer(self, batch: memoryview, header: BatchHeader) -> None:
+        hosts = [host for host in self.lossy.values() if host.links]
+        for host in self.lossy.values():
+            if not host.links:
+                host.count_dropped(header.record_count)
+        if hosts:
+            chunk = Chunk(bytes(batch), header.base_offset, header.end_offset)
+            for host in hosts:
+                host.offer(chunk)
+
+    def write(self) -> None:
+        """One write for all that was queued in this turn.  Errors leave the un-acknowledged failed."""
+        if self.log is None:
+            self.core.written(self.core.log_end)
+            self.complete()
+            return
+        try:
+            written_end = self.log.write()
+        except DanubeError as error:
+            self.counters.add("storage_errors")
+            self._unwind(error)
+            raise
+        self.core.written(written_end)
+        self.complete()
+
+    def _unwind(self, error: DanubeError) -> None:
+        """Forget what was not stored and tell its producers."""
+        if self.log is not None:
+            end = self.log.log_end
+            self.core.rollback(end)
+            self.hot.truncate(end)
+            self.fail_waiting(error, end)
+
+    def fail_waiting(self, error: DanubeError, above: int) -> None:
+        """Fail every publish that ends above the offset ``above``."""
+        kept: deque[Waiting] = deque()
+        for waiting in self.waiting:
+            if waiting.end_offset > above:
+                waiting.session.send_error(error, waiting.correlation, waiting.handle)
+            else:
+                kept.append(waiting)
+        self.waiting = kept
+
+    def complete(self) -> None:
+        """Answer every publish that the high watermark has reached."""
+        end = self.core.high_watermark
+        waiting = self.waiting
+        while waiting and waiting[0].end_offset <= end:
+            self._answer(waiting.popleft())
+
+    def _answer(self, waiting: Waiting) -> None:
+        waiting.session.send(
+            published_frame(
+                waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch,
+                waiting.record_count, self.policy.level, waiting.flags,
+            )
+        )  # fmt: skip
+
+    # -- read -------------------------------------------------------------------------------------
+
+    def chunk(self, offset: int) -> Chunk:
+        """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
+
+        Raises OffsetOutOfRange below the log's start and StorageFailed where the disk does not answer.
+        """
+        recent = self._chunk
+        if recent is not None and recent.first_offset <= offset < recent.next_offset:
+            return recent
+        end = self.core.high_watermark
+        chunk = self.hot.chunk(offset, end, READ_CHUNK_BYTES)
+        if chunk is None:
+            if self.log is None:
+                raise StorageFailed("a non-reliable topic keeps no log")
+            raw = self.log.read(offset, end, READ_CHUNK_BYTES)
+            for damage in raw.damage:
+                self._note_damage(int(damage[0]), int(damage[1]))
+            chunk = Chunk(raw.data, raw.first_offset, raw.next_offset)
+        self._chunk = chunk
+        return chunk
+
+    def _note_damage(self, start: int, end: int) -> None:
+        if (start, end) not in self.damaged:
+            self.damaged.append((start, end))
+            self.counters.add("damaged_records", end - start)
+
+    def dispatch(self, now_ns: int) -> bool:
+        """Deliver to every subscription what it may have; True when more could follow at once."""
+        more = False
+        live = False
+        for host in self.subscriptions.values():
+            more |= host.dispatch(now_ns)
+            live |= bool(host.links) and host.core.next >= self.core.high_watermark
+        for lossy in self.lossy.values():
+            more |= lossy.dispatch()
+        if self.subscriptions:
+            self._live_readers = live
+            self._trim_hot()
+        self._chunk = None
+        return more
+
+    def _trim_hot(self) -> None:
+        followed = [host.core.next for host in self.subscriptions.values() if host.links]
+        if followed:
+            self.hot.trim(min(followed))
+        else:
+            self.hot.clear()
+
+    # -- subscriptions ----------------------------------------------------------------------------
+
+    def subscription(self, name: str) -> SubscriptionHost:
+        try:
+            return self.subscriptions[name]
+        except KeyError:
+            raise SubscriptionNotFound(
+                f"subscription {name!r} does not exist on {self.name}", hint="see: danube subscriptions list"
+            ) from None
+
+    def add_subscription(self, name: str, core: Subscription) -> SubscriptionHost:
+        """Create a subscription; its cursor is stored with the next write of the cursor file."""
+        if len(self.subscriptions) + len(self.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
+            raise InvalidArgument(f"{self.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
+        host = self.subscriptions[name] = SubscriptionHost(self, core)
+        return host
+
+    def load_subscriptions(self, states: dict[str, bytes], *, max_unacked: int) -> None:
+        """Rebuild subscriptions from their stored cursors; a cursor is never beyond the log's end."""
+        for name, blob in states.items():
+            state = CursorState.decode(blob)
+            core = Subscription(
+                name, state.mode, state, max_unacked=max_unacked, failure=state.failure or self.policy.failure
+            )
+            self.subscriptions[name] = SubscriptionHost(self, core)
+
+    def store_cursors(self) -> bool:
+        """Append changed cursors to the cursor file; True when something was written."""
+        if self.cursors is None:
+            return False
+        changed = False
+        for name, host in self.subscriptions.items():
+            if host.core.version != host.stored_version:
+                self.cursors.store(name, host.cursor_blob())
+                host.stored_version = host.core.version
+                changed = True
+        if changed:
+            self.cursors.write()
+        return changed
+
+    def drop_session(self, session: Session, now_ns: int) -> None:
+        """The connection is gone: free its producers and give back what its consumers held."""
+        for handle in [handle for owner, handle in self.producers if owner is session]:
+            del self.producers[session, handle]
+        for link in [link for link in session.consumers.values() if link.hosted is self]:
+            self.leave(link, now_ns)
+
+    def leave(self, link: ConsumerLink, now_ns: int) -> None:
+        """Remove one consumer from its subscription."""
+        host = self.subscriptions.get(link.subscription)
+        if host is not None and host.links.get(link.consumer_id) is link:
+            del host.links[link.consumer_id]
+            host.core.leave(link.consumer_id, now_ns)
+        lossy = self.lossy.get(link.subscription)
+        if lossy is not None and lossy.links.get(link.consumer_id) is link:
+            del lossy.links[link.consumer_id]
+            lossy.core.leave(link.consumer_id, now_ns)
+
+    def adopt(self, opened: OpenedStorage) -> None:
+        """Go on with a log that was opened anew after a failure."""
+        self.log, self.core = opened
+        self.failure = None
+        self.hot.clear()
+        self._chunk = None
+
+    def statistics(self) -> dict[str, Any]:
+        core = self.core
+        log = self.log
+        return {
+            "partition": self.name,
+            "start": log.start if log else core.log_end,
+            "log_end": core.log_end,
+            "high_watermark": core.high_watermark,
+            "written_end": core.written_end,
+            "synced_end": core.synced_end,
+            "epoch": core.epoch,
+            "local_bytes": log.local_bytes if log else 0,
+            "records_in": self.records_in,
+            "bytes_in": self.bytes_in,
+            "producers": sorted({link.name for link in self.producers.values()}),
+            "subscriptions": sorted([*self.subscriptions, *self.lossy]),
+            "durability": self.policy.durability,
+            "damaged": [list(hole) for hole in self.damaged],
+            "state": "open" if self.failure is None else str(self.failure),
+        }
+

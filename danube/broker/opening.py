@@ -1,0 +1,52 @@
+"""Opening a partition: recover its log, its producers and its subscriptions.  Runs in a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from danube.broker.hosted import HostedPartition, TrafficCounters
+from danube.core.metadata import TopicRecord
+from danube.core.partition import Partition
+from danube.wal.cursors import CursorStore
+from danube.wal.log import Log, LogIdentity, LogOptions
+
+
+class OpenedStorage(NamedTuple):
+    """A recovered log with the partition that continues it."""
+
+    log: Log
+    core: Partition
+
+
+def partition_directory(root: Path, topic_id: int, index: int) -> Path:
+    """Directory of a partition: ids only, never text that a user chose."""
+    return root / f"{topic_id:016x}-{index}"
+
+
+def open_log(
+    root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions,
+    trusted_end: int | None = None,
+) -> OpenedStorage:  # fmt: skip
+    """Recover the log and rebuild what the partition knows about producers."""
+    directory = partition_directory(root, record.topic_id, index)
+    log = Log.open(directory, LogIdentity(record.topic_id, index), epoch, options, trusted_end=trusted_end)
+    core = Partition(name, epoch, record.policy, log.log_end)
+    core.restore(log.recovery.producer_snapshot, log.recovery.headers)
+    return OpenedStorage(log, core)
+
+
+def open_partition(
+    root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions, counters: TrafficCounters
+) -> HostedPartition:
+    """Open a partition of either kind; blocks on the disk for a reliable one."""
+    if not record.policy.reliable:
+        return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
+    opened = open_log(root, name, record, index, epoch, options)
+    directory = partition_directory(root, record.topic_id, index)
+    cursors = CursorStore(directory, LogIdentity(record.topic_id, index))
+    hosted = HostedPartition(
+        name, record, index, opened.core, counters, directory=directory, log=opened.log, cursors=cursors
+    )
+    hosted.load_subscriptions(cursors.load(), max_unacked=record.policy.max_unacked)
+    return hosted

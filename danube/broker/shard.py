@@ -1,0 +1,385 @@
+"""The shard: every partition that this worker owns, driven by frames and by turns of the loop.
+
+Frames of a connection come here whether it is held by this worker or by another one.  A frame only
+notes what is to be done; :meth:`Shard.turn` then writes once per dirty partition, answers, and
+delivers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube import clock
+from danube.broker.admin import partition_operation
+from danube.broker.api import Session
+from danube.broker.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.hosted import HostedPartition, TrafficCounters
+from danube.broker.opening import OpenedStorage, open_log, open_partition
+from danube.broker.producers import ProducerLink
+from danube.broker.storage import Storage
+from danube.broker.subscribing import subscribe
+from danube.core import wire
+from danube.core.metadata import TopicRecord
+from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
+from danube.errors import DanubeError, InvalidArgument, OwnerMoved, ProtocolError, StorageFailed, TopicNotFound
+from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
+
+if TYPE_CHECKING:
+    from danube.wal.log import LogOptions
+    from danube.wal.syncer import Syncer
+
+_log = logging.getLogger("danube.shard")
+REOPENS_PER_INCARNATION = 256
+_ACK_RANGE_BYTES = 16
+
+Handler = Callable[[Session, Frame, memoryview], None]
+TopicFinder = Callable[[str], tuple[TopicRecord, int]]
+
+
+class Shard:
+    """The partitions of one worker; all methods run on its loop."""
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        incarnation: int,
+        find_topic: TopicFinder,
+        counters: TrafficCounters,
+        log_options: LogOptions,
+        syncer: Syncer,
+        executor: Executor,
+        call_on_loop: Callable[..., object],
+        call_later: Callable[..., object],
+        schedule_turn: Callable[[], None],
+    ) -> None:
+        self.partitions: dict[str, HostedPartition] = {}
+        self.counters = counters
+        self.draining = False
+        self._root = root
+        self._incarnation = incarnation
+        self._epochs = 0
+        self._find_topic = find_topic
+        self._log_options = log_options
+        self._executor = executor
+        self._call_on_loop = call_on_loop
+        self._schedule_turn = schedule_turn
+        self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
+        self._dirty: dict[HostedPartition, None] = {}
+        self._dispatch: dict[HostedPartition, None] = {}
+        self._consumer_id = 0
+        self.storage = Storage(syncer, executor, call_on_loop, call_later, self._reopen, self.wake)
+        self._handlers: dict[int, Handler] = {
+            Kind.PUBLISH: self._on_publish,
+            Kind.ACK: self._on_ack,
+            Kind.CREDIT: self._on_credit,
+            Kind.NACK: self._on_nack,
+            Kind.OPEN_PRODUCER: self._on_open_producer,
+            Kind.CLOSE_PRODUCER: self._on_close_producer,
+            Kind.SUBSCRIBE: self._on_subscribe,
+            Kind.CLOSE_CONSUMER: self._on_close_consumer,
+            Kind.ADMIN: self._on_admin,
+        }
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def on_frame(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        """Take one frame; ``buffer`` must stay as it is until the end of this turn."""
+        handler = self._handlers.get(frame.kind)
+        try:
+            if handler is None:
+                raise ProtocolError(f"frame kind {frame.kind} is not for a partition's owner")
+            handler(session, frame, buffer)
+        except DanubeError as error:
+            self.counters.add("errors")
+            session.send_error(error, frame.correlation, frame.handle if frame.correlation == 0 else 0)
+
+    def _on_publish(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        link = session.producers.get(frame.handle)
+        if link is None:
+            raise OwnerMoved("this producer is not open here", hint="open it again")
+        hosted = link.hosted
+        batch = buffer[frame.start : frame.end]
+        hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
+        self._dirty[hosted] = None
+        self._schedule_turn()
+
+    def _on_ack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        if (frame.end - frame.start) % _ACK_RANGE_BYTES:
+            raise ProtocolError("ACK body is not a list of ranges")
+        link = self._consumer(session, frame)
+        host = link.hosted.subscriptions.get(link.subscription)
+        if host is not None:
+            ranges = np.frombuffer(buffer[frame.start : frame.end], np.uint64).reshape(-1, 2)
+            acked = host.core.ack(link.consumer_id, ranges)
+            self.counters.add("acks_in", acked.acked)
+            self.wake(link.hosted)
+        if frame.flags & FrameFlag.SYNC:
+            reply = wire.result_frame(None, frame.correlation)
+            self.storage.when_cursors_stored(link.hosted, lambda: self._send_later(session, reply))
+
+    def _on_credit(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        records, size_bytes = wire.decode_credit(buffer[frame.start : frame.end])
+        link = self._consumer(session, frame)
+        link.credit_bytes = min(link.credit_bytes + size_bytes, DELIVER_CREDIT_BYTES_MAX)
+        host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy[link.subscription]
+        host.core.credit(link.consumer_id, records)
+        host.update_ready(link)
+        self.wake(link.hosted)
+
+    def _on_nack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        nack = wire.decode_control(buffer[frame.start : frame.end], Nack)
+        link = self._consumer(session, frame)
+        host = link.hosted.subscriptions.get(link.subscription)
+        if host is None:
+            return
+        ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
+        host.core.nack(link.consumer_id, ranges, max(nack.delay_ms, 0), nack.reason[:1024], clock.monotonic_ns())
+        self.counters.add("nacks")
+        self.wake(link.hosted)
+
+    def _consumer(self, session: Session, frame: Frame) -> ConsumerLink:
+        link = session.consumers.get(frame.handle)
+        if link is None:
+            raise OwnerMoved("this consumer is not open here", hint="subscribe again")
+        return link
+
+    def _on_open_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], OpenProducer)
+
+        def opened(hosted: HostedPartition) -> None:
+            self._check_handle(session, frame.handle)
+            grant = hosted.core.open_producer(request.name, request.producer_id, request.epoch, clock.wall_us())
+            link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch)
+            session.producers[frame.handle] = hosted.producers[session, frame.handle] = link
+            policy = hosted.policy
+            body = ProducerOpened(
+                grant.producer_id, grant.epoch, grant.next_sequence, policy.durability, policy.max_record_bytes
+            )
+            session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
+
+        self._with_partition(request.partition, session, frame, opened)
+
+    def _check_handle(self, session: Session, handle: int) -> None:
+        if self.draining:
+            raise OwnerMoved("the broker is stopping", hint="open it again in a moment")
+        if handle == 0 or handle in session.producers or handle in session.consumers:
+            raise InvalidArgument(f"handle {handle} is in use on this connection")
+        if len(session.producers) + len(session.consumers) >= HANDLES_PER_CONNECTION_MAX:
+            raise InvalidArgument(f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles")
+
+    def _on_close_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        link = session.producers.pop(frame.handle, None)
+        if link is not None:
+            link.hosted.producers.pop((session, frame.handle), None)
+        session.send(wire.result_frame(None, frame.correlation))
+
+    def _on_subscribe(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], Subscribe)
+
+        def opened(hosted: HostedPartition) -> None:
+            self._check_handle(session, frame.handle)
+            known = request.subscription in hosted.subscriptions
+            self._consumer_id += 1
+            body = subscribe(hosted, session, frame.handle, request, self._consumer_id, clock.monotonic_ns())
+            reply = wire.control_frame(Kind.SUBSCRIBED, body, frame.correlation, frame.handle)
+            self.wake(hosted)
+            if known or not hosted.reliable:
+                session.send(reply)
+            else:  # the subscription exists once its cursor is on disk
+                self.storage.when_cursors_stored(hosted, lambda: self._send_later(session, reply))
+
+        self._with_partition(request.partition, session, frame, opened)
+
+    def _on_close_consumer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        link = session.consumers.pop(frame.handle, None)
+        if link is not None:
+            link.hosted.leave(link, clock.monotonic_ns())
+            link.hosted.store_cursors()
+            self.wake(link.hosted)
+        session.send(wire.result_frame(None, frame.correlation))
+
+    def _on_admin(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], Admin)
+
+        def opened(hosted: HostedPartition) -> None:
+            value = partition_operation(hosted, request, clock.monotonic_ns())
+            self.wake(hosted)
+            reply = wire.result_frame(value, frame.correlation)
+            self.storage.when_cursors_stored(hosted, lambda: self._send_later(session, reply))
+
+        self._with_partition(request.partition, session, frame, opened)
+
+    def _send_later(self, session: Session, frame: bytes) -> None:
+        if not session.closed:
+            session.send(frame)
+            self._schedule_turn()
+
+    # -- partitions -------------------------------------------------------------------------------
+
+    def _with_partition(
+        self, name: str, session: Session, frame: Frame, then: Callable[[HostedPartition], None]
+    ) -> None:
+        def opened(outcome: HostedPartition | DanubeError) -> None:
+            if session.closed:
+                return
+            try:
+                if isinstance(outcome, DanubeError):
+                    raise outcome
+                then(outcome)
+            except DanubeError as error:
+                self.counters.add("errors")
+                session.send_error(error, frame.correlation)
+            self._schedule_turn()
+
+        self.open(name, opened)
+
+    def open(self, name: str, then: Callable[[HostedPartition | DanubeError], None]) -> None:
+        """Open a partition if it is not, then call ``then`` with it, or with the error, on the loop."""
+        hosted = self.partitions.get(name)
+        if hosted is not None:
+            then(hosted)
+            return
+        if name in self._opening:
+            self._opening[name].append(then)
+            return
+        try:
+            record, index = self._find_topic(name)
+        except DanubeError as error:
+            then(error)
+            return
+        self._opening[name] = [then]
+        future = self._executor.submit(
+            open_partition, self._root, name, record, index, self._next_epoch(), self._log_options, self.counters
+        )
+        future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
+
+    def _opened(self, name: str, done: Any) -> None:
+        waiters = self._opening.pop(name)
+        error = done.exception()
+        outcome: HostedPartition | DanubeError
+        if error is None:
+            outcome = done.result()
+            self._adopt(outcome)
+        elif isinstance(error, DanubeError):
+            outcome = error
+        elif isinstance(error, OSError):
+            outcome = StorageFailed(f"{name} cannot be opened", why=str(error), hint="see the broker's log")
+        else:
+            raise error
+        if isinstance(outcome, DanubeError):
+            self.counters.add("storage_errors")
+            _log.error("partition cannot be opened", extra={"facts": {"partition": name, "error": str(outcome)}})
+        for then in waiters:
+            then(outcome)
+
+    def _adopt(self, hosted: HostedPartition) -> None:
+        try:
+            record, _ = self._find_topic(hosted.name)
+        except TopicNotFound:
+            record = None
+        if record is None or record.topic_id != hosted.topic_id:
+            hosted.deleted = True
+        if hosted.log is not None:
+            report = hosted.log.recovery
+            for start, end in ((hole.start, hole.end) for hole in report.damaged):
+                hosted.damaged.append((start, end))
+        self.partitions[hosted.name] = hosted
+        self.counters.add("partitions_open")
+
+    def _next_epoch(self) -> int:
+        epoch = self._incarnation * REOPENS_PER_INCARNATION
+        self._epochs = min(self._epochs + 1, REOPENS_PER_INCARNATION - 1)
+        return epoch
+
+    def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
+        record, index = self._find_topic(hosted.name)
+        return open_log(
+            self._root, hosted.name, record, index, hosted.core.epoch + 1, self._log_options, trusted_end
+        )
+
+    def wake(self, hosted: HostedPartition) -> None:
+        """Look at this partition's subscriptions in the next turn."""
+        self._dispatch[hosted] = None
+        self._schedule_turn()
+
+    def drop_session(self, session: Session) -> None:
+        """A connection is gone."""
+        session.closed = True
+        now_ns = clock.monotonic_ns()
+        touched = {link.hosted for link in session.producers.values()}
+        touched.update(link.hosted for link in session.consumers.values())
+        for hosted in touched:
+            hosted.drop_session(session, now_ns)
+            self.wake(hosted)
+        session.producers.clear()
+        session.consumers.clear()
+
+    def session_writable(self, session: Session) -> None:
+        """The connection takes bytes again (or stopped taking them)."""
+        for link in session.consumers.values():
+            host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy.get(link.subscription)
+            if host is not None:
+                host.update_ready(link)
+                self.wake(link.hosted)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Write, answer and deliver what came in since the last turn."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for hosted in dirty:
+                self.storage.write(hosted)
+                if hosted.subscriptions or hosted.lossy:
+                    self._dispatch[hosted] = None
+        if self._dispatch:
+            wanted, self._dispatch = self._dispatch, {}
+            now_ns = clock.monotonic_ns()
+            for hosted in wanted:
+                try:
+                    more = hosted.dispatch(now_ns)
+                except DanubeError as error:
+                    self.counters.add("storage_errors")
+                    _log.error("delivery failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+                    continue
+                if more:
+                    self.wake(hosted)
+
+    def tick(self) -> None:
+        """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
+        now_ns = clock.monotonic_ns()
+        for hosted in self.partitions.values():
+            for host in hosted.subscriptions.values():
+                if host.deadline_ns is not None and host.deadline_ns <= now_ns:
+                    self.wake(hosted)
+                    break
+
+    def store_cursors(self) -> None:
+        """Append changed cursors of all partitions."""
+        for hosted in self.partitions.values():
+            try:
+                hosted.store_cursors()
+            except DanubeError as error:
+                self.counters.add("storage_errors")
+                _log.warning("cursors not stored", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+
+    def dead_letter_hosts(self) -> list[SubscriptionHost]:
+        """Subscriptions that could have dead letters."""
+        return [
+            host
+            for hosted in self.partitions.values()
+            for host in hosted.subscriptions.values()
+            if host.core.failure.poison == "dead_letter"
+        ]
+
+    def close(self) -> None:
+        """Store, sync and close everything; the worker ends after this."""
+        for hosted in self.partitions.values():
+            self.storage.close(hosted)

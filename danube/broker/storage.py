@@ -1,0 +1,215 @@
+"""Durability at run time: group commit, fencing after a failed disk, reopening, rolling, cursors.
+
+    dirty log --submit--> Syncer thread: fdatasync --on_done (loop)--> synced end --> answers
+
+A log that failed is *fenced*: its un-acknowledged publishes are told, nothing is appended, and it is
+opened anew from what is on disk with a new epoch.  The descriptor that failed is never synced again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.hosted import HostedPartition
+from danube.broker.opening import OpenedStorage
+from danube.core.policy import Durability
+from danube.errors import DanubeError, StorageFailed, StorageFull
+
+if TYPE_CHECKING:
+    from danube.wal.syncer import Syncer
+
+_log = logging.getLogger("danube.storage")
+REOPEN_DELAY_FIRST_NS = 100_000_000
+REOPEN_DELAY_MAX_NS = 2_000_000_000
+
+
+class Storage:
+    """Keeps the logs of one worker's partitions moving; everything here runs on the loop."""
+
+    def __init__(
+        self,
+        syncer: Syncer,
+        executor: Executor,
+        call_on_loop: Callable[..., object],
+        call_later: Callable[..., object],
+        reopen: Callable[[HostedPartition, int | None], OpenedStorage],
+        on_progress: Callable[[HostedPartition], None],
+    ) -> None:
+        self._syncer = syncer
+        self._executor = executor
+        self._call_on_loop = call_on_loop
+        self._call_later = call_later
+        self._reopen = reopen
+        self._on_progress = on_progress
+        self._unsynced: dict[HostedPartition, None] = {}
+        self._cursor_waiters: dict[HostedPartition, list[Callable[[], None]]] = {}
+        self._sealing: set[HostedPartition] = set()
+
+    # -- log --------------------------------------------------------------------------------------
+
+    def write(self, hosted: HostedPartition) -> None:
+        """Write what was queued, start a sync where the level needs one now, roll a full segment."""
+        try:
+            hosted.write()
+        except StorageFull:
+            return
+        except DanubeError as error:
+            self.fence(hosted, error)
+            return
+        log = hosted.log
+        if log is None:
+            return
+        if hosted.policy.level >= Durability.FSYNC:
+            self.request_sync(hosted)
+        else:
+            self._unsynced[hosted] = None
+        if log.should_roll:
+            self.roll(hosted)
+
+    def request_sync(self, hosted: HostedPartition) -> None:
+        """Sync what is written, or note that it must follow the sync that is running."""
+        if hosted.sync_running or hosted.failure is not None or hosted.log is None:
+            return
+        job = hosted.log.sync_job()
+        if job is None:
+            return
+        hosted.sync_running = True
+        log = hosted.log
+
+        def done(job: Any, error: OSError | None) -> None:
+            hosted.sync_running = False
+            if hosted.log is not log:
+                return
+            if error is not None:
+                log.sync_failed(job, error)
+                self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
+                return
+            log.synced(job)
+            hosted.core.synced(log.synced_end)
+            hosted.counters.add("syncs")
+            hosted.complete()
+            if hosted.policy.level >= Durability.FSYNC:
+                self.request_sync(hosted)
+            self._on_progress(hosted)
+
+        self._syncer.submit(job, done)
+
+    def sync_written(self) -> None:
+        """Background sync of the `written` level; called every sync interval."""
+        due, self._unsynced = self._unsynced, {}
+        for hosted in due:
+            if hosted.sync_running:
+                self._unsynced[hosted] = None
+            else:
+                self.request_sync(hosted)
+
+    def roll(self, hosted: HostedPartition) -> None:
+        """Seal the full segment (hashing in a thread) and go on in a new one."""
+        if hosted.log is None or hosted.failure is not None:
+            return
+        try:
+            job = hosted.log.roll(hosted.core.snapshot(hosted.core.written_end))
+        except DanubeError as error:
+            _log.warning("roll failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            return
+        if job is not None:
+            self._syncer.submit(job, self._sealed(hosted))
+
+    def _sealed(self, hosted: HostedPartition) -> Callable[[Any, OSError | None], None]:
+        log = hosted.log
+
+        def done(job: Any, error: OSError | None) -> None:
+            if log is None or hosted.log is not log:
+                return
+            if error is not None:
+                self.fence(hosted, StorageFailed("seal failed", why=str(error), partition=hosted.name))
+            else:
+                log.sealed(job)
+
+        return done
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def fence(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """Refuse publishes, tell who waits, and open the log anew after a pause."""
+        if hosted.failure is not None or hosted.deleted or hosted.log is None:
+            return
+        _log.error("log fenced", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+        hosted.counters.add("storage_errors")
+        hosted.failure = StorageFailed(
+            f"{hosted.name} cannot be written now", why=str(error), hint="it is opened anew by itself; send again"
+        )
+        hosted.log.discard_pending()
+        hosted.fail_waiting(hosted.failure, hosted.core.high_watermark)
+        hosted.hot.clear()
+        self._schedule_reopen(hosted)
+
+    def _schedule_reopen(self, hosted: HostedPartition) -> None:
+        hosted.reopen_delay_ns = min(
+            max(hosted.reopen_delay_ns * 2, REOPEN_DELAY_FIRST_NS), REOPEN_DELAY_MAX_NS
+        )
+        self._call_later(hosted.reopen_delay_ns / 1e9, self._start_reopen, hosted)
+
+    def _start_reopen(self, hosted: HostedPartition) -> None:
+        if hosted.deleted or hosted.log is None:
+            return
+        fsync_level = hosted.policy.level >= Durability.FSYNC
+        trusted_end = hosted.log.synced_end if fsync_level else None
+        future = self._executor.submit(self._reopen, hosted, trusted_end)
+        future.add_done_callback(lambda done: self._call_on_loop(self._reopened, hosted, done))
+
+    def _reopened(self, hosted: HostedPartition, done: Any) -> None:
+        error = done.exception()
+        if error is not None:
+            _log.warning("reopen failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            self._schedule_reopen(hosted)
+            return
+        opened: OpenedStorage = done.result()
+        if opened.core.log_end < hosted.high_watermark:
+            # Acknowledged records are not readable any more: a human must look, nothing is hidden.
+            _log.critical(
+                "acknowledged records are missing after a disk failure",
+                extra={"facts": {"partition": hosted.name, "start": opened.core.log_end, "end": hosted.high_watermark}},
+            )
+            opened.log.close(b"")
+            self._schedule_reopen(hosted)
+            return
+        if hosted.log is not None:
+            hosted.log.abandon()
+        hosted.adopt(opened)
+        hosted.reopen_delay_ns = 0
+        _log.info("log opened anew", extra={"facts": {"partition": hosted.name, "epoch": hosted.core.epoch}})
+        self._on_progress(hosted)
+
+    # -- cursors ----------------------------------------------------------------------------------
+
+    def when_cursors_stored(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
+        """Store changed cursors, sync them, then call ``then`` on the loop."""
+        if hosted.cursors is None:
+            then()
+            return
+        hosted.store_cursors()
+        job = hosted.cursors.sync_job()
+        if job is None:
+            then()
+            return
+
+        def done(job: Any, error: OSError | None) -> None:
+            if error is not None:
+                _log.error("cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            then()
+
+        self._syncer.submit(job, done)
+
+    def close(self, hosted: HostedPartition) -> None:
+        """Store cursors, write, sync and close; used when the worker drains."""
+        if hosted.log is None:
+            return
+        if hosted.failure is None:
+            hosted.store_cursors()
+            hosted.log.close(hosted.core.snapshot(hosted.core.written_end))
+        if hosted.cursors is not None:
+            hosted.cursors.close()

@@ -1,0 +1,115 @@
+"""SUBSCRIBE: find or make the subscription, join the consumer, say where it starts."""
+
+from __future__ import annotations
+
+from danube.broker.api import Session
+from danube.broker.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.hosted import HostedPartition
+from danube.broker.lossy_host import LossyHost
+from danube.core.cursor import CursorState
+from danube.core.lossy import LossySubscription
+from danube.core.subscription import JoinResult, Mode, Subscription
+from danube.core.wire import Subscribe, Subscribed
+from danube.errors import Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
+from danube.ids import check_label
+from danube.limits import DELIVER_CREDIT_BYTES_MAX, MAX_UNACKED_LIMIT, SUBSCRIPTIONS_PER_PARTITION_MAX
+
+LOSSY_BYTES_MAX = 32 * 1024 * 1024
+LOSSY_RECORDS_MAX = 1_000_000
+
+
+def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
+    """Offset for a start position: earliest, latest, offset or time (microseconds)."""
+    log = hosted.log
+    if log is None or kind == "latest":
+        return hosted.high_watermark
+    if kind == "earliest":
+        return log.start
+    if kind == "time":
+        return min(log.offset_at_time(value), hosted.high_watermark)
+    if kind != "offset":
+        raise InvalidArgument(f"start {kind!r} is not known", hint="use earliest, latest, offset or time")
+    if not log.start <= value <= hosted.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {value} is not in {hosted.name}",
+            why=f"it holds {log.start} .. {hosted.high_watermark}",
+            hint="start at earliest or latest",
+            start=log.start,
+            end=hosted.high_watermark,
+        )
+    return value
+
+
+def check_request(request: Subscribe) -> Mode:
+    """Check names and numbers before anything is looked up; return the mode."""
+    check_label(request.subscription, "subscription")
+    check_label(request.consumer, "consumer")
+    if min(request.credit_records, request.credit_bytes) < 0 or not 0 <= request.max_unacked <= MAX_UNACKED_LIMIT:
+        raise InvalidArgument(f"credits are not negative and max_unacked is 0 .. {MAX_UNACKED_LIMIT}")
+    if request.failure is not None:
+        request.failure.check()
+    return Mode.parse(request.mode)
+
+
+def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> SubscriptionHost | LossyHost:
+    name = request.subscription
+    host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
+    if host is not None:
+        if host.core.mode is not mode and (host.links or not hosted.reliable):
+            raise SubscriptionBusy(
+                f"subscription {name!r} is {host.core.mode.label}",
+                why=f"a consumer asked for {mode.label}",
+                hint="use the same mode, or another subscription name",
+            )
+        if host.core.mode is mode:
+            return host
+        raise SubscriptionBusy(
+            f"subscription {name!r} was made as {host.core.mode.label}", hint="delete it to change its mode"
+        )
+    if not hosted.reliable:
+        if len(hosted.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
+            raise InvalidArgument(f"{hosted.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
+        lossy = LossySubscription(name, mode, bytes_max=LOSSY_BYTES_MAX, records_max=LOSSY_RECORDS_MAX)
+        made = hosted.lossy[name] = LossyHost(hosted, lossy)
+        return made
+    offset = start_offset(hosted, request.start, request.start_value)
+    core = Subscription(
+        name,
+        mode,
+        CursorState.at(mode, offset, failure=request.failure),
+        max_unacked=request.max_unacked or hosted.policy.max_unacked,
+        failure=request.failure or hosted.policy.failure,
+    )
+    return hosted.add_subscription(name, core)
+
+
+def subscribe(
+    hosted: HostedPartition, session: Session, handle: int, request: Subscribe, consumer_id: int, now_ns: int
+) -> Subscribed:
+    """Join a consumer; raises typed errors and then leaves everything as it was."""
+    mode = check_request(request)
+    if handle in session.consumers or handle in session.producers or handle == 0:
+        raise InvalidArgument(f"handle {handle} is in use on this connection")
+    host = _find_or_make(hosted, request, mode)
+    joined: JoinResult = host.core.join(consumer_id, request.consumer, filters=request.filters, now_ns=now_ns)
+    if joined.displaced is not None:
+        _displace(host, joined.displaced)
+    link = ConsumerLink(session, handle, consumer_id, request.consumer, hosted, request.subscription)
+    link.credit_bytes = min(request.credit_bytes, DELIVER_CREDIT_BYTES_MAX)
+    host.links[consumer_id] = link
+    session.consumers[handle] = link
+    host.core.credit(consumer_id, request.credit_records)
+    host.update_ready(link)
+    floor = host.core.ack_floor if isinstance(host, SubscriptionHost) else hosted.high_watermark
+    return Subscribed(active=joined.active, ack_floor=floor, high_watermark=hosted.high_watermark)
+
+
+def _displace(host: SubscriptionHost | LossyHost, consumer_id: int) -> None:
+    """The same consumer name came again: the older connection loses its handle."""
+    old = host.links.pop(consumer_id, None)
+    if old is None:
+        return
+    old.session.consumers.pop(old.handle, None)
+    old.session.send_error(
+        Fenced("a consumer of the same name has taken over", hint="use another consumer name"), 0, old.handle
+    )

@@ -170,7 +170,9 @@ class ProducerTable:
             raise _gap(header, expected)
         return _find_duplicate(known, header)
 
-    def remember(self, producer: ProducerState, header: BatchHeader, offset: int, epoch: int, written_end: int) -> None:
+    def remember(
+        self, producer: ProducerState, header: BatchHeader, offset: int, epoch: int, written_end: int
+    ) -> None:
         """Note that ``header`` was admitted at ``offset`` as the producer's next batch."""
         sequence, count = header.base_sequence, header.record_count
         batches = producer.batches
@@ -217,7 +219,9 @@ class ProducerTable:
             raise _gap(header, 0)
         return self._enter(header.producer_id, header.producer_epoch, acknowledged_end)
 
-    def _check_new_epoch(self, producer_id: int, epoch: int, known: ProducerState | None, now_us: int) -> None:
+    def _check_new_epoch(
+        self, producer_id: int, epoch: int, known: ProducerState | None, now_us: int
+    ) -> None:
         """Raise unless ``epoch`` may follow what is known (which is not this epoch)."""
         if known is not None and epoch < known.epoch:
             raise Fenced(
@@ -299,9 +303,9 @@ class ProducerTable:
         """
         end_offset, append_time_us, forgotten_epoch, producer_count = _read_head(snapshot)
         by_id: OrderedDict[int, ProducerState] = OrderedDict()
-        batches_position = _HEAD.size + producer_count * _PRODUCER.size
-        stored = _BATCH.iter_unpack(snapshot[batches_position:])
-        heads: Iterator[tuple[int, int, int, int]] = _PRODUCER.iter_unpack(snapshot[_HEAD.size : batches_position])
+        heads_end = _HEAD.size + producer_count * _PRODUCER.size
+        stored: Iterator[_Batch] = _BATCH.iter_unpack(snapshot[heads_end:])
+        heads: Iterator[tuple[int, int, int, int]] = _PRODUCER.iter_unpack(snapshot[_HEAD.size : heads_end])
         for producer_id, next_sequence, epoch, batch_count in heads:
             producer = by_id[producer_id] = ProducerState(producer_id, epoch, next_sequence)
             producer.batches.extend(islice(stored, batch_count))

@@ -1,0 +1,144 @@
+"""A subscription's durable progress, and its bytes.
+
+The store that keeps the bytes adds the checksum.  Little-endian:
+
+    position  size  field
+           0     1  version        1
+           1     1  mode           see grants.Mode
+           2     1  form           0: ranges, 1: bitmap; the smaller is written
+           3     1  flags          bit 0: a failure policy follows
+           4     4  max_unacked    0: the topic's
+           8     8  ack_floor
+          16     4  policy_size    bytes of the failure policy, MessagePack
+          20     4  count          ranges, or bits of the bitmap
+          24        policy         padded to 8
+                    acked          ranges: uint32[count][2], the gap since the last end (first: since
+                                   ack_floor) and the length; bitmap: bit i, least significant first,
+                                   says whether ack_floor + i is acked
+
+A hole therefore costs 8 bytes at most.  Only the first ACKED_RANGES_STORED_MAX ranges are stored:
+leaving a range out repeats its records after a crash, and loses none.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from danube.core.grants import Mode, Offsets
+from danube.core.policy import FailurePolicy
+from danube.errors import Damage, StorageIncompatible
+from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
+
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<BBBBIQII")
+_RANGES: Final = 0
+_BITMAP: Final = 1
+_POLICY: Final = 1
+_OFFSET_MAX: Final = 1 << 62
+_BITS_MAX: Final = MAX_UNACKED_LIMIT * 2
+_policy_decoder = msgspec.msgpack.Decoder(FailurePolicy)
+
+
+def no_ranges() -> Offsets:
+    """An empty int64[0][2]."""
+    return np.empty((0, 2), np.int64)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CursorState:
+    """Everything below ``ack_floor`` is acked, and ``acked`` (int64[n][2], half-open, ascending,
+    apart from each other and above the floor) besides.  What is not named here is not acked.
+    """
+
+    mode: Mode
+    ack_floor: int = 0
+    acked: Offsets = field(default_factory=no_ranges)
+    max_unacked: int = 0
+    failure: FailurePolicy | None = None
+
+    @classmethod
+    def at(
+        cls, mode: Mode, offset: int, *, max_unacked: int = 0, failure: FailurePolicy | None = None
+    ) -> CursorState:
+        """The state of a new subscription whose first record is ``offset``."""
+        return cls(mode, offset, no_ranges(), max_unacked, failure)
+
+    def encode(self) -> bytes:
+        """The bytes above; at most 8 * ACKED_RANGES_STORED_MAX and the policy."""
+        policy = b"" if self.failure is None else msgspec.msgpack.encode(self.failure)
+        form, count, body = _encode_ranges(self.acked[:ACKED_RANGES_STORED_MAX], self.ack_floor)
+        flags = 0 if self.failure is None else _POLICY
+        head = _HEAD.pack(
+            VERSION, self.mode, form, flags, self.max_unacked, self.ack_floor, len(policy), count
+        )
+        return head + policy + bytes(-len(policy) % 8) + body
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> CursorState:
+        """Read what ``encode`` wrote; raises Damage, or StorageIncompatible for a newer version."""
+        if len(encoded) < _HEAD.size:
+            raise Damage("stored cursor is cut", size=len(encoded))
+        version, mode, form, flags, max_unacked, floor, policy_size, count = _HEAD.unpack_from(encoded)
+        if version != VERSION:
+            raise StorageIncompatible(f"stored cursor has version {version}", hint="start a newer Danube")
+        body_start = _HEAD.size + policy_size + (-policy_size % 8)
+        if mode > max(Mode) or form > _BITMAP or flags > _POLICY or floor > _OFFSET_MAX:
+            raise Damage("stored cursor is malformed", mode=mode, form=form, flags=flags, ack_floor=floor)
+        if len(encoded) < body_start:
+            raise Damage("stored cursor is cut", size=len(encoded))
+        failure = _decode_policy(encoded[_HEAD.size : _HEAD.size + policy_size]) if flags else None
+        acked = _decode_ranges(form, count, encoded[body_start:], floor)
+        return cls(Mode(mode), floor, acked, max_unacked, failure)
+
+
+def _encode_ranges(acked: Offsets, floor: int) -> tuple[int, int, bytes]:
+    """``(form, count, bytes)`` of the smaller form."""
+    if not len(acked):
+        return _RANGES, 0, b""
+    span = int(acked[-1, 1]) - floor
+    if span <= _BITS_MAX and (span + 7) // 8 < 8 * len(acked):
+        steps = np.zeros(span + 1, np.int8)
+        steps[acked[:, 0] - floor] = 1
+        steps[acked[:, 1] - floor] = -1
+        bits = np.cumsum(steps[:-1], dtype=np.int8)
+        return _BITMAP, span, np.packbits(bits, bitorder="little").tobytes()
+    edges = np.diff(acked.reshape(-1), prepend=floor)
+    # A gap of 2**32 records ends what is stored: the ranges above are repeated after a crash.
+    wide = np.flatnonzero(edges >= 1 << 32)
+    count = int(wide[0]) // 2 if len(wide) else len(acked)
+    return _RANGES, count, edges[: 2 * count].astype("<u4").tobytes()
+
+
+def _decode_ranges(form: int, count: int, body: bytes, floor: int) -> Offsets:
+    size = (count + 7) // 8 if form == _BITMAP else 8 * count
+    if size != len(body) or count > (_BITS_MAX if form == _BITMAP else ACKED_RANGES_STORED_MAX):
+        raise Damage("stored cursor's ranges have the wrong size", count=count, size=len(body))
+    if form == _BITMAP:
+        bits = np.unpackbits(np.frombuffer(body, np.uint8), count=count, bitorder="little")
+        return ranges_of(bits.view(np.bool_), floor)
+    edges = np.frombuffer(body, "<u4").astype(np.int64)
+    if count and not edges.all():
+        raise Damage("stored cursor has an empty range", count=count)
+    return (np.cumsum(edges) + floor).reshape(-1, 2)
+
+
+def _decode_policy(encoded: bytes) -> FailurePolicy:
+    try:
+        return _policy_decoder.decode(encoded)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Damage("stored cursor's failure policy cannot be read", why=str(error)) from None
+
+
+def ranges_of(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], start: int, ranges_max: int = 0) -> Offsets:
+    """Runs of True in ``chosen`` (bool[n], its first is offset ``start``) as int64[m][2]."""
+    edged = np.zeros(len(chosen) + 2, np.bool_)
+    edged[1:-1] = chosen
+    edges = np.flatnonzero(edged[1:] != edged[:-1])
+    if ranges_max:
+        edges = edges[: 2 * ranges_max]
+    return (edges + start).astype(np.int64).reshape(-1, 2)

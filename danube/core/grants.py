@@ -1,0 +1,83 @@
+"""What a subscription takes and gives: its mode, grants of offsets, and results of joins and acks."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from danube.errors import InvalidArgument
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Mode(IntEnum):
+    """Who gets a record of a subscription; the numbers are stored in cursors."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        try:
+            return cls[text.upper().replace("-", "_")]
+        except KeyError:
+            raise InvalidArgument(
+                f"subscription mode {text!r} is not known",
+                hint="use exclusive, shared, failover or key_shared",
+            ) from None
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @property
+    def single(self) -> bool:
+        """Whether one active consumer gets everything."""
+        return self is Mode.EXCLUSIVE or self is Mode.FAILOVER
+
+
+class Grant(NamedTuple):
+    """Records that one consumer may be sent now.
+
+    ``offsets`` is None when they are all of ``start .. end``; otherwise int64[n], ascending, with
+    ``start`` its first and ``end`` one after its last.  Each of them was granted
+    ``redelivery_count`` times before.
+    """
+
+    consumer_id: int
+    start: int
+    end: int
+    offsets: Offsets | None
+    redelivery_count: int
+
+    @property
+    def record_count(self) -> int:
+        return self.end - self.start if self.offsets is None else len(self.offsets)
+
+
+class JoinResult(NamedTuple):
+    """``displaced`` is the consumer of the same name that this one replaced; its stream must end."""
+
+    active: bool
+    displaced: int | None
+
+
+class AckResult(NamedTuple):
+    """Records of one ack: taken, without effect (late, twice, unknown), and in flight elsewhere."""
+
+    acked: int
+    ignored: int
+    refused: int
+
+
+class DeadLetter(NamedTuple):
+    """A record that used up its deliveries; it stays unacked until ``dead_lettered(offset)``."""
+
+    offset: int
+    deliveries: int
+    reason: str

@@ -1,0 +1,413 @@
+"""Reading a batch in place, and encoding one (:func:`encode`).
+
+:class:`BatchView` owns and copies nothing; it is valid until the buffer's owner releases it.
+Nothing that a peer wrote is trusted: the positions of all columns follow from the header and are
+checked against its size before the first read, and the offsets of a column are checked when it is
+first touched.  Every accessor raises ProtocolError instead of reading outside its column.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from danube.core import kernels
+from danube.core.batch import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, Flag, padded, read_header
+from danube.core.batch_builder import Attributes, EncodedBatch, Keys, encode
+from danube.core.batch_scan import ScanResult, StopReason, scan
+from danube.core.checksum import key_hash
+from danube.core.compression import check_ratio, decompress
+from danube.errors import ProtocolError, RecordTooLarge
+from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, KEY_BYTES_MAX
+
+__all__ = [
+    "Attributes",
+    "BatchView",
+    "EncodedBatch",
+    "Keys",
+    "Layout",
+    "ScanResult",
+    "StopReason",
+    "check_columns",
+    "encode",
+    "key_partitions",
+    "layout_of",
+    "scan",
+]
+
+Data = bytes | bytearray | memoryview
+
+_TIMES: Final = int(Flag.TIMES)
+_KEYS: Final = int(Flag.KEYS)
+_NULL_KEYS: Final = int(Flag.NULL_KEYS)
+_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
+_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
+_SELECTED: Final = int(Flag.SELECTED)
+_SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
+_SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
+_ONE: Final = struct.Struct("<ii")
+_ATTRIBUTE: Final = struct.Struct("<HI")
+_KERNEL_RECORDS_MIN: Final = 2  # from perf/kernels.py: one record is cheaper in plain Python
+
+
+class Layout(NamedTuple):
+    """Byte positions from the start of the columns; -1 where a column is absent."""
+
+    times: int
+    request_ids: int
+    selected: int
+    payload_offsets: int
+    payloads: int
+    key_validity: int
+    key_offsets: int
+    keys: int
+    attribute_offsets: int
+    attributes: int
+    end: int
+
+
+def layout_of(header: BatchHeader) -> Layout:
+    """Where every column lies; raises ProtocolError where the header's sizes contradict each other."""
+    flags, count = header.flags, header.record_count
+    if (
+        (flags & _NULL_KEYS and not flags & _KEYS)
+        or (header.key_bytes and not flags & _KEYS)
+        or (header.attribute_bytes and not flags & _ATTRIBUTES)
+    ):
+        raise ProtocolError("batch header names bytes of a column that it does not have", flags=flags)
+    layout = _layout(flags, count, header.payload_bytes, header.key_bytes, header.attribute_bytes)
+    if layout.end != header.columns_size:
+        raise ProtocolError(
+            "batch columns do not add up to their size", columns_size=header.columns_size, needed=layout.end
+        )
+    names_size = padded(header.name_size + header.origin_size)
+    if not flags & COMPRESSION_MASK and header.size != HEADER_BYTES + names_size + layout.end:
+        raise ProtocolError("batch is larger than its columns", size=header.size, columns_size=layout.end)
+    return layout
+
+
+@lru_cache(maxsize=256)
+def _layout(flags: int, count: int, payload_bytes: int, key_bytes: int, attribute_bytes: int) -> Layout:
+    offsets_size = padded(4 * (count + 1))
+    end = 0
+
+    def place(present: int, size: int) -> int:
+        nonlocal end
+        if not present:
+            return -1
+        position = end
+        end += padded(size)
+        return position
+
+    return Layout(
+        times=place(flags & _TIMES, 8 * count),
+        request_ids=place(flags & _REQUEST_IDS, 8 * count),
+        selected=place(flags & _SELECTED, 4 * count),
+        payload_offsets=place(1, offsets_size),
+        payloads=place(1, payload_bytes),
+        key_validity=place(flags & _NULL_KEYS, (count + 7) // 8),
+        key_offsets=place(flags & _KEYS, offsets_size),
+        keys=place(flags & _KEYS, key_bytes),
+        attribute_offsets=place(flags & _ATTRIBUTES, offsets_size),
+        attributes=place(flags & _ATTRIBUTES, attribute_bytes),
+        end=end,
+    )
+
+
+class BatchView:
+    """One batch where it lies: socket buffer, ring slot, read buffer or fetched object."""
+
+    __slots__ = ("_columns", "_layout", "_variable", "data", "header", "record_count")
+
+    def __init__(self, data: Data, header: BatchHeader | None = None, position: int = 0) -> None:
+        """View the batch at ``position``; raises ProtocolError or LimitExceeded like read_header."""
+        self.header = header or read_header(data, position)
+        self.data = memoryview(data)[position : position + self.header.size]
+        if len(self.data) != self.header.size:
+            raise ProtocolError("batch is cut", size=self.header.size, present=len(self.data))
+        self.record_count = self.header.record_count
+        self._layout: Layout | None = None
+        self._columns: memoryview | None = None
+        self._variable: dict[int, tuple[NDArray[np.int32], memoryview]] = {}
+
+    def __len__(self) -> int:
+        return self.record_count
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            self._layout = layout_of(self.header)
+        return self._layout
+
+    @property
+    def columns(self) -> memoryview:
+        """The bytes of all columns, inflated once if need be (ProtocolError where that fails)."""
+        if self._columns is None:
+            header, layout = self.header, self.layout
+            start = HEADER_BYTES + padded(header.name_size + header.origin_size)
+            block = self.data[start:]
+            kind = header.flags & COMPRESSION_MASK
+            self._columns = memoryview(decompress(kind, block, layout.end)) if kind else block
+        return self._columns
+
+    @property
+    def producer_name(self) -> str:
+        return self._text(HEADER_BYTES, self.header.name_size)
+
+    @property
+    def origin(self) -> str:
+        return self._text(HEADER_BYTES + self.header.name_size, self.header.origin_size)
+
+    def _text(self, position: int, size: int) -> str:
+        return _decode(self.data[position : position + size])
+
+    @property
+    def schema_id(self) -> int | None:
+        return self.header.schema_id if self.header.flags & _SCHEMA_ID else None
+
+    @property
+    def schema_version(self) -> int | None:
+        return self.header.schema_version if self.header.flags & _SCHEMA_VERSION else None
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64[n]: offset of each record; raises ProtocolError where SELECTED ones do not ascend."""
+        first = self.header.base_offset
+        if not self.header.flags & _SELECTED:
+            return np.arange(first, first + self.record_count, dtype=np.int64)
+        deltas = self._numbers(self.layout.selected, "<u4").astype(np.int64)
+        if self.record_count > 1 and not (deltas[1:] > deltas[:-1]).all():
+            raise ProtocolError("selected offsets do not ascend")
+        return deltas + first
+
+    @property
+    def publish_times(self) -> NDArray[np.int64]:
+        """int64[n]: microseconds since 1970 UTC."""
+        if self.header.flags & _TIMES:
+            return self._numbers(self.layout.times, "<i8")
+        return np.full(self.record_count, self.header.publish_time_us, np.int64)
+
+    @property
+    def request_ids(self) -> NDArray[np.uint64] | None:
+        return self._numbers(self.layout.request_ids, "<u8") if self.header.flags & _REQUEST_IDS else None
+
+    def _numbers(self, position: int, dtype: str) -> NDArray[np.generic]:
+        return np.frombuffer(self.columns, dtype, self.record_count, position)
+
+    # Variable-length columns: offsets are checked when a column is first touched.
+
+    def _column(self, offsets_position: int, position: int, total: int) -> tuple[NDArray[np.int32], memoryview]:
+        column = self._variable.get(position)
+        if column is None:
+            columns = self.columns
+            offsets = np.frombuffer(columns, "<i4", self.record_count + 1, offsets_position)
+            if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
+                raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+            column = self._variable[position] = (offsets, columns[position : position + total])
+        return column
+
+    def _payload_column(self) -> tuple[NDArray[np.int32], memoryview]:
+        layout = self.layout
+        return self._column(layout.payload_offsets, layout.payloads, self.header.payload_bytes)
+
+    def _key_column(self) -> tuple[NDArray[np.int32], memoryview]:
+        layout = self.layout
+        return self._column(layout.key_offsets, layout.keys, self.header.key_bytes)
+
+    def _attribute_column(self) -> tuple[NDArray[np.int32], memoryview]:
+        layout = self.layout
+        return self._column(layout.attribute_offsets, layout.attributes, self.header.attribute_bytes)
+
+    @property
+    def payload_offsets(self) -> NDArray[np.int32]:
+        """int32[n+1]: where each payload starts in payload_bytes, and the end of the last."""
+        return self._payload_column()[0]
+
+    @property
+    def payload_bytes(self) -> memoryview:
+        return self._payload_column()[1]
+
+    def payload(self, index: int) -> bytes:
+        offsets, data = self._payload_column()
+        index = self._index(index)
+        return bytes(data[offsets[index] : offsets[index + 1]])
+
+    def payloads(self) -> list[bytes]:
+        """All payloads, copied out as bytes."""
+        if self.record_count == 1:
+            return [self._only_payload()]
+        return _split(*self._payload_column())
+
+    def _only_payload(self) -> bytes:
+        layout, columns = self.layout, self.columns
+        total = self.header.payload_bytes
+        if _ONE.unpack_from(columns, layout.payload_offsets) != (0, total):
+            raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+        return bytes(columns[layout.payloads : layout.payloads + total])
+
+    def _index(self, index: int) -> int:
+        if not 0 <= index < self.record_count:
+            raise IndexError(f"record {index} of {self.record_count}")
+        return index
+
+    @property
+    def key_validity(self) -> NDArray[np.bool_] | None:
+        """bool[n]: which records have a key; None where all or none have one."""
+        if not self.header.flags & _NULL_KEYS:
+            return None
+        bitmap = np.frombuffer(self.columns, np.uint8, (self.record_count + 7) // 8, self.layout.key_validity)
+        return np.unpackbits(bitmap, count=self.record_count, bitorder="little").view(np.bool_)
+
+    def keys(self) -> list[bytes | None]:
+        """The key of each record, None where it has none."""
+        if not self.header.flags & _KEYS:
+            return [None] * self.record_count
+        keys: list[bytes | None] = list(_split(*self._key_column()))
+        validity = self.key_validity
+        if validity is not None:
+            for index in np.flatnonzero(~validity).tolist():
+                keys[index] = None
+        return keys
+
+    def key(self, index: int) -> bytes | None:
+        index = self._index(index)
+        if not self.header.flags & _KEYS:
+            return None
+        if self.header.flags & _NULL_KEYS:
+            octet = self.columns[self.layout.key_validity + index // 8]
+            if not octet >> (index & 7) & 1:
+                return None
+        offsets, data = self._key_column()
+        return bytes(data[offsets[index] : offsets[index + 1]])
+
+    def attributes(self, index: int) -> dict[str, str]:
+        """Attributes of one record; ProtocolError where they are malformed."""
+        index = self._index(index)
+        if not self.header.flags & _ATTRIBUTES:
+            return {}
+        offsets, data = self._attribute_column()
+        return _decode_attributes(data[offsets[index] : offsets[index + 1]])
+
+    def attributes_list(self) -> list[dict[str, str]]:
+        """Attributes of every record."""
+        if not self.header.flags & _ATTRIBUTES:
+            return [{} for _ in range(self.record_count)]
+        return [_decode_attributes(memoryview(piece)) for piece in _split(*self._attribute_column())]
+
+    def check(self) -> None:
+        """Verify the structure of everything, as a consumer of untrusted bytes; raise ProtocolError."""
+        _ = self.producer_name, self.origin, self.offsets, self.columns
+        self._payload_column()
+        if self.header.flags & _KEYS:
+            offsets, _ = self._key_column()
+            validity = self.key_validity
+            if validity is not None and np.diff(offsets)[~validity].any():
+                raise ProtocolError("a record without a key has key bytes")
+        self.attributes_list()
+
+
+def _split(offsets: NDArray[np.int32], data: memoryview) -> list[bytes]:
+    """Cut checked columns into bytes objects."""
+    count = len(offsets) - 1
+    whole = bytes(data)
+    width = int(offsets[1])
+    if width and width * count == len(whole) and (np.diff(offsets) == width).all():
+        return np.frombuffer(whole, f"V{width}").tolist()  # five times faster than slicing
+    ends = offsets.tolist()
+    return [whole[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _decode(text: memoryview) -> str:
+    try:
+        return str(text, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ProtocolError("batch holds text that is not UTF-8", why=str(error)) from None
+
+
+def _decode_attributes(data: memoryview) -> dict[str, str]:
+    if len(data) > ATTRIBUTE_BYTES_MAX:
+        raise ProtocolError("attributes of a record are too large", size=len(data))
+    attributes: dict[str, str] = {}
+    position, end = 0, len(data)
+    count = 0
+    while position < end:
+        if end - position < _ATTRIBUTE.size or count == ATTRIBUTES_PER_RECORD_MAX:
+            raise ProtocolError("attributes of a record are malformed", position=position)
+        name_size, value_size = _ATTRIBUTE.unpack_from(data, position)
+        name_end = position + _ATTRIBUTE.size + name_size
+        if name_end + value_size > end:
+            raise ProtocolError("attributes of a record are cut", position=position)
+        name = _decode(data[position + _ATTRIBUTE.size : name_end])
+        position = name_end + value_size
+        attributes[name] = _decode(data[name_end:position])
+        count += 1
+    return attributes
+
+
+def key_partitions(keys: list[bytes], partitions: int) -> NDArray[np.int64]:
+    """int64[n]: the partition of each key, XXH3-64 (seed 0) modulo ``partitions``; see docs/formats/batch.md."""
+    hashes = np.fromiter(map(key_hash, keys), np.uint64, len(keys))
+    return (hashes % np.uint64(partitions)).astype(np.int64)
+
+
+def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes: int) -> None:
+    """What the owner verifies before it stores a producer's batch: structure and record sizes.
+
+    Compressed columns are not inflated; consumers check them.  Raises ProtocolError, LimitExceeded
+    or RecordTooLarge (facts name the first such record's index).
+    """
+    if header.flags & _SELECTED:
+        raise ProtocolError("a producer cannot send a selection")
+    layout = layout_of(header)
+    data = view.data if isinstance(view, BatchView) else view
+    if len(data) < header.size:
+        raise ProtocolError("batch is cut", size=header.size, present=len(data))
+    start = HEADER_BYTES + padded(header.name_size + header.origin_size)
+    if header.flags & COMPRESSION_MASK:
+        check_ratio(header.size - start, header.columns_size)
+        if header.payload_bytes > max_record_bytes * header.record_count:
+            _refuse_record(0, -(-header.payload_bytes // header.record_count), max_record_bytes)
+        return
+    _check_plain(data, header, layout, start, max_record_bytes)
+
+
+def _check_plain(data: Data, header: BatchHeader, layout: Layout, start: int, max_record_bytes: int) -> None:
+    if header.record_count == 1 and not header.flags & (_KEYS | _ATTRIBUTES):
+        if _ONE.unpack_from(data, start + layout.payload_offsets) != (0, header.payload_bytes):
+            raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+        if header.payload_bytes > max_record_bytes:
+            _refuse_record(0, header.payload_bytes, max_record_bytes)
+        return
+    _check_with_twin(BatchView(data, header), max_record_bytes)
+
+
+def _check_with_twin(view: BatchView, max_record_bytes: int) -> None:
+    header = view.header
+    _refuse_larger(view.payload_offsets, max_record_bytes, "payload", header.payload_bytes)
+    if header.flags & _KEYS:
+        _refuse_larger(view._key_column()[0], KEY_BYTES_MAX, "key", header.key_bytes)
+    view.check()
+
+
+def _refuse_larger(offsets: NDArray[np.int32], limit: int, what: str, total: int) -> None:
+    if total <= limit:
+        return
+    lengths = np.diff(offsets)
+    index = int((lengths > limit).argmax())
+    if lengths[index] > limit:
+        _refuse_record(index, int(lengths[index]), limit, what)
+
+
+def _refuse_record(index: int, size: int, limit: int, what: str = "payload") -> None:
+    raise RecordTooLarge(
+        f"{what} of record {index} has {size} bytes",
+        why=f"the limit is {limit} bytes",
+        hint="send smaller records or raise the topic's max_record_bytes",
+        index=index,
+        size=size,
+        limit=limit,
+    )

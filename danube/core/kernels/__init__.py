@@ -1,0 +1,57 @@
+"""Machine-code kernels for the hot loops; each has a numpy or library twin beside its caller.
+
+Importing this package costs nothing: Numba (0.6 s) is imported by :func:`load` alone, which brokers
+call once before they fork.  Callers look at :data:`available` and use their twin while it is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from danube.core import checksum
+
+available: bool = False
+batch: ModuleType | None = None  # danube.core.kernels.batch, once loaded
+
+_MODULES: Final = ("crc", "batch")
+
+
+class Report(NamedTuple):
+    """What load() did: ``compiled`` and ``cached`` name kernels; ``reason`` says why there are none."""
+
+    available: bool
+    compiled: tuple[str, ...]
+    cached: tuple[str, ...]
+    reason: str = ""
+
+
+def load(progress: Callable[[str], None] | None = None) -> Report:
+    """Import Numba, compile every kernel or take it from the on-disk cache, and switch the callers over.
+
+    ``progress`` gets one line per kernel that is really compiled.  Starts no thread, so forking
+    afterwards is safe and shares the code.  Without Numba, or with DANUBE_KERNELS=off in the
+    environment, nothing changes and the report says so.
+    """
+    global available, batch
+    from danube.core.kernels import jit
+
+    if jit.reason:
+        return Report(False, (), (), jit.reason)
+    modules = {name: import_module(f"{__name__}.{name}") for name in _MODULES}
+    compiled, cached = jit.compile_all(progress)
+    if jit.hardware_crc:
+        checksum.use_kernel(modules["crc"].crc32c_of)
+    batch = modules["batch"]
+    available = True
+    return Report(True, compiled, cached)
+
+
+def unload() -> None:
+    """Go back to the twins, for tests and comparisons; load() is cheap from then on."""
+    global available, batch
+    available = False
+    batch = None
+    checksum.use_kernel(None)

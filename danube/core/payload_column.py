@@ -1,0 +1,180 @@
+"""Payloads as they come from an application, turned into offsets and pieces of one column.
+
+Accepted: a sequence of ``bytes``; numpy arrays of dtype S, V or object (one dimension) and uint8
+(two dimensions, a row per record); pyarrow Binary, LargeBinary, String, LargeString and
+FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
+from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+
+Piece = bytes | bytearray | memoryview
+Offsets = NDArray[np.int32]
+
+_ARROW_OFFSETS: Final = {
+    "binary": np.dtype(np.int32),
+    "string": np.dtype(np.int32),
+    "large_binary": np.dtype(np.int64),
+    "large_string": np.dtype(np.int64),
+}
+
+
+class PayloadColumn(NamedTuple):
+    """``offsets`` is int32[n+1]; ``pieces`` in order hold ``total`` bytes, without copying any."""
+
+    offsets: Offsets
+    pieces: Sequence[Piece]
+    total: int
+
+
+def payload_column(payloads: Any) -> PayloadColumn:
+    """Lay out ``payloads``; raise InvalidArgument, RecordTooLarge or LimitExceeded."""
+    if isinstance(payloads, list):
+        return _from_sequence(payloads)
+    if isinstance(payloads, np.ndarray):
+        return _from_numpy(payloads)
+    if hasattr(payloads, "buffers") and hasattr(payloads, "type"):
+        return _from_arrow(payloads)
+    if hasattr(payloads, "combine_chunks"):
+        return payload_column(payloads.combine_chunks())
+    if isinstance(payloads, str | bytes | bytearray | memoryview):
+        refuse_single(payloads, "payloads")
+    return _from_sequence(list(payloads))
+
+
+def offsets_of(lengths: NDArray[np.int64], limit: int, what: str) -> tuple[Offsets, int]:
+    """int32[n+1] offsets and the byte total of records with these lengths; ``what`` names them in errors."""
+    ends = lengths.cumsum()
+    total = int(ends[-1])
+    if total > limit:
+        worst = int(lengths.argmax())
+        if lengths[worst] > limit:
+            refuse_size(what, worst, int(lengths[worst]), limit)
+    if total > BATCH_BYTES_MAX:
+        refuse_batch(total)
+    offsets = np.empty(len(lengths) + 1, np.int32)
+    offsets[0] = 0
+    offsets[1:] = ends
+    return offsets, total
+
+
+def check_count(count: int) -> None:
+    """A batch holds 1 .. BATCH_RECORDS_MAX records."""
+    if not 1 <= count <= BATCH_RECORDS_MAX:
+        raise LimitExceeded(
+            f"batch of {count} records cannot be made",
+            why=f"a batch holds 1 to {BATCH_RECORDS_MAX} records",
+            hint="split it into several batches",
+            records=count,
+        )
+
+
+def refuse_size(what: str, index: int, size: int, limit: int) -> NoReturn:
+    raise RecordTooLarge(
+        f"{what} of record {index} has {size} bytes",
+        why=f"the limit is {limit} bytes",
+        index=index,
+        size=size,
+        limit=limit,
+    )
+
+
+def refuse_batch(size: int) -> NoReturn:
+    raise LimitExceeded(
+        f"batch of {size} bytes is too large",
+        why=f"the limit is {BATCH_BYTES_MAX} bytes",
+        hint="send smaller batches",
+        size=size,
+        limit=BATCH_BYTES_MAX,
+    )
+
+
+def refuse_single(value: Any, what: str) -> NoReturn:
+    raise InvalidArgument(
+        f"{what} must be a sequence with one element per record, not {type(value).__name__}",
+        hint="wrap a single value in a list",
+    )
+
+
+def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
+    """Name the first element that is not bytes."""
+    for index, value in enumerate(values):
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise InvalidArgument(
+                f"{what} of record {index} is {type(value).__name__}, not bytes",
+                hint="encode text first, for example with text.encode()",
+                index=index,
+            )
+    raise InvalidArgument(f"a {what} is a view of something else than single bytes", hint="cast it with cast('B')")
+
+
+def _from_sequence(payloads: list[Any]) -> PayloadColumn:
+    count = len(payloads)
+    check_count(count)
+    try:
+        lengths = np.fromiter(map(len, payloads), np.int64, count)
+    except TypeError:
+        refuse_type(payloads, "payload")
+    offsets, total = offsets_of(lengths, RECORD_BYTES_MAX, "payload")
+    return PayloadColumn(offsets, payloads, total)
+
+
+def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
+    kind = payloads.dtype.kind
+    if payloads.ndim == 1 and kind in "SO":
+        return _from_sequence(payloads.tolist())
+    if payloads.ndim == 2 and payloads.dtype == np.uint8:
+        width = payloads.shape[1]
+    elif payloads.ndim == 1 and kind == "V" and payloads.dtype.names is None:
+        width = payloads.dtype.itemsize
+    else:
+        raise InvalidArgument(
+            f"payloads cannot be a numpy array of {payloads.dtype} with {payloads.ndim} dimensions",
+            hint="use dtype S, V or object with one dimension, or uint8 with two",
+        )
+    check_count(len(payloads))
+    rows = memoryview(np.ascontiguousarray(payloads).reshape(-1).view(np.uint8)) if width else memoryview(b"")
+    return _fixed_width(rows, width, len(payloads))
+
+
+def _fixed_width(data: memoryview, width: int, count: int) -> PayloadColumn:
+    offsets, total = offsets_of(np.full(count, width, np.int64), RECORD_BYTES_MAX, "payload")
+    return PayloadColumn(offsets, (data,), total)
+
+
+def _from_arrow(payloads: Any) -> PayloadColumn:
+    count, first = len(payloads), int(payloads.offset)
+    check_count(count)
+    if payloads.null_count:
+        raise InvalidArgument(
+            f"payloads hold {payloads.null_count} nulls", why="a record has a payload", hint="fill or drop them first"
+        )
+    name = str(payloads.type)
+    buffers = payloads.buffers()
+    if name.startswith("fixed_size_binary"):
+        width = int(payloads.type.byte_width)
+        return _fixed_width(_bytes_of(buffers[1])[first * width : (first + count) * width], width, count)
+    dtype = _ARROW_OFFSETS.get(name)
+    if dtype is None:
+        raise InvalidArgument(
+            f"payloads cannot be an Arrow array of {name}", hint="cast it to binary, large_binary or string"
+        )
+    ends = np.frombuffer(buffers[1], dtype, count + 1, first * dtype.itemsize).astype(np.int64, copy=False)
+    lengths = np.diff(ends)
+    if lengths.min() < 0:
+        raise InvalidArgument("the Arrow array's offsets are not ascending")
+    offsets, total = offsets_of(lengths, RECORD_BYTES_MAX, "payload")
+    start = int(ends[0])
+    return PayloadColumn(offsets, (_bytes_of(buffers[2])[start : start + total],), total)
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")

@@ -232,6 +232,13 @@ class StorageIncompatible(Damage):
     code = 1301
 
 
+class RingDamaged(Damage):
+    """A slot in shared memory is not what its writer put there; nothing of it was handed out."""
+
+    code = 1310
+    status = "UNAVAILABLE"
+
+
 class InvariantBroken(BaseException):
     """A bug.  Derives from BaseException so that no ``except Exception`` hides it."""
 

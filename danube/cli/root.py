@@ -1,0 +1,79 @@
+"""The root command: which commands there are, and the one place where errors become exit codes.
+
+``danube --help`` imports click and this module, nothing else; the help lines stand in the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from danube.cli.lazy import Entry, LazyGroup
+from danube.cli.services import Services
+
+COMMANDS = {
+    "start": Entry("danube.cli.start:start", "Start a broker on this host."),
+    "stop": Entry("danube.cli.stop:stop", "Stop the broker of a data directory."),
+    "status": Entry("danube.cli.stop:status", "Show whether a broker runs and how it does."),
+    "produce": Entry("danube.cli.produce:produce", "Send records to a topic."),
+    "consume": Entry("danube.cli.consume:consume", "Receive records of a topic."),
+    "topics": Entry("danube.cli.topics:topics", "List, create, describe, update and delete topics."),
+    "subscriptions": Entry(
+        "danube.cli.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
+    ),
+    "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
+    "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
+    "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
+    "version": Entry("danube.cli.version:version", "Print the version."),
+}
+ALIASES = {"topic": "topics", "subscription": "subscriptions"}
+
+
+class Root(LazyGroup):
+    """Runs a command and leaves with the exit code of what it raised."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        from danube.cli import failure
+
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(words, *rest, **extra)
+        except BaseException as error:
+            sys.exit(failure.report(error, as_json=failure.wants_json(words)))
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+@click.group(
+    cls=Root,
+    entries=COMMANDS,
+    aliases=ALIASES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    invoke_without_command=True,
+)
+@click.option("--version", is_flag=True, help="Print the version and leave.")
+@click.pass_context
+def root(context: click.Context, version: bool) -> None:
+    """Danube, a message broker.
+
+    \b
+    Try it:
+      danube start --detach
+      danube produce hello -m "first record"
+      danube consume hello --from earliest --count 1
+      danube stop
+
+    Data goes to standard output, everything else to standard error.  Exit codes: 0 success, 2 usage,
+    3 not found, 4 conflict, 6 broker unreachable, 7 timed out, 8 invalid data, 9 partial success,
+    11 configuration invalid, 12 storage problem, 130 interrupted.
+    """
+    context.obj = context.obj or Services()
+    if version:
+        from danube import __version__
+
+        click.echo(f"danube {__version__}")
+    elif context.invoked_subcommand is None:
+        click.echo(context.get_help())

@@ -1,0 +1,412 @@
+"""The metadata machine: namespaces and topics, changed by commands in one agreed order.
+
+``apply(index, command)`` is deterministic: machines that apply the same commands in the same order
+are equal, wherever the order comes from (a local log, or a replicated one).  It refuses only what
+would break the machine, because what was agreed once must stay applicable in later versions;
+``check(command)`` is for the proposer and refuses everything that is not allowed today.
+
+Rules:  names follow danube.ids;  a name that ends like a partition is never a topic's own, so
+``/ns/t`` and ``/ns/t-part-0`` cannot mean two things, while ``/ns/foo`` and ``/ns/foobar`` have
+nothing to do with each other;  topic ids count up and are never used twice;  the namespaces default
+and system are always there;  a namespace is deleted only when it is empty.
+
+Snapshot, little-endian: 4 bytes magic ``DNM1`` (the digit is the format version), 4 bytes CRC32C of
+what follows, then MessagePack.  Equal machines give equal bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from danube.core.checksum import crc32c
+from danube.core.commands import (
+    Change,
+    Command,
+    CreateNamespace,
+    CreateTopic,
+    DeleteNamespace,
+    DeleteTopic,
+    NamespaceCreated,
+    NamespaceDeleted,
+    PolicyUpdated,
+    TopicCreated,
+    TopicDeleted,
+    TopicRecord,
+    UpdatePolicy,
+    in_full,
+)
+from danube.core.policy import TopicPolicy
+from danube.errors import (
+    Conflict,
+    Damage,
+    InvalidArgument,
+    InvalidName,
+    LimitExceeded,
+    NotFound,
+    PolicyMismatch,
+    StorageIncompatible,
+    TopicExists,
+    TopicNotFound,
+    broken,
+)
+from danube.ids import check_new_topic_name, check_topic_name, split_partition_name
+from danube.limits import NAMESPACES_MAX, PARTITIONS_MAX, TOPICS_MAX
+
+NAMESPACES_ALWAYS: Final = ("default", "system")
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
+_MAGIC: Final = b"DNM1"
+_SUGGESTIONS: Final = 3
+_SUGGESTION_LOOKUPS_MAX: Final = 5_000
+_SUGGESTION_CANDIDATES_MAX: Final = 200
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    """Policies are listed once each; a topic names its own by number."""
+
+    index: int
+    next_topic_id: int
+    namespaces: list[str]
+    policies: list[TopicPolicy]
+    topics: list[tuple[str, int, int, int, int]]  # name, id, partitions, policy, created_us
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class Metadata:
+    """All topics of one broker or cluster.  ``version`` is the index of the last applied command."""
+
+    __slots__ = ("_by_id", "_namespaces", "_partition_count", "next_topic_id", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.next_topic_id = 1
+        self._namespaces: dict[str, dict[str, TopicRecord]] = {name: {} for name in NAMESPACES_ALWAYS}
+        self._by_id: dict[int, TopicRecord] = {}
+        self._partition_count = 0
+
+    # Lookup
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions of all topics together."""
+        return self._partition_count
+
+    def find_topic(self, name: str) -> TopicRecord | None:
+        """The topic of this logical name, or None; a name that is not valid is not found either."""
+        topics = self._namespaces.get(name[1 : name.find("/", 1)])
+        return topics.get(name) if topics is not None else None
+
+    def topic(self, name: str) -> TopicRecord:
+        """The topic of this logical name; raises InvalidName or TopicNotFound with suggestions."""
+        record = self.find_topic(name)
+        if record is None:
+            check_topic_name(name)
+            raise self._not_found(name)
+        return record
+
+    def topic_with_id(self, topic_id: int) -> TopicRecord | None:
+        return self._by_id.get(topic_id)
+
+    def topic_of_partition(self, physical_name: str) -> tuple[TopicRecord, int]:
+        """The topic and partition number behind a physical name (number 0 without partitions)."""
+        record = self.find_topic(physical_name)
+        if record is not None and record.partitions == 0:
+            return record, 0
+        name, partition = split_partition_name(physical_name)
+        parent = self.find_topic(name) if partition is not None else None
+        if parent is not None and partition is not None and partition < parent.partitions:
+            return parent, partition
+        check_topic_name(physical_name)
+        if record is None and parent is None:
+            raise self._not_found(physical_name)
+        topic = record or parent
+        raise TopicNotFound(
+            f"{physical_name} is not a partition",
+            why=f"topic {topic.topic} has {topic.partitions} partitions" if topic else "",
+            hint=f"for example {topic.physical_name(0)}" if topic else "",
+        )
+
+    def topics(self, namespace: str | None = None) -> list[TopicRecord]:
+        """The topics of one namespace, or all, in order of creation within a namespace.
+
+        Raises NotFound for an unknown namespace.
+        """
+        if namespace is None:
+            return [record for topics in self._namespaces.values() for record in topics.values()]
+        return list(self._topics_of(namespace).values())
+
+    def namespaces(self) -> list[str]:
+        return sorted(self._namespaces)
+
+    def suggestions(self, name: str) -> list[str]:
+        """Up to three topics with names like ``name``, best first; looks at a bounded number."""
+        namespace = name[1 : name.find("/", 1)]
+        topics: dict[str, TopicRecord] = self._namespaces.get(namespace, {})
+        looked_at = islice(topics, _SUGGESTION_LOOKUPS_MAX)
+        alike = (other for other in looked_at if abs(len(other) - len(name)) < 4)
+        return difflib.get_close_matches(name, islice(alike, _SUGGESTION_CANDIDATES_MAX), _SUGGESTIONS, 0.8)
+
+    def _not_found(self, name: str) -> TopicNotFound:
+        similar = self.suggestions(name)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "create the topic first"
+        return TopicNotFound(f"topic {name} does not exist", hint=hint)
+
+    def _topics_of(self, namespace: str) -> dict[str, TopicRecord]:
+        topics = self._namespaces.get(namespace)
+        if topics is None:
+            looked_at = islice(self._namespaces, _SUGGESTION_CANDIDATES_MAX)
+            similar = difflib.get_close_matches(namespace, looked_at, 1)
+            hint = f"did you mean {similar[0]}?" if similar else "create the namespace first"
+            raise NotFound(f"namespace {namespace[:80]!r} does not exist", hint=hint)
+        return topics
+
+    # Check and apply
+
+    def check(self, command: Command) -> bool:
+        """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        match command:
+            case CreateTopic():
+                return self._check_create_topic(command)
+            case UpdatePolicy():
+                command.policy.check()
+                record = self.topic(command.topic)
+                if record.policy.reliable != command.policy.reliable:
+                    raise PolicyMismatch(
+                        f"topic {record.topic} cannot change between reliable and non-reliable",
+                        why="its records keep the promise that they were sent under",
+                        hint="create another topic",
+                    )
+                return record.policy != command.policy
+            case CreateNamespace():
+                return self._check_create_namespace(command)
+            case _:
+                self._refuse(command)
+                return True
+
+    def _check_create_topic(self, command: CreateTopic) -> bool:
+        check_topic_name(command.topic)
+        existing = self.find_topic(command.topic)
+        if existing is not None and command.ensure and self._same(existing, command):
+            return False
+        self._refuse(command)
+        command.policy.check()
+        if not 0 <= command.partitions <= PARTITIONS_MAX:
+            raise LimitExceeded(
+                f"a topic cannot have {command.partitions} partitions",
+                why=f"the limit is {PARTITIONS_MAX}",
+                hint="0 makes a topic that is not partitioned",
+                limit=PARTITIONS_MAX,
+            )
+        if self._partition_count + max(1, command.partitions) > TOPICS_MAX:
+            raise LimitExceeded(
+                "there is no room for more topics",
+                why=f"the limit is {TOPICS_MAX} partitions of all topics",
+                hint="delete topics that are not used",
+                limit=TOPICS_MAX,
+            )
+        return True
+
+    def _same(self, existing: TopicRecord, command: CreateTopic) -> bool:
+        """Whether ``existing`` is what ``command`` ensures; PolicyMismatch where only the policy differs."""
+        if existing.partitions != command.partitions:
+            return False
+        if existing.policy != command.policy:
+            raise PolicyMismatch(
+                f"topic {existing.topic} exists with another policy",
+                why=f"it has {existing.policy}",
+                hint="use it as it is, or update its policy",
+            )
+        return True
+
+    def _check_create_namespace(self, command: CreateNamespace) -> bool:
+        if not _NAMESPACE.match(command.namespace):
+            raise InvalidName(
+                f"namespace {command.namespace[:80]!r} is not valid",
+                why="it is 1-200 letters, digits, '_' or '-'",
+            )
+        if command.ensure and command.namespace in self._namespaces:
+            return False
+        self._refuse(command)
+        if len(self._namespaces) >= NAMESPACES_MAX:
+            why = f"the limit is {NAMESPACES_MAX}"
+            raise LimitExceeded("there is no room for more namespaces", why=why, limit=NAMESPACES_MAX)
+        return True
+
+    def _refuse(self, command: Command) -> None:
+        """Raise a CallerError where applying would break the machine."""
+        match command:
+            case CreateTopic():
+                self._refuse_create_topic(command)
+            case DeleteTopic():
+                record = self.topic(command.topic)
+                if command.topic_id not in (0, record.topic_id):
+                    raise TopicNotFound(
+                        f"topic {command.topic} was deleted and created again",
+                        why=f"its id is {record.topic_id}, not {command.topic_id}",
+                    )
+            case UpdatePolicy():
+                self.topic(command.topic)
+            case CreateNamespace():
+                if command.namespace in self._namespaces:
+                    raise Conflict(f"namespace {command.namespace!r} exists")
+            case DeleteNamespace():
+                self._refuse_delete_namespace(command.namespace)
+
+    def _refuse_create_topic(self, command: CreateTopic) -> None:
+        namespace, _ = check_topic_name(command.topic)
+        topics = self._topics_of(namespace)
+        existing = topics.get(command.topic)
+        if existing is not None:
+            raise TopicExists(
+                f"topic {command.topic} exists",
+                why=f"it has {existing.partitions} partitions",
+                topic_id=existing.topic_id,
+            )
+        parent, partition = split_partition_name(command.topic)
+        if partition is not None and parent in topics:
+            raise TopicExists(
+                f"{command.topic} would look like a partition of topic {parent}",
+                why=f"{parent} exists with {topics[parent].partitions} partitions",
+                hint="choose a name that does not end in -part-N",
+            )
+        check_new_topic_name(command.topic)
+
+    def _refuse_delete_namespace(self, namespace: str) -> None:
+        if namespace in NAMESPACES_ALWAYS:
+            raise InvalidArgument(f"namespace {namespace} cannot be deleted", why="it is always there")
+        topics = self._topics_of(namespace)
+        if topics:
+            raise Conflict(
+                f"namespace {namespace} is not empty",
+                why=f"it holds {len(topics)} topics, for example {next(iter(topics))}",
+                hint="delete its topics first",
+            )
+
+    def apply(self, index: int, command: Command) -> list[Change]:
+        """Take the command with number ``index``, which is ``version`` + 1, and return what changed.
+
+        A command that the machine refuses uses up its index and changes nothing else; the error is
+        raised.  An ensured creation of what exists changes nothing.
+        """
+        if index != self.version + 1:
+            broken("a metadata command is out of order", index=index, version=self.version)
+        self.version = index
+        if self._ensured(command):
+            return []
+        self._refuse(command)
+        match command:
+            case CreateTopic():
+                record = TopicRecord(
+                    command.topic, self.next_topic_id, command.partitions, command.policy, command.created_us
+                )
+                self.next_topic_id += 1
+                self._install(record)
+                return [TopicCreated(record)]
+            case DeleteTopic():
+                record = self.topic(command.topic)
+                self._remove(record)
+                return [TopicDeleted(record)]
+            case UpdatePolicy():
+                record = msgspec.structs.replace(self.topic(command.topic), policy=command.policy)
+                self._namespaces[check_topic_name(record.topic)[0]][record.topic] = record
+                self._by_id[record.topic_id] = record
+                return [PolicyUpdated(record)]
+            case CreateNamespace():
+                self._namespaces[command.namespace] = {}
+                return [NamespaceCreated(command.namespace)]
+            case DeleteNamespace():
+                del self._namespaces[command.namespace]
+                return [NamespaceDeleted(command.namespace)]
+
+    def _ensured(self, command: Command) -> bool:
+        match command:
+            case CreateTopic(ensure=True):
+                existing = self.find_topic(command.topic)
+                return existing is not None and self._same(existing, command)
+            case CreateNamespace(ensure=True):
+                return command.namespace in self._namespaces
+            case _:
+                return False
+
+    def _install(self, record: TopicRecord) -> None:
+        namespace, _ = check_topic_name(record.topic)
+        self._namespaces[namespace][record.topic] = record
+        self._by_id[record.topic_id] = record
+        self._partition_count += record.partition_count
+
+    def _remove(self, record: TopicRecord) -> None:
+        namespace, _ = check_topic_name(record.topic)
+        del self._namespaces[namespace][record.topic]
+        del self._by_id[record.topic_id]
+        self._partition_count -= record.partition_count
+
+    # Copies
+
+    def copy(self) -> Metadata:
+        """A machine that changes on its own from here; records are shared, as they never change."""
+        other = Metadata()
+        other.version, other.next_topic_id = self.version, self.next_topic_id
+        other._namespaces = {name: dict(topics) for name, topics in self._namespaces.items()}
+        other._by_id = dict(self._by_id)
+        other._partition_count = self._partition_count
+        return other
+
+    def changes_since(self, earlier: Metadata) -> list[Change]:
+        """What turns ``earlier`` into this machine, in an order in which it can be done."""
+        changes: list[Change] = []
+        for topic_id, record in earlier._by_id.items():
+            if topic_id not in self._by_id:
+                changes.append(TopicDeleted(record))
+        changes.extend(NamespaceDeleted(name) for name in earlier._namespaces if name not in self._namespaces)
+        changes.extend(NamespaceCreated(name) for name in self._namespaces if name not in earlier._namespaces)
+        for topic_id, record in self._by_id.items():
+            former = earlier._by_id.get(topic_id)
+            if former is None:
+                changes.append(TopicCreated(record))
+            elif former != record:
+                changes.append(PolicyUpdated(record))
+        return changes
+
+    def snapshot(self) -> bytes:
+        """The whole machine as bytes."""
+        policies: dict[TopicPolicy, int] = {}
+        topics = [
+            (record.topic, record.topic_id, record.partitions,
+             policies.setdefault(record.policy, len(policies)), record.created_us)
+            for _, record in sorted(self._by_id.items())
+        ]  # fmt: skip
+        fields: list[Any] = [self.version, self.next_topic_id, sorted(self._namespaces)]
+        content = _encoder.encode([*fields, in_full(list(policies)), topics])
+        return _MAGIC + crc32c(content).to_bytes(4, "little") + content
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> Metadata:
+        """The machine that gave ``snapshot``; raises Damage or StorageIncompatible."""
+        if snapshot[:3] == _MAGIC[:3] and snapshot[:4] != _MAGIC:
+            why = f"its magic is {snapshot[:4]!r}"
+            raise StorageIncompatible("metadata snapshot has a newer format", why=why)
+        content = snapshot[8:]
+        if snapshot[:4] != _MAGIC or int.from_bytes(snapshot[4:8], "little") != crc32c(content):
+            raise Damage("metadata snapshot fails its checksum", size=len(snapshot))
+        try:
+            stored = _decoder.decode(content)
+        except msgspec.DecodeError as error:
+            raise StorageIncompatible("metadata snapshot cannot be read", why=str(error)) from None
+        machine = cls()
+        machine.version, machine.next_topic_id = stored.index, stored.next_topic_id
+        machine._namespaces = {name: {} for name in (*NAMESPACES_ALWAYS, *stored.namespaces)}
+        for topic, topic_id, partitions, policy, created_us in stored.topics:
+            machine._install(TopicRecord(topic, topic_id, partitions, stored.policies[policy], created_us))
+        return machine

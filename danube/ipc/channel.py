@@ -1,0 +1,357 @@
+"""All rings of one worker behind one door: send to any peer, take from all, sleep safely.
+
+One turn of a worker's loop:
+
+    restarted = channel.peers_restarted()      # forget what was in flight with these
+    for peer, kind, payload in channel.poll(limit): ...   # views, valid until release()
+    channel.send(peer, kind, parts)            # False: full, keep it and try when unblocked() names the peer
+    channel.release()                          # give space back; rings writers that wait for it
+    channel.flush()                            # publish all that was sent; rings sleeping readers
+    if not poll gave anything: channel.arm()   # True: sleep until fileno() is readable, then disarm()
+
+Delivery: in order per peer, at most once, and only between the two processes that were meant: every record
+carries the incarnation of both, and those of a dead process are dropped.  Records of a restarted peer
+are held back until ``peers_restarted()`` has named it, so state of the old one is never mixed with
+messages of the new one.
+
+Large records: one that exceeds half a ring crosses in fragments, which the receiver joins in private
+memory.  At most one per peer is under way; until it is through, send() to that peer says False.
+
+Damage: poll() raises RingDamaged with ``facts["worker"]``.  Call reset(worker): the ring's content is given
+up, and ``peers_restarted()`` names the peer here and this worker there, because both have lost messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from danube.errors import InvalidArgument, LimitExceeded, RingDamaged
+from danube.ipc import atomics
+from danube.ipc.bell import Bell
+from danube.ipc.layout import LINE_BYTES
+from danube.ipc.region import Region
+from danube.ipc.ring import KIND_END, RingReader, RingWriter
+from danube.limits import FRAME_BYTES_MAX, MIB
+
+FRAGMENT_FIRST: Final = KIND_END + 1  # u32 kind, u32 size of the whole record, then its first bytes
+FRAGMENT_NEXT: Final = KIND_END + 2
+CHANNEL_RECORD_BYTES_MAX: Final = FRAME_BYTES_MAX
+POLL_BYTES: Final = 4 * MIB
+
+_FRAGMENT: Final = struct.Struct("=II")
+
+Bytes = bytes | bytearray | memoryview
+Received = tuple[int, int, memoryview]
+
+
+class _Outgoing:
+    """A large record on its way to one peer."""
+
+    __slots__ = ("body", "kind", "position")
+
+    def __init__(self, kind: int, size: int) -> None:
+        self.kind = kind
+        self.body = memoryview(bytearray(size))
+        self.position = 0
+
+
+class _Incoming:
+    """A large record of which some fragments have arrived."""
+
+    __slots__ = ("body", "filled", "kind")
+
+    def __init__(self, kind: int, size: int) -> None:
+        self.kind = kind
+        self.body = memoryview(bytearray(size))
+        self.filled = 0
+
+
+class _Peer:
+    """Both rings and what is known of one other worker."""
+
+    __slots__ = (
+        "announced", "bell", "blocked_at", "incarnation", "incoming", "outgoing", "reader", "resets",
+        "to_report", "worker", "writer",
+    )  # fmt: skip
+
+    def __init__(self, region: Region, own: int, incarnation: int, worker: int) -> None:
+        layout = region.layout
+        self.worker = worker
+        self.announced = region.words(layout.incarnation_position(worker), LINE_BYTES)
+        self.incarnation = self.announced.load(0)
+        self.writer = RingWriter(*region.ring_memory(own, worker), incarnation, self.incarnation)
+        self.reader = RingReader(*region.ring_memory(worker, own))
+        self.bell = Bell(region.words(layout.sleeping_position(worker), LINE_BYTES), region.bells[worker])
+        self.resets = self.writer.resets
+        self.blocked_at: int | None = None  # the ring's tail when it refused a record
+        self.outgoing: _Outgoing | None = None
+        self.incoming: _Incoming | None = None
+        self.to_report = False
+
+    def changed(self) -> bool:
+        return self.to_report or self.announced.load(0) != self.incarnation or self.writer.resets != self.resets
+
+    def accept_change(self) -> None:
+        """From here on talk to the peer's current incarnation."""
+        self.to_report = False
+        self.incarnation = self.writer.destination = self.announced.load(0)
+        self.resets = self.writer.resets
+        self.writer.abandon()
+        self.outgoing = self.incoming = None
+        self.unblock()
+
+    def block(self) -> None:
+        """A record was refused: have this worker's bell rung when the peer releases."""
+        self.blocked_at = self.writer.tail
+        self.writer.want_room(True)
+
+    def unblock(self) -> None:
+        self.blocked_at = None
+        self.writer.want_room(False)
+
+    def advance_outgoing(self) -> None:
+        """Put as many fragments of the large record as there is room for."""
+        outgoing = self.outgoing
+        if outgoing is None:
+            return
+        body, size_max = outgoing.body, self.writer.payload_bytes_max // 2
+        while outgoing.position < len(body):
+            first = outgoing.position == 0
+            end = min(len(body), outgoing.position + size_max - (_FRAGMENT.size if first else 0))
+            part = body[outgoing.position : end]
+            if first:
+                put = self.writer.put(FRAGMENT_FIRST, (_FRAGMENT.pack(outgoing.kind, len(body)), part))
+            else:
+                put = self.writer.put(FRAGMENT_NEXT, (part,))
+            if not put:
+                self.block()
+                return
+            outgoing.position = end
+        self.outgoing = None
+        # Whoever was refused behind this record may try again.
+        self.blocked_at = None if self.blocked_at is None else -1
+
+    def join(self, kind: int, payload: memoryview) -> tuple[int, memoryview] | None:
+        """Take a fragment; the whole record when this was its last."""
+        incoming = self.incoming
+        if kind == FRAGMENT_FIRST and incoming is None and len(payload) >= _FRAGMENT.size:
+            whole_kind, size = _FRAGMENT.unpack_from(payload)
+            if size > CHANNEL_RECORD_BYTES_MAX:
+                raise RingDamaged("a record in fragments is too large", size=size)
+            incoming = self.incoming = _Incoming(whole_kind, size)
+            payload = payload[_FRAGMENT.size :]
+        elif kind != FRAGMENT_NEXT or incoming is None:
+            raise RingDamaged("a fragment is out of place", kind=kind)
+        end = incoming.filled + len(payload)
+        if end > len(incoming.body):
+            raise RingDamaged("fragments exceed their record", size=len(incoming.body))
+        incoming.body[incoming.filled : end] = payload
+        incoming.filled = end
+        if end < len(incoming.body):
+            return None
+        self.incoming = None
+        return incoming.kind, incoming.body
+
+
+class Channel:
+    """Everything that worker ``worker``, running as ``incarnation``, exchanges with the others."""
+
+    def __init__(self, region: Region, worker: int, incarnation: int) -> None:
+        layout = region.layout
+        if not 0 <= worker < layout.workers:
+            raise InvalidArgument(f"no worker {worker} in a region for {layout.workers}")
+        self.worker = worker
+        self.incarnation = incarnation
+        words = region.words(layout.sleeping_position(worker), LINE_BYTES)
+        self._bell = Bell(words, region.bells[worker])
+        self._peers = {
+            peer: _Peer(region, worker, incarnation, peer) for peer in range(layout.workers) if peer != worker
+        }
+        self._order = list(self._peers.values())
+        self._touched: dict[int, _Peer] = {}  # peers with unpublished claims or fragments to send
+        self._drained: list[_Peer] = []
+        self._next = 0
+
+    def send(self, worker: int, kind: int, parts: Sequence[Bytes]) -> bool:
+        """Copy ``parts`` as one record for ``worker``; visible after flush().  False while there is no room."""
+        peer = self._peers[worker]
+        if kind >= KIND_END:
+            raise InvalidArgument(f"kind {kind} is the ring's own")
+        if peer.outgoing is None:
+            size = sum(map(len, parts))
+            if size > peer.writer.payload_bytes_max:
+                return self._send_large(peer, kind, size, parts)
+            self._touched[worker] = peer
+            if peer.writer.put(kind, parts):  # type: ignore[arg-type]
+                return True
+        peer.block()
+        return False
+
+    def _send_large(self, peer: _Peer, kind: int, size: int, parts: Sequence[Bytes]) -> bool:
+        whole = self._claim_large(peer, kind, size)
+        position = 0
+        for part in parts:
+            whole[position : position + len(part)] = part
+            position += len(part)
+        return True
+
+    def _claim_large(self, peer: _Peer, kind: int, size: int) -> memoryview:
+        if size > CHANNEL_RECORD_BYTES_MAX:
+            raise LimitExceeded(f"{size} bytes cannot go to another worker", why=f"limit is {CHANNEL_RECORD_BYTES_MAX}")
+        peer.outgoing = _Outgoing(kind, size)
+        self._touched[peer.worker] = peer
+        return peer.outgoing.body
+
+    def claim(self, worker: int, kind: int, size: int) -> memoryview | None:
+        """Room for one record to fill before flush(); None while there is none."""
+        peer = self._peers[worker]
+        if kind >= KIND_END:
+            raise InvalidArgument(f"kind {kind} is the ring's own")
+        if peer.outgoing is None:
+            if size > peer.writer.payload_bytes_max:
+                return self._claim_large(peer, kind, size)
+            self._touched[worker] = peer
+            slot = peer.writer.claim(kind, size)
+            if slot is not None:
+                return slot
+        peer.block()
+        return None
+
+    def flush(self) -> None:
+        """Publish everything sent since the last flush and wake the peers that sleep: once per turn."""
+        if not self._touched:
+            return
+        published: list[_Peer] = []
+        waiting: dict[int, _Peer] = {}
+        for worker, peer in self._touched.items():
+            if peer.outgoing is not None:
+                peer.advance_outgoing()
+            if peer.writer.publish():
+                published.append(peer)
+            if peer.outgoing is not None:
+                waiting[worker] = peer
+        self._touched = waiting
+        if published:
+            atomics.fence()
+            for peer in published:
+                peer.bell.ring()
+
+    def poll(self, bytes_max: int = POLL_BYTES) -> list[Received]:
+        """Records ``(worker, kind, payload)``, about ``bytes_max`` at most; peers take turns to be first.
+
+        Payloads are views, valid until release().  Raises RingDamaged with ``facts["worker"]``; records
+        gathered before the damage are handed out first.
+        """
+        received: list[Received] = []
+        order = self._order
+        count = len(order)
+        for step in range(count):
+            peer = order[(self._next + step) % count]
+            if bytes_max <= 0:
+                break
+            if not peer.reader.pending or peer.changed():
+                continue
+            try:
+                bytes_max -= self._take(peer, bytes_max, received)
+            except RingDamaged as error:
+                error.facts["worker"] = peer.worker
+                if not received:
+                    raise
+                break  # it is raised by the next poll, whose turn starts here
+        else:
+            step = 1
+        if count:
+            self._next = (self._next + step) % count
+        return received
+
+    def _take(self, peer: _Peer, bytes_max: int, received: list[Received]) -> int:
+        records = peer.reader.drain(bytes_max, peer.incarnation, self.incarnation)
+        self._drained.append(peer)
+        worker, taken = peer.worker, 0
+        for kind, payload in records:
+            taken += len(payload)
+            if kind >= KIND_END:
+                joined = peer.join(kind, payload)
+                if joined is None:
+                    continue
+                kind, payload = joined
+            received.append((worker, kind, payload))
+        return taken
+
+    def release(self) -> None:
+        """Give back the space of what poll() handed out and wake the writers that wait for it."""
+        if not self._drained:
+            return
+        drained, self._drained = self._drained, []
+        for peer in drained:
+            peer.reader.release()
+        atomics.fence()
+        for peer in drained:
+            if peer.reader.wanted:
+                peer.bell.ring()
+
+    def arm(self) -> bool:
+        """Say that this worker will sleep; False (and awake again) when there is something to do.
+
+        After True the worker sleeps until ``fileno()`` is readable and then calls disarm().
+        """
+        self._bell.arm()
+        for peer in self._order:
+            moved = peer.blocked_at is not None and peer.blocked_at != peer.writer.tail
+            if peer.reader.pending or peer.changed() or moved:
+                self._bell.disarm()
+                return False
+        return True
+
+    def disarm(self) -> None:
+        """Awake: peers need not ring, and earlier rings are forgotten."""
+        self._bell.disarm()
+
+    def unblocked(self) -> list[int]:
+        """Peers that refused a record and have released space since; each is named once."""
+        workers: list[int] = []
+        for peer in self._order:
+            if peer.blocked_at is None or peer.blocked_at == peer.writer.tail:
+                continue
+            if peer.outgoing is None:
+                peer.unblock()
+                workers.append(peer.worker)
+            else:
+                peer.blocked_at = peer.writer.tail
+        return workers
+
+    def peer_incarnation(self, worker: int) -> int:
+        """The incarnation of ``worker`` that this channel talks to; 0 before its first start."""
+        return self._peers[worker].incarnation
+
+    def peers_restarted(self) -> list[int]:
+        """Peers that were replaced, or with which messages were lost, since the last call.
+
+        What was in flight with them is gone: nothing sent before reaches them, nothing they sent before
+        will be handed out.
+        """
+        workers = [peer.worker for peer in self._order if peer.changed()]
+        for worker in workers:
+            self._peers[worker].accept_change()
+            self._touched.pop(worker, None)
+        return workers
+
+    def reset(self, worker: int) -> None:
+        """Give up the content of the ring from ``worker``, after RingDamaged."""
+        peer = self._peers[worker]
+        peer.reader.reset()
+        peer.to_report = True
+        peer.incoming = None
+        atomics.fence()
+        peer.bell.ring()
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when a peer rings; for ``loop.add_reader``."""
+        return self._bell.descriptor
+
+    @property
+    def stale_count(self) -> int:
+        """Records dropped because a process that they came from or were meant for is gone."""
+        return sum(peer.reader.stale_count for peer in self._order)

@@ -1,0 +1,114 @@
+"""Named counters in shared memory: one block per worker, each word with a single writer.
+
+A worker adds to its own block with plain stores; anybody may read.  Totals go on across restarts of the
+worker; gauges (see GAUGES) start again.  A block is 64 signed 64-bit words, so names can be added at
+the end without moving others.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from danube.ipc.layout import COUNTER_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from danube.ipc.region import Region
+
+
+class Counter(IntEnum):
+    """Place of each counter in its block.  The first four are written by the supervisor."""
+
+    PID = 0
+    INCARNATION = 1
+    RESTARTS = 2
+    STARTED_NS = 3  # monotonic clock
+    STATE = 4  # see State
+    HEARTBEAT_NS = 5  # monotonic clock
+    CONNECTIONS = 6
+    CONNECTIONS_TOTAL = 7
+    PARTITIONS_OPEN = 8
+    RECORDS_IN = 9
+    BYTES_IN = 10
+    BATCHES_IN = 11
+    RECORDS_OUT = 12
+    BYTES_OUT = 13
+    ACKS_IN = 14
+    NACKS = 15
+    REDELIVERIES = 16
+    DEAD_LETTERS = 17
+    DROPPED_RECORDS = 18
+    DUPLICATES = 19
+    ERRORS = 20
+    TURNS = 21
+    PUBLISH_STALLS = 22
+    STORAGE_ERRORS = 23
+    DAMAGED_RECORDS = 24
+    SYNCS = 25
+    FORWARDED_IN = 26  # batches that came over a ring
+    FORWARDED_OUT = 27
+    RING_FULL = 28
+    STALE_RECORDS = 29
+    TAIL_MISSES = 30
+    SUBSCRIPTIONS_OPEN = 31
+    PRODUCERS_OPEN = 32
+    CONSUMERS_OPEN = 33
+
+
+class State(IntEnum):
+    """Where a worker is in its life; a killed worker stays where it was until it is replaced."""
+
+    STARTING = 0
+    READY = 1
+    DRAINING = 2
+    STOPPED = 3
+
+
+GAUGES: Final = (
+    Counter.STATE,
+    Counter.HEARTBEAT_NS,
+    Counter.CONNECTIONS,
+    Counter.PARTITIONS_OPEN,
+    Counter.SUBSCRIPTIONS_OPEN,
+    Counter.PRODUCERS_OPEN,
+    Counter.CONSUMERS_OPEN,
+)
+
+if len(Counter) * 8 > COUNTER_BLOCK_BYTES:
+    raise ImportError("the counters do not fit their block")
+
+
+class Counters:
+    """The block of one worker.  ``add`` and ``put`` are for its single writer."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, region: Region, worker: int) -> None:
+        start = region.layout.counter_block_position(worker)
+        self._words = region.memory[start : start + COUNTER_BLOCK_BYTES].cast("q")
+
+    def add(self, counter: Counter, amount: int = 1) -> None:
+        self._words[counter] += amount
+
+    def put(self, counter: Counter, value: int) -> None:
+        self._words[counter] = value
+
+    def get(self, counter: Counter) -> int:
+        return self._words[counter]
+
+    def begin(self, pid: int, incarnation: int, now_ns: int) -> None:
+        """Supervisor, before the worker runs: gauges start again, totals go on."""
+        for gauge in GAUGES:
+            self._words[gauge] = 0
+        self._words[Counter.INCARNATION] = incarnation
+        self._words[Counter.STARTED_NS] = now_ns
+        self._words[Counter.PID] = pid
+
+    def snapshot(self) -> dict[str, int]:
+        """All counters by lower-case name; each value is whole, the set is not of one instant."""
+        return {counter.name.lower(): self._words[counter] for counter in Counter}
+
+
+def snapshot(region: Region) -> list[dict[str, int]]:
+    """The counters of all workers, by worker index."""
+    return [Counters(region, worker).snapshot() for worker in range(region.layout.workers)]

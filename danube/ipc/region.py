@@ -1,0 +1,205 @@
+"""The one block of shared memory of a broker, made by the supervisor before it forks.
+
+It is a memfd: it has no name that anybody could guess or leave behind, mode 0600, and the kernel frees
+it with the last process that maps it, also after SIGKILL.  Every page is reserved before the first
+worker starts and the size is sealed, so that touching it can never raise SIGBUS.  A memfd counts as the
+broker's memory (and its cgroup's), not against the mount size of /dev/shm.
+
+The doorbells are made here too, because like the memory they must exist before the fork.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from danube.errors import StorageFull, StorageIncompatible
+from danube.ipc.atomics import WORD_BYTES, Words
+from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, TAIL_WORDS_BYTES, Layout
+from danube.limits import MIB
+
+MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
+_HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "tail_bytes", "region_bytes")
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
+
+
+class Region:
+    """The mapped memory; forked workers inherit it and use their parts of it."""
+
+    __slots__ = ("_descriptor", "_map", "bells", "layout", "memory")
+
+    def __init__(self, layout: Layout, descriptor: int, mapped: mmap.mmap, bells: tuple[int, ...]) -> None:
+        self.layout = layout
+        self.bells = bells
+        self._descriptor = descriptor
+        self._map = mapped
+        self.memory = memoryview(mapped)
+
+    @classmethod
+    def create(cls, workers: int, ring_bytes: int = 0, tail_bytes: int = 0) -> Region:
+        """Reserve and map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
+
+        Raises StorageFull when the memory is not there, before anything else was started.
+        """
+        layout = Layout.plan(workers, ring_bytes, tail_bytes)
+        _check_memory(layout.region_bytes)
+        descriptor = os.memfd_create("danube-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.posix_fallocate(descriptor, 0, layout.region_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            mapped = mmap.mmap(descriptor, layout.region_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            raise _no_memory(layout.region_bytes, os.strerror(error.errno or errno.ENOMEM)) from error
+        bells = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers))
+        region = cls(layout, descriptor, mapped, bells)
+        header = Words(region.memory[:LINE_BYTES])
+        facts = (MAGIC, layout.workers, layout.ring_bytes, layout.tail_bytes, layout.region_bytes)
+        for index, value in enumerate(facts):
+            header.store(index, value)
+        return region
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Region:
+        """Map a running broker's region, as found in its state file, for reading only.
+
+        Raises OSError when there is none and StorageIncompatible when it is not a region.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            header = os.pread(descriptor, LINE_BYTES, 0)
+            values = dict(zip(_HEADER_WORDS, memoryview(header).cast("Q"), strict=False)) if len(header) == 64 else {}
+            if values.get("magic") != MAGIC or values.get("region_bytes") != size:
+                raise StorageIncompatible("not a region of this version of Danube", why=str(path))
+            mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        layout = Layout.plan(values["workers"], values["ring_bytes"], values["tail_bytes"])
+        return cls(layout, descriptor, mapped, ())
+
+    @property
+    def path(self) -> str:
+        """Where another process of the same user can open it while this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def words(self, position: int, size: int) -> Words:
+        """Atomic words over ``size`` bytes from ``position``."""
+        return Words(self.memory[position : position + size])
+
+    def ring_memory(self, writer: int, reader: int) -> tuple[Words, memoryview]:
+        """The words and the slots of one ring."""
+        start = self.layout.ring_position(writer, reader)
+        slots = start + RING_WORDS_BYTES
+        return self.words(start, RING_WORDS_BYTES), self.memory[slots : slots + self.layout.ring_bytes]
+
+    def tail_memory(self, worker: int) -> tuple[Words, memoryview]:
+        """The words and the bytes of one tail."""
+        start = self.layout.tail_position(worker)
+        body = start + TAIL_WORDS_BYTES
+        return self.words(start, TAIL_WORDS_BYTES), self.memory[body : body + self.layout.tail_bytes]
+
+    def incarnation(self, worker: int) -> int:
+        """Which start of ``worker`` is the current one; 0 before the first."""
+        return self._incarnation_words(worker).load(0)
+
+    def announce(self, worker: int, incarnation: int) -> None:
+        """Supervisor only: tell everybody that ``worker`` is about to run as ``incarnation``.
+
+        Called after the old process was reaped and before the new one is forked.  All bells ring, so
+        that no peer waits for an answer of the dead one.
+        """
+        self._incarnation_words(worker).store(0, incarnation)
+        for bell in self.bells:
+            _ring(bell)
+
+    def _incarnation_words(self, worker: int) -> Words:
+        return self.words(self.layout.incarnation_position(worker), WORD_BYTES)
+
+    def populate(self, worker: int) -> None:
+        """Map the pages that ``worker`` writes now instead of one fault at a time; best effort."""
+        layout = self.layout
+        parts = [(layout.tail_position(worker), TAIL_WORDS_BYTES + layout.tail_bytes)]
+        if layout.workers > 1:
+            first = layout.rings_position + worker * (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)
+            parts.append((first, (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)))
+        for start, size in parts:
+            try:
+                self._map.madvise(_POPULATE_WRITE, start, size)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        """Close the descriptors.  The mapping itself goes with the last view of it."""
+        for bell in self.bells:
+            os.close(bell)
+        self.bells = ()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _ring(bell: int) -> None:
+    try:
+        os.eventfd_write(bell, 1)
+    except BlockingIOError:
+        return  # 2**64-2 rings are pending: it rings
+
+
+def _check_memory(size: int) -> None:
+    available = available_memory_bytes()
+    if available is not None and size > available:
+        raise _no_memory(size, f"only {available // MIB} MiB are available")
+
+
+def _no_memory(size: int, why: str) -> StorageFull:
+    return StorageFull(
+        f"no {-(-size // MIB)} MiB of shared memory for the workers",
+        why=why,
+        hint="start fewer workers (--workers), or give the machine or container more memory",
+        size=size,
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """What can still be allocated: of the machine and of the cgroups around this process."""
+    amounts = [amount for amount in (_machine_available(), *_cgroup_available()) if amount is not None]
+    return min(amounts, default=None)
+
+
+def _machine_available() -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> list[int]:
+    """Limit minus use, for each cgroup (v2, or the v1 memory controller) from this process's own up."""
+    amounts: list[int] = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, limit, used = "/sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, used = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        place = Path(name.strip("/"))
+        for folder in (place, *place.parents):
+            texts = _read(f"{root}/{folder}/{limit}").strip(), _read(f"{root}/{folder}/{used}").strip()
+            if all(text.isdigit() for text in texts):
+                amounts.append(max(0, int(texts[0]) - int(texts[1])))
+    return amounts
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

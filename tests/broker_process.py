@@ -1,0 +1,258 @@
+"""A real broker in a process of its own, for tests, benchmarks and the crash checker.
+
+The broker leads its own session and process group.  It dies with the thread that started it
+(PR_SET_PDEATHSIG), so nothing is left even when the test runner itself is killed with SIGKILL.
+Only processes of that group and their descendants are ever signalled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_TIMEOUT_S = 60.0  # a first start compiles kernels
+STOP_TIMEOUT_S = 15.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class BrokerFailed(Exception):
+    """The broker did not do what was asked; the message holds the end of its output."""
+
+
+def free_port() -> int:
+    """A loopback port that is free now and that the kernel does not hand to clients meanwhile.
+
+    The port lies under the ephemeral range, so a broker that restarts finds it again.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    source = random.SystemRandom()
+    for _ in range(1_000):
+        port = source.randrange(10_240, max(first, 12_000))
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise BrokerFailed("no free loopback port")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that forked it ends; for ``preexec_fn``."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of all living descendants of ``pid``, parents first."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        parent = queue.pop(0)
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                with suppress(OSError):
+                    children = [int(word) for word in (task / "children").read_text().split()]
+                    found += children
+                    queue += children
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll ``condition`` every 10 ms; raise BrokerFailed naming ``what`` when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BrokerFailed(f"not within {timeout_s} s: {what}")
+        time.sleep(0.01)
+
+
+class BrokerProcess:
+    """``python -m danube start`` on one data directory and one port, started and stopped at will."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        workers: int | str = 1,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.workers = workers
+        self.arguments = list(arguments)
+        self.environment = dict(environment or {})
+        self.prefix = list(prefix)
+        self.port = free_port()
+        self.output_path = self.data_dir.parent / f"{self.data_dir.name}.output"
+        self.ready: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"danube://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Id of the supervisor."""
+        return int(self.ready["pid"])
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Ids of the worker processes, in the order of their numbers."""
+        workers = self._read_ready().get("workers")
+        if isinstance(workers, list) and workers:
+            return [int(worker["pid"] if isinstance(worker, dict) else worker) for worker in workers]
+        return [pid for pid in descendants(self.pid) if alive(pid)][: int(workers or 1)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The supervisor and everything under it."""
+        return [self.pid, *descendants(self.pid)]
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self) -> BrokerProcess:
+        """Start the process without waiting for it."""
+        if self.running:
+            raise BrokerFailed("the broker is running already")
+        command = [
+            *self.prefix,
+            *(sys.executable, "-m", "danube", "start", "--data-dir", str(self.data_dir)),
+            *("--native-port", str(self.port), "--workers", str(self.workers)),
+            *self.arguments,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
+        with self.output_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        return self
+
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> BrokerProcess:
+        """Start and wait until the broker says that it is ready and accepts a connection."""
+        self.launch()
+        try:
+            self.wait_ready(timeout_s)
+        except BrokerFailed:
+            self.kill()
+            raise
+        return self
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        wait_until(self._answers, timeout_s, f"broker ready\n{self.output_tail()}")
+
+    def _answers(self) -> bool:
+        if not self.running:
+            raise BrokerFailed(f"the broker ended with {self.exit_code}\n{self.output_tail()}")
+        ready = self._read_ready()
+        if not ready or not alive(int(ready["pid"])) or int(ready["pid"]) not in self._own_pids():
+            return False
+        self.ready = ready
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    def _own_pids(self) -> list[int]:
+        return [self._process.pid, *descendants(self._process.pid)] if self._process else []
+
+    def _read_ready(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.data_dir / "danube.json").read_text()))
+        return {}
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode if self._process else None
+
+    def output_tail(self, size: int = 4_000) -> str:
+        """The last characters of what the broker printed."""
+        with suppress(OSError):
+            return self.output_path.read_text(errors="replace")[-size:]
+        return ""
+
+    def terminate(self) -> None:
+        """SIGTERM to the supervisor, without waiting."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, wait, and return the exit code; raise BrokerFailed when it takes too long."""
+        if self._process is None:
+            return 0
+        if self.running:
+            self.terminate()
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            tail = self.output_tail()
+            self.kill()
+            raise BrokerFailed(f"the broker did not stop within {timeout_s} s\n{tail}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the broker at once; leaves nothing running."""
+        if self._process is None:
+            return
+        pids = self._own_pids()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        for pid in pids:
+            wait_until(lambda pid=pid: not alive(pid), 10, f"process {pid} gone after SIGKILL")  # type: ignore[misc]
+
+    def kill_worker(self, number: int = 0) -> int:
+        """SIGKILL one worker and return the process id it had."""
+        pid = self.worker_pids[number]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_worker_replaced(self, old_pid: int, timeout_s: float = 10.0) -> None:
+        """Wait until the worker that had ``old_pid`` runs again under another id."""
+        count = len(self.worker_pids)
+        wait_until(
+            lambda: old_pid not in self.worker_pids and sum(map(alive, self.worker_pids)) >= count,
+            timeout_s,
+            f"worker {old_pid} replaced\n{self.output_tail()}",
+        )
+
+    def restart(self) -> BrokerProcess:
+        """Stop (gracefully when running) and start again on the same directory and port."""
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> BrokerProcess:
+        return self if self.running else self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()

@@ -1,0 +1,62 @@
+"""Fixtures for all tests: a real broker, and one seed that a failed run prints and a new run accepts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.broker_process import BrokerProcess
+
+settings.register_profile("danube", deadline=None, print_blob=True)
+settings.load_profile("danube")
+
+_seed_key = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of everything random in the tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--seed")
+    config.stash[_seed_key] = random.SystemRandom().randrange(2**32) if given is None else given
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[_seed_key]} (repeat with --seed)"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """This run's seed, mixed with the test's name."""
+    return random.Random(f"{request.config.stash[_seed_key]} {request.node.nodeid}").randrange(2**32)
+
+
+@pytest.fixture
+def source(seed: int) -> random.Random:
+    """A random source that depends on the run's seed and the test's name alone."""
+    return random.Random(seed)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """Start real brokers: ``broker(workers=2, arguments=[...])``; all are killed after the test.
+
+    Each gets a data directory of its own unless ``data_dir`` says otherwise; ``start=False`` only
+    prepares it.
+    """
+    made: list[BrokerProcess] = []
+
+    def make(data_dir: Path | None = None, *, start: bool = True, **options: Any) -> BrokerProcess:
+        process = BrokerProcess(data_dir or tmp_path / f"data-{len(made)}", **options)
+        made.append(process)
+        return process.start() if start else process
+
+    yield make
+    for process in made:
+        process.kill()

@@ -249,6 +249,11 @@ class HostedPartition:
         self._chunk = None
         return more
 
+    @property
+    def deadline_ns(self) -> int | None:
+        """When a subscription next needs a look although nothing came in."""
+        return min((host.deadline_ns for host in self.subscriptions.values() if host.deadline_ns), default=None)
+
     def _trim_hot(self) -> None:
         followed = [host.core.next for host in self.subscriptions.values() if host.links]
         if followed:

@@ -27,7 +27,7 @@ from danube.broker.subscribing import subscribe
 from danube.core import wire
 from danube.core.metadata import TopicRecord
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
-from danube.errors import DanubeError, InvalidArgument, OwnerMoved, ProtocolError, StorageFailed, TopicNotFound
+from danube.errors import DanubeError, InvalidArgument, OwnerMoved, ProtocolError, StorageFailed, TopicNotFound, broken
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("danube.shard")
 REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
+READ_RETRY_NS = 1_000_000_000
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
@@ -63,8 +64,7 @@ class Shard:
         self.counters = counters
         self.draining = False
         self._root = root
-        self._incarnation = incarnation
-        self._epochs = 0
+        self._epoch = incarnation * REOPENS_PER_INCARNATION
         self._find_topic = find_topic
         self._log_options = log_options
         self._executor = executor
@@ -73,6 +73,8 @@ class Shard:
         self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
         self._dirty: dict[HostedPartition, None] = {}
         self._dispatch: dict[HostedPartition, None] = {}
+        self._touched: dict[HostedPartition, None] = {}  # dispatched since cursors were stored
+        self._deadlines: dict[HostedPartition, int] = {}
         self._consumer_id = 0
         self.storage = Storage(syncer, executor, call_on_loop, call_later, self._reopen, self.wake)
         self._handlers: dict[int, Handler] = {
@@ -256,7 +258,7 @@ class Shard:
             return
         self._opening[name] = [then]
         future = self._executor.submit(
-            open_partition, self._root, name, record, index, self._next_epoch(), self._log_options, self.counters
+            open_partition, self._root, name, record, index, self._epoch, self._log_options, self.counters
         )
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
 
@@ -293,16 +295,12 @@ class Shard:
         self.partitions[hosted.name] = hosted
         self.counters.add("partitions_open")
 
-    def _next_epoch(self) -> int:
-        epoch = self._incarnation * REOPENS_PER_INCARNATION
-        self._epochs = min(self._epochs + 1, REOPENS_PER_INCARNATION - 1)
-        return epoch
-
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
         record, index = self._find_topic(hosted.name)
-        return open_log(
-            self._root, hosted.name, record, index, hosted.core.epoch + 1, self._log_options, trusted_end
-        )
+        epoch = hosted.core.epoch + 1
+        if epoch % REOPENS_PER_INCARNATION == 0:
+            broken("a log was opened anew too often; the worker must start again", partition=hosted.name)
+        return open_log(self._root, hosted.name, record, index, epoch, self._log_options, trusted_end)
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at this partition's subscriptions in the next turn."""
@@ -343,30 +341,43 @@ class Shard:
             wanted, self._dispatch = self._dispatch, {}
             now_ns = clock.monotonic_ns()
             for hosted in wanted:
-                try:
-                    more = hosted.dispatch(now_ns)
-                except DanubeError as error:
-                    self.counters.add("storage_errors")
-                    _log.error("delivery failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
-                    continue
-                if more:
-                    self.wake(hosted)
+                self._deliver(hosted, now_ns)
+
+    def _deliver(self, hosted: HostedPartition, now_ns: int) -> None:
+        try:
+            more = hosted.dispatch(now_ns)
+        except DanubeError as error:
+            self.counters.add("storage_errors")
+            _log.error("delivery failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            self._deadlines[hosted] = now_ns + READ_RETRY_NS
+            return
+        if more:
+            self.wake(hosted)
+        if hosted.subscriptions:
+            self._touched[hosted] = None
+            deadline_ns = hosted.deadline_ns
+            if deadline_ns is not None:
+                self._deadlines[hosted] = deadline_ns
+            else:
+                self._deadlines.pop(hosted, None)
 
     def tick(self) -> None:
         """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
         now_ns = clock.monotonic_ns()
-        for hosted in self.partitions.values():
-            for host in hosted.subscriptions.values():
-                if host.deadline_ns is not None and host.deadline_ns <= now_ns:
-                    self.wake(hosted)
-                    break
+        for hosted, deadline_ns in self._deadlines.items():
+            if deadline_ns <= now_ns:
+                self.wake(hosted)
 
     def store_cursors(self) -> None:
-        """Append changed cursors of all partitions."""
-        for hosted in self.partitions.values():
+        """Append the cursors that changed since the last call."""
+        touched, self._touched = self._touched, {}
+        for hosted in touched:
+            if hosted.deleted:
+                continue
             try:
                 hosted.store_cursors()
             except DanubeError as error:
+                self._touched[hosted] = None
                 self.counters.add("storage_errors")
                 _log.warning("cursors not stored", extra={"facts": {"partition": hosted.name, "error": str(error)}})
 

@@ -300,13 +300,13 @@ class FrameDecoder:
     ``frames(buffer, start, end)`` yields the whole frames in ``buffer[start:end]`` and leaves
     ``position`` after the last one and ``wanted`` at the size of the frame that is incomplete
     (FRAME_HEADER_BYTES while even that is unknown).  Sizes are checked from the header alone, so
-    a length of 2**32-1 allocates nothing.
+    a length of 2**32-1 allocates nothing.  ``size_max`` may be raised between frames.
     """
 
-    __slots__ = ("_size_max", "position", "wanted")
+    __slots__ = ("position", "size_max", "wanted")
 
     def __init__(self, size_max: int = FRAME_BYTES_MAX) -> None:
-        self._size_max = size_max
+        self.size_max = size_max
         self.position = 0
         self.wanted = FRAME_HEADER_BYTES
 
@@ -317,8 +317,8 @@ class FrameDecoder:
             size, kind, flags, tail, correlation, handle = unpack(buffer, start)
             if size < FRAME_HEADER_BYTES or size & 7 or tail > min(7, size - FRAME_HEADER_BYTES):
                 raise ProtocolError("frame header is malformed", size=size, tail=tail)
-            if size > self._size_max:
-                raise LimitExceeded(f"frame of {size} bytes is too large", why=f"limit is {self._size_max}")
+            if size > self.size_max:
+                raise LimitExceeded(f"frame of {size} bytes is too large", why=f"limit is {self.size_max}")
             if end - start < size:
                 self.wanted = size
                 return

@@ -1,0 +1,91 @@
+"""Operations on one partition that a client asks of its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from danube.broker.hosted import HostedPartition
+from danube.broker.subscribing import start_offset
+from danube.core.policy import FailurePolicy
+from danube.core.wire import Admin
+from danube.errors import Conflict, InvalidArgument, SubscriptionNotFound
+
+
+def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
+    """Carry out one request; the value is what the RESULT frame holds."""
+    operation = _OPERATIONS.get(request.op)
+    if operation is None:
+        raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer than the broker")
+    return operation(hosted, request.args, now_ns)
+
+
+def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    return hosted.statistics()
+
+
+def _list_subscriptions(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
+    hosts = [*hosted.subscriptions.items(), *hosted.lossy.items()]
+    return [{"subscription": name, "partition": hosted.name, **host.statistics(now_ns)} for name, host in sorted(hosts)]
+
+
+def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    name = _name(args)
+    host = hosted.lossy.get(name) or hosted.subscription(name)
+    return {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
+
+
+def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    host = hosted.subscription(_name(args))
+    offset = start_offset(hosted, str(args.get("kind", "")), int(args.get("value", 0)))
+    host.core.seek(offset, hosted.high_watermark, now_ns)
+    return {"offset": offset, "lag": hosted.high_watermark - offset}
+
+
+def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
+    name = _name(args)
+    host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
+    if host is None:
+        raise SubscriptionNotFound(f"subscription {name!r} does not exist on {hosted.name}")
+    if host.links:
+        raise Conflict(
+            f"subscription {name!r} has {len(host.links)} consumers connected", hint="stop them first, then delete it"
+        )
+    hosted.lossy.pop(name, None)
+    if hosted.subscriptions.pop(name, None) is not None and hosted.cursors is not None:
+        hosted.cursors.remove(name)
+        hosted.cursors.write()
+
+
+def _unblock(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    return {"unblocked": hosted.subscription(_name(args)).core.unblock(now_ns)}
+
+
+def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
+    host = hosted.subscription(_name(args))
+    try:
+        failure = msgspec.convert(args.get("failure", {}), FailurePolicy)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument("failure policy cannot be read", why=str(error)) from None
+    failure.check()
+    host.core.set_failure(failure)
+
+
+def _name(args: dict[str, Any]) -> str:
+    name = args.get("subscription")
+    if not isinstance(name, str):
+        raise InvalidArgument("the request names no subscription")
+    return name
+
+
+_OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
+    "describe_partition": _describe_partition,
+    "list_subscriptions": _list_subscriptions,
+    "describe_subscription": _describe_subscription,
+    "seek": _seek,
+    "delete_subscription": _delete_subscription,
+    "unblock": _unblock,
+    "set_failure_policy": _set_failure_policy,
+}

@@ -1,0 +1,326 @@
+"""The router: which worker a connection's frame is for, and what any worker answers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from danube import __version__, clock
+from danube.broker.api import Session
+from danube.broker.remote import RecordKind, RemoteSessions
+from danube.core import wire
+from danube.core.metadata import CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
+from danube.core.placement import owner_of
+from danube.core.policy import Durability, TopicPolicy
+from danube.core.wire import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
+from danube.errors import DanubeError, InvalidArgument, OwnerMoved, PolicyMismatch, ProtocolError, TopicNotFound
+from danube.ids import check_topic_name, partition_name
+
+if TYPE_CHECKING:
+    from danube.broker.shard import Shard
+    from danube.cluster.local_log import LocalLog
+
+_CLOSES = {Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER}
+_REQUESTS = {Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN}
+
+
+class RoutedSession(Session):
+    """A connection that this worker holds: where each of its handles lives."""
+
+    def __init__(self, connection_id: int) -> None:
+        super().__init__()
+        self.connection_id = connection_id
+        self.routes: dict[int, int] = {}  # handle -> worker
+        self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
+
+
+class Router:
+    """Routes frames of local connections; one for each worker."""
+
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        shard: Shard,
+        metadata: LocalLog,
+        executor: Executor,
+        *,
+        call_on_loop: Callable[..., object],
+        schedule_turn: Callable[[], None],
+        on_metadata: Callable[[], None],
+        status: Callable[[], dict[str, Any]],
+        default_policy: TopicPolicy,
+        auto_create: bool,
+    ) -> None:
+        self.remote: RemoteSessions | None = None
+        self._worker = worker
+        self._workers = workers
+        self._shard = shard
+        self._metadata = metadata
+        self._executor = executor
+        self._call_on_loop = call_on_loop
+        self._schedule_turn = schedule_turn
+        self._on_metadata = on_metadata
+        self._status = status
+        self._default_policy = default_policy
+        self._auto_create = auto_create
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
+        """Take one frame; False when the owner's ring is full: offer the same frame again later."""
+        kind = frame.kind
+        try:
+            if kind == Kind.LOOKUP:
+                self._lookup(session, frame, buffer)
+                return True
+            worker = self._worker_for(session, frame, buffer)
+        except DanubeError as error:
+            session.send_error(error, frame.correlation)
+            return True
+        if worker is None:
+            return True
+        if worker == self._worker:
+            self._shard.on_frame(session, frame, buffer)
+            return True
+        if self.remote is None or not self.remote.forward(worker, session.connection_id, frame, buffer):
+            return False
+        if kind in _REQUESTS:
+            session.requests[frame.correlation] = worker
+        if kind in _CLOSES:
+            session.routes.pop(frame.handle, None)
+        return True
+
+    def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
+        kind = frame.kind
+        body = buffer[frame.start : frame.end]
+        if kind in (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK):
+            return session.routes.get(frame.handle, self._worker)
+        if kind == Kind.OPEN_PRODUCER:
+            worker = self.owner(wire.decode_control(body, OpenProducer).partition)
+        elif kind == Kind.SUBSCRIBE:
+            worker = self.owner(wire.decode_control(body, Subscribe).partition)
+        elif kind in (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER):
+            return session.routes.get(frame.handle, self._worker)
+        elif kind == Kind.ADMIN:
+            request = wire.decode_control(body, Admin)
+            if request.partition:
+                return self.owner(request.partition)
+            self._administer(session, frame.correlation, request)
+            return None
+        else:
+            raise ProtocolError(f"frame kind {kind} is not known")
+        session.routes[frame.handle] = worker
+        return worker
+
+    def owner(self, name: str) -> int:
+        """The worker that owns a partition, by its physical name."""
+        record, index = self.find_topic(name)
+        return owner_of(record.topic_id, index, self._workers)
+
+    def find_topic(self, name: str) -> tuple[TopicRecord, int]:
+        """The topic and partition index of a physical name; reads the metadata log when unknown."""
+        check_topic_name(name)
+        try:
+            return self._metadata.state.topic_of_partition(name)
+        except TopicNotFound:
+            self._on_metadata()
+            return self._metadata.state.topic_of_partition(name)
+
+    def answered(self, session: RoutedSession, frames: bytes) -> None:
+        """Frames came back from an owner: their requests are no longer open."""
+        if session.requests:
+            for frame in wire.FrameDecoder().frames(frames, 0, len(frames)):
+                session.requests.pop(frame.correlation, None)
+
+    def worker_restarted(self, session: RoutedSession, worker: int) -> None:
+        """An owner is gone: its handles must be opened again, its open requests asked again."""
+        error = OwnerMoved("the partition's owner started again", hint="the client opens it again by itself")
+        for correlation in [key for key, owner in session.requests.items() if owner == worker]:
+            del session.requests[correlation]
+            session.send_error(error, correlation)
+        for handle in [key for key, owner in session.routes.items() if owner == worker]:
+            del session.routes[handle]
+            session.send_error(error, 0, handle)
+
+    def session_gone(self, session: RoutedSession) -> None:
+        """A local connection was closed."""
+        self._shard.drop_session(session)
+        if self.remote is not None:
+            for worker in set(session.routes.values()) | set(session.requests.values()):
+                if worker != self._worker:
+                    self.remote.notify(worker, RecordKind.SESSION_GONE, session.connection_id)
+        self._schedule_turn()
+
+    # -- topics -----------------------------------------------------------------------------------
+
+    def _lookup(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], Lookup)
+        try:
+            record = self._topic(request.topic)
+        except TopicNotFound:
+            if not (request.create and self._auto_create):
+                raise
+            policy = self._policy_for(request.reliable, request.durability)
+            command = CreateTopic(
+                topic=request.topic, partitions=request.partitions, policy=policy,
+                created_us=clock.wall_us(), ensure=True,
+            )  # fmt: skip
+
+            def created(record: Any) -> Any:
+                self._check_mode(record, request)
+                return topic_view(record)
+
+            self._propose(session, frame.correlation, command, created)
+            return
+        self._check_mode(record, request)
+        session.send(wire.result_frame(topic_view(record), frame.correlation))
+
+    def _topic(self, name: str) -> TopicRecord:
+        check_topic_name(name)
+        try:
+            return self._metadata.state.topic(name)
+        except TopicNotFound:
+            self._on_metadata()
+            return self._metadata.state.topic(name)
+
+    def _policy_for(self, reliable: bool | None, durability: str) -> TopicPolicy:
+        policy = self._default_policy
+        level = durability
+        if reliable is None:
+            reliable = policy.reliable if not level else level != "memory"
+        if not level:
+            level = policy.durability if reliable == policy.reliable else ("written" if reliable else "memory")
+        policy = msgspec.structs.replace(policy, reliable=reliable, durability=level)
+        policy.check()
+        return policy
+
+    def _check_mode(self, record: TopicRecord, request: Lookup) -> None:
+        policy = record.policy
+        if request.reliable is not None and request.reliable != policy.reliable:
+            raise PolicyMismatch(
+                f"{record.topic} is {'reliable' if policy.reliable else 'non-reliable'}",
+                why=f"the producer asked for reliable={request.reliable}",
+                hint="use the topic's mode, or another topic",
+            )
+        if request.durability and Durability.parse(request.durability) > policy.level:
+            raise PolicyMismatch(
+                f"{record.topic} acknowledges at level {policy.durability}",
+                why=f"the producer asked for {request.durability}",
+                hint="danube topics update --durability raises it for everyone",
+            )
+
+    def _propose(
+        self, session: RoutedSession, correlation: int, command: Any, view: Callable[[Any], Any]
+    ) -> None:
+        """Commit a metadata command off the loop, then answer."""
+
+        def committed(future: Any) -> None:
+            self._call_on_loop(self._committed, session, correlation, future, view)
+
+        self._executor.submit(self._metadata.propose, command).add_done_callback(committed)
+
+    def _committed(
+        self, session: RoutedSession, correlation: int, future: Any, view: Callable[[Any], Any]
+    ) -> None:
+        self._on_metadata()
+        if self.remote is not None:
+            for worker in range(self._workers):
+                if worker != self._worker:
+                    self.remote.notify(worker, RecordKind.METADATA)
+        error = future.exception()
+        try:
+            if error is not None:
+                raise error
+            session.send(wire.result_frame(view(future.result()), correlation))
+        except DanubeError as failure:
+            session.send_error(failure, correlation)
+        self._schedule_turn()
+
+    # -- operations that any worker answers -------------------------------------------------------
+
+    def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
+        args = request.args
+        if request.op == "status":
+            session.send(wire.result_frame(self._status(), correlation))
+        elif request.op == "list_topics":
+            self._on_metadata()
+            records = self._metadata.state.topics(args.get("namespace"))
+            session.send(wire.result_frame([topic_entry(record) for record in records], correlation))
+        elif request.op == "topic":
+            record = self._topic(str(args.get("topic", "")))
+            session.send(wire.result_frame(topic_entry(record), correlation))
+        elif request.op == "create_topic":
+            self._create_topic(session, correlation, args)
+        elif request.op == "delete_topic":
+            command = DeleteTopic(topic=str(args.get("topic", "")))
+            self._propose(session, correlation, command, lambda record: None)
+        elif request.op == "update_topic":
+            record = self._topic(str(args.get("topic", "")))
+            policy = policy_from(args.get("policy", {}), record.policy)
+            command_update = UpdatePolicy(topic=record.topic, policy=policy)
+            self._propose(session, correlation, command_update, lambda changed: topic_entry(self._topic(record.topic)))
+        else:
+            raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer")
+
+    def _create_topic(self, session: RoutedSession, correlation: int, args: dict[str, Any]) -> None:
+        asked = dict(args.get("policy", {}))
+        base = self._policy_for(asked.get("reliable"), asked.get("durability", ""))
+        policy = policy_from({**asked, "reliable": base.reliable, "durability": base.durability}, base)
+        command = CreateTopic(
+            topic=str(args.get("topic", "")), partitions=int(args.get("partitions", 0)), policy=policy,
+            created_us=clock.wall_us(), ensure=bool(args.get("ensure", False)),
+        )  # fmt: skip
+        self._propose(session, correlation, command, topic_entry)
+
+
+def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
+    """The base policy with the asked fields; unknown fields and impossible values are refused."""
+    if not isinstance(asked, dict):
+        raise InvalidArgument("policy must be a map")
+    unknown = set(asked) - set(TopicPolicy.__struct_fields__)
+    if unknown:
+        raise InvalidArgument(f"policy has unknown fields: {', '.join(sorted(map(str, unknown)))}")
+    fields = msgspec.to_builtins(base) | {name: value for name, value in asked.items() if value is not None}
+    try:
+        policy = msgspec.convert(fields, TopicPolicy)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument("policy cannot be read", why=str(error)) from None
+    policy.check()
+    return policy
+
+
+def partition_names(record: TopicRecord) -> list[str]:
+    """Physical names of a topic's partitions."""
+    if record.partitions == 0:
+        return [record.topic]
+    return [partition_name(record.topic, index) for index in range(record.partitions)]
+
+
+def topic_view(record: TopicRecord) -> TopicView:
+    policy = record.policy
+    return TopicView(
+        record.topic, record.topic_id, partition_names(record), policy.reliable, policy.durability,
+        policy.max_record_bytes,
+    )  # fmt: skip
+
+
+def topic_entry(record: TopicRecord) -> dict[str, Any]:
+    """What list_topics and topic answer: the view and the whole policy."""
+    policy = {name: getattr(record.policy, name) for name in TopicPolicy.__struct_fields__}
+    return {
+        "topic": record.topic,
+        "topic_id": record.topic_id,
+        "partitions": partition_names(record),
+        "partition_count": record.partitions,
+        "reliable": record.policy.reliable,
+        "durability": record.policy.durability,
+        "max_record_bytes": record.policy.max_record_bytes,
+        "created_us": record.created_us,
+        "policy": policy | {"failure": msgspec.to_builtins(record.policy.failure)},
+        "broker_version": __version__,
+    }
+

@@ -1,0 +1,326 @@
+"""The native door: frames from a socket to the router, frames from partitions to the socket.
+
+Bytes are received into a lent buffer, cut into frames where they lie, and referred to until the end
+of the turn.  Output is collected during a turn and handed to the transport in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+from danube import __version__
+from danube.broker.router import RoutedSession, Router
+from danube.core import wire
+from danube.core.wire import Frame, FrameDecoder, Hello, Kind, Welcome
+from danube.errors import DanubeError, Draining, LimitExceeded, OperationTimeout, ProtocolError, UnsupportedVersion
+from danube.limits import (
+    FRAME_BYTES_MAX,
+    OUTPUT_BUFFER_BYTES_MAX,
+    PUBLISH_CREDIT_BYTES,
+)
+from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
+
+_log = logging.getLogger("danube.native")
+HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
+ROOM_MIN = 64 * 1024
+HIGH_WATER_BYTES = 4 * 1024 * 1024
+TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
+
+
+class NativeServer:
+    """Connections of the native protocol on one worker."""
+
+    def __init__(
+        self,
+        worker: int,
+        router: Router,
+        *,
+        connections_max: int,
+        handshake_timeout_s: float,
+        schedule_turn: Callable[[], None],
+        count: Callable[[str, int], None],
+    ) -> None:
+        self.worker = worker
+        self.router = router
+        self.connections: dict[int, NativeConnection] = {}
+        self.buffers = ReceiveBuffers()
+        self.count = count
+        self.schedule_turn = schedule_turn
+        self.draining = False
+        self._connections_max = connections_max
+        self._handshake_timeout_s = handshake_timeout_s
+        self._next_id = 0
+        self._dirty: dict[NativeConnection, None] = {}
+        self._blocked: dict[NativeConnection, None] = {}
+        self._shaking: dict[NativeConnection, float] = {}
+
+    def factory(self) -> NativeConnection:
+        self._next_id += 1
+        return NativeConnection(self, self._next_id)
+
+    def opened(self, connection: NativeConnection, now_s: float) -> None:
+        if len(self.connections) >= self._connections_max:
+            connection.refuse(
+                LimitExceeded(
+                    f"this worker holds {self._connections_max} connections already",
+                    hint="close some, or raise limits.connections_max",
+                )
+            )
+            return
+        self.connections[connection.connection_id] = connection
+        self._shaking[connection] = now_s + self._handshake_timeout_s
+        self.count("connections", 1)
+        self.count("connections_total", 1)
+
+    def shaken(self, connection: NativeConnection) -> None:
+        self._shaking.pop(connection, None)
+
+    def closed(self, connection: NativeConnection) -> None:
+        self._dirty.pop(connection, None)
+        self._blocked.pop(connection, None)
+        self._shaking.pop(connection, None)
+        if self.connections.pop(connection.connection_id, None) is not None:
+            self.count("connections", -1)
+            self.router.session_gone(connection)
+
+    def has_output(self, connection: NativeConnection) -> None:
+        self._dirty[connection] = None
+        self.schedule_turn()
+
+    def is_blocked(self, connection: NativeConnection) -> None:
+        self._blocked[connection] = None
+
+    def deliver(self, connection_id: int, frames: bytes) -> None:
+        """Frames from the owner of a partition elsewhere."""
+        connection = self.connections.get(connection_id)
+        if connection is not None:
+            self.router.answered(connection, frames)
+            connection.send(frames)
+
+    def worker_restarted(self, worker: int) -> None:
+        for connection in list(self.connections.values()):
+            self.router.worker_restarted(connection, worker)
+
+    def resume_blocked(self) -> bool:
+        """Offer again what a full ring refused; True when something is still refused."""
+        if self._blocked:
+            blocked, self._blocked = self._blocked, {}
+            for connection in blocked:
+                connection.unblock()
+        return bool(self._blocked)
+
+    def flush(self) -> None:
+        """Hand the output of this turn to the transports; the receive buffers are free again."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for connection in dirty:
+                connection.flush()
+        self.buffers.end_turn()
+
+    def sweep(self, now_s: float) -> None:
+        """Close connections that did not finish the handshake in time."""
+        late = [connection for connection, deadline_s in self._shaking.items() if deadline_s <= now_s]
+        for connection in late:
+            connection.refuse(OperationTimeout("no HELLO came in time", hint="is this a Danube client?"))
+
+    def drain(self) -> None:
+        """Tell every client that this broker stops; they close or come back elsewhere."""
+        self.draining = True
+        for connection in list(self.connections.values()):
+            connection.send_error(Draining("the broker is stopping", hint="the client connects again by itself"))
+
+    def close_all(self) -> None:
+        for connection in list(self.connections.values()):
+            connection.close()
+
+
+class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
+    """One socket of the native protocol."""
+
+    def __init__(self, server: NativeServer, connection_id: int) -> None:
+        super().__init__(connection_id)
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder(HANDSHAKE_FRAME_BYTES_MAX)
+        self._buffer: ReceiveBuffer | None = None
+        self._output: list[bytes | memoryview] = []
+        self._output_bytes = 0
+        self._welcomed = False
+        self._blocked = False
+        self._reading = True
+        self.peer = ""
+
+    # -- transport --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        raw = transport.get_extra_info("socket")
+        tune_socket(raw)
+        self.peer = str(transport.get_extra_info("peername"))
+        self._server.opened(self, asyncio.get_running_loop().time())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._buffer is not None:
+            self._server.buffers.give_back(self._buffer)
+            self._buffer = None
+        self._output.clear()
+        self.closed = True
+        self._transport = None
+        self._server.closed(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        buffer = self._buffer
+        buffers = self._server.buffers
+        if buffer is None:
+            buffer = self._buffer = buffers.take()
+        else:
+            unread = buffer.end - buffer.start
+            wanted = max(self._decoder.wanted - unread, ROOM_MIN)
+            if len(buffer) - buffer.end < wanted:
+                larger = buffers.take(unread + wanted)
+                larger.data[:unread] = buffer.view[buffer.start : buffer.end]
+                larger.start, larger.end = 0, unread
+                buffers.give_back(buffer)
+                buffer = self._buffer = larger
+        return buffer.view[buffer.end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        buffer = self._buffer
+        if buffer is None:
+            return
+        buffer.end += nbytes
+        if not self._blocked:
+            self._consume(buffer)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._set_reading(False)
+        self._server.router.session_writable(self)
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._set_reading(not self._blocked)
+        self._server.router.session_writable(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _set_reading(self, reading: bool) -> None:
+        transport = self._transport
+        if transport is None or reading == self._reading or transport.is_closing():
+            return
+        self._reading = reading
+        if reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def _consume(self, buffer: ReceiveBuffer) -> None:
+        server = self._server
+        router = server.router
+        view = buffer.view
+        try:
+            for frame in self._decoder.frames(view, buffer.start, buffer.end):
+                if not self._welcomed:
+                    self._shake(frame, view)
+                elif frame.kind == Kind.PING:
+                    self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
+                elif server.draining and frame.kind == Kind.PUBLISH:
+                    self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)
+                elif not router.route(self, frame, view):
+                    self._block(buffer, frame)
+                    return
+            buffer.start = self._decoder.position
+        except DanubeError as error:
+            self.refuse(error)
+            return
+        server.buffers.lend(buffer)
+        server.schedule_turn()
+        if buffer.start == buffer.end:
+            server.buffers.give_back(buffer)
+            self._buffer = None
+
+    def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:
+        """The owner's ring is full: keep this frame and read no more until it has room."""
+        buffer.start = frame.start - wire.FRAME_HEADER_BYTES
+        self._server.buffers.lend(buffer)
+        self._blocked = True
+        self._server.is_blocked(self)
+        self._set_reading(False)
+        self._server.schedule_turn()
+
+    def unblock(self) -> None:
+        self._blocked = False
+        if self._buffer is not None and not self.closed:
+            self._consume(self._buffer)
+        if not self._blocked:
+            self._set_reading(self.writable)
+
+    def _shake(self, frame: Frame, view: memoryview) -> None:
+        if frame.kind != Kind.HELLO:
+            raise ProtocolError("the first frame must be HELLO")
+        hello = wire.decode_control(view[frame.start : frame.end], Hello)
+        if wire.VERSION not in hello.versions:
+            raise UnsupportedVersion(
+                f"the client speaks versions {hello.versions[:8]}", why=f"this broker speaks {wire.VERSION}"
+            )
+        self._welcomed = True
+        self._decoder.size_max = FRAME_BYTES_MAX
+        self._server.shaken(self)
+        welcome = Welcome(
+            wire.VERSION, __version__, self.connection_id, self._server.worker, FRAME_BYTES_MAX, PUBLISH_CREDIT_BYTES
+        )
+        self.send(wire.control_frame(Kind.WELCOME, welcome, frame.correlation))
+
+    # -- output -----------------------------------------------------------------------------------
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        if self.closed:
+            return
+        if not self._output:
+            self._server.has_output(self)
+        self._output.extend(parts)
+
+    def flush(self) -> None:
+        output, self._output = self._output, []
+        transport = self._transport
+        if transport is None or not output:
+            return
+        transport.writelines(output)
+        if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
+            _log.warning("slow client closed", extra={"facts": {"peer": self.peer}})
+            transport.abort()
+
+    def refuse(self, error: DanubeError) -> None:
+        """Send a connection-level error and close."""
+        self._server.count("errors", 1)
+        if self._transport is not None and not self._transport.is_closing():
+            self.flush()
+            self._transport.write(wire.error_frame(error))
+            self._transport.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self.flush()
+            self._transport.close()
+
+
+def tune_socket(raw: Any) -> None:
+    """Send small frames at once; on loopback use a congestion control made for no loss."""
+    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    address = raw.getpeername()[0]
+    if address.startswith("127.") or address == "::1":
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"cubic")
+        except OSError:
+            _log.debug("cubic congestion control is not available")

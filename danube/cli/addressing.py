@@ -1,0 +1,94 @@
+"""Where the broker is and which topic is meant, as a user writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from danube.errors import ConnectionFailed, TopicNotFound
+
+DEFAULT_URL = "danube://127.0.0.1:6660"
+ENVIRONMENT_NAME = "DANUBE_SERVICE_URL"
+_GRPC_PORTS = ("6650", "50051")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A broker's URL, and where it was read from: error messages say both."""
+
+    url: str
+    origin: str
+
+
+def read_address(value: str) -> str:
+    """The URL meant by ``danube://host:port``, ``http://host:port`` (upstream's scripts) or ``host:port``."""
+    match = _SCHEME.match(value)
+    scheme, rest = (match[1].lower(), match[2].rstrip("/")) if match else ("danube", value)
+    if scheme in ("https", "danube+tls"):
+        raise click.BadParameter(f"{value!r}: TLS is not in this release; use danube://")
+    if scheme not in ("danube", "http") or not rest or "/" in rest:
+        raise click.BadParameter(f"{value!r}: write danube://host:port")
+    return f"danube://{rest}"
+
+
+def _with_origin(context: click.Context, param: click.Parameter, value: str | None) -> Address | None:
+    if value is None:
+        return None
+    source = context.get_parameter_source(param.name or "")
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return Address(read_address(value), f"the environment variable {ENVIRONMENT_NAME}")
+    by_default = source is click.core.ParameterSource.DEFAULT
+    return Address(read_address(value), "the default" if by_default else "--service-addr")
+
+
+def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "-s",
+        "--service-addr",
+        callback=_with_origin,
+        metavar="ADDRESS",
+        default=default,
+        show_default=default is not None,
+        envvar=ENVIRONMENT_NAME,
+        help="The broker's address.",
+    )
+
+
+def topic_name(value: str) -> str:
+    """``/namespace/name``; a bare ``name`` is in /default."""
+    return value if "/" in value else f"/default/{value}"
+
+
+@contextmanager
+def explaining(address: Address, names: Callable[[], list[str]] | None = None) -> Iterator[None]:
+    """Say in connection errors which address was tried and where it came from; suggest near topics."""
+    try:
+        yield
+    except ConnectionFailed as error:
+        error.why = ": ".join(part for part in (error.why, f"the address came from {address.origin}") if part)
+        if address.url.rpartition(":")[2] in _GRPC_PORTS:
+            error.hint = "this is a gRPC port; the native protocol's is 6660"
+        elif not error.hint:
+            error.hint = "is the broker running? `danube status`, `danube start`"
+        error.what = f"cannot reach the broker at {address.url}"
+        raise
+    except TopicNotFound as error:
+        if names is not None and not error.facts.get("suggested"):
+            error.hint = _near_topic(error, names) or error.hint
+        raise
+
+
+def _near_topic(error: TopicNotFound, names: Callable[[], list[str]]) -> str:
+    from difflib import get_close_matches
+
+    asked = str(error.facts.get("topic", "")) or next(
+        (word.strip("'\",:") for word in str(error).split() if word.strip("'\"").startswith("/")), ""
+    )
+    near = get_close_matches(asked, names(), n=1, cutoff=0.6) if asked else []
+    return f"did you mean {near[0]}?" if near else ""

@@ -1,0 +1,95 @@
+"""``danube start --detach``: a broker in a session of its own, started from this one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from danube.cli.running import read_status
+from danube.errors import OperationTimeout, Unavailable
+
+if TYPE_CHECKING:
+    from danube.config import BrokerConfig, Started
+
+READY_TIMEOUT_S = 60.0  # a first start compiles kernels
+LOOK_INTERVAL_S = 0.02
+OUTPUT_FILE = "danube.out"
+_OUTPUT_LINES_SHOWN = 5
+
+
+def start_detached(config: BrokerConfig) -> Started:
+    """Start the broker with exactly this configuration and wait until it serves.
+
+    Its output goes to ``danube.out`` in the data directory, which each start begins anew.
+    """
+    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output = config.data_dir / OUTPUT_FILE
+    with output.open("ab") as sink:  # append: several processes write to it
+        before = sink.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "danube", "start", *_flags(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            env=_environment(config),
+        )
+    return _wait_ready(config, process, output, before)
+
+
+def _flags(config: BrokerConfig) -> list[str]:
+    return ["--data-dir", str(config.data_dir)]
+
+
+def _environment(config: BrokerConfig) -> dict[str, str]:
+    """The whole checked configuration as environment, so that the child needs no file to agree."""
+    import os
+
+    from danube.config import environment_name, values
+
+    kept = {name: text for name, text in os.environ.items() if name != "DANUBE_CONFIG"}
+    return kept | {environment_name(key): text for key, text in values(config).items()}
+
+
+def _wait_ready(
+    config: BrokerConfig, process: subprocess.Popen[bytes], output: Path, output_start: int
+) -> Started:
+    from danube.config import Started
+
+    give_up = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < give_up:
+        found = read_status(config.data_dir)
+        if found is not None and found.pid == process.pid:
+            return Started(
+                addresses={"native": found.native},
+                data_dir=config.data_dir,
+                workers=found.workers,
+                pid=found.pid,
+            )
+        if process.poll() is not None:
+            raise Unavailable(
+                f"the broker ended with exit code {process.returncode} before it served",
+                why=_last_lines(output, output_start),
+                hint=f"all it said is in {output}",
+            )
+        time.sleep(LOOK_INTERVAL_S)
+    process.terminate()
+    raise OperationTimeout(
+        f"the broker did not serve within {READY_TIMEOUT_S:.0f} s and was told to stop",
+        why=_last_lines(output, output_start),
+        hint=f"all it said is in {output}",
+    )
+
+
+def _last_lines(output: Path, start: int) -> str:
+    """What the child said last, on one line."""
+    try:
+        with output.open("rb") as file:
+            file.seek(start)
+            lines = file.read(64 * 1024).decode("utf-8", "backslashreplace").splitlines()
+    except OSError as error:
+        return str(error)
+    return "; ".join(one.strip() for one in lines[-_OUTPUT_LINES_SHOWN:]) or "it said nothing"

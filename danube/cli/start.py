@@ -1,0 +1,141 @@
+"""``danube start``: read the configuration, run the broker, tell how to reach it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from danube.cli.config import config_file_option
+from danube.cli.output import json_line, line, note
+from danube.cli.services import Services
+
+if TYPE_CHECKING:
+    from danube.config import BrokerConfig, Started
+
+LEVELS = (
+    ("memory", "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted"),
+    ("written", "in the log file; survives kill -9 of any or all processes; on disk within 100 ms"),
+    ("fsync", "on disk; survives a power cut"),
+)
+
+
+@click.command(short_help="Start a broker on this host.")
+@click.option("--workers", metavar="auto|N", help="Worker processes; auto: one per usable core.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where logs and metadata live.")
+@click.option("--host", help="Address to listen on; loopback unless told otherwise.")
+@click.option(
+    "--native-port", metavar="PORT", help="Port of the native protocol; 0 takes a free one.  [6660]"
+)
+@config_file_option
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="text or json.")
+@click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
+@click.pass_obj
+def start(
+    services: Services,
+    workers: str | None,
+    data_dir: Path | None,
+    host: str | None,
+    native_port: str | None,
+    file: Path | None,
+    log_level: str | None,
+    log_format: str | None,
+    detach: bool,
+) -> int:
+    """Start a broker and run it until SIGTERM or Ctrl-C.
+
+    \b
+    danube start                                 embedded defaults, loopback, port 6660
+    danube start --workers 2 --data-dir ./data
+    danube start --config danube.yml --log-format json
+    """
+    from danube.config import load
+
+    flags = {
+        "workers": workers,
+        "data_dir": data_dir,
+        "server.host": host,
+        "server.native_port": native_port,
+        "log.level": log_level,
+        "log.format": log_format,
+    }
+    loaded = load(file, services.environ, flags)
+    if detach:
+        from danube.cli.detached import start_detached
+
+        announce(loaded.config, start_detached(loaded.config))
+        return 0
+    return run(services, loaded.config)
+
+
+def run(services: Services, config: BrokerConfig) -> int:
+    """Run the broker in this process; returns its exit code."""
+    from danube import telemetry
+
+    telemetry.configure(config.log.level, config.log.format, process="supervisor")
+
+    def tell(news: str | Started) -> None:
+        if isinstance(news, str):
+            note(news)
+        else:
+            announce(config, news)
+
+    return services.start_broker(config, tell)
+
+
+def announce(config: BrokerConfig, started: Started) -> None:
+    """The banner on standard output: for people, or one JSON object when the log is JSON."""
+    from danube.cli.surroundings import warnings_about
+
+    warnings = list(dict.fromkeys([*started.warnings, *warnings_about(config)]))
+    if config.log.format == "json":
+        json_line(
+            {
+                "event": "started",
+                "addresses": started.addresses,
+                "data_dir": str(started.data_dir),
+                "workers": started.workers,
+                "pid": started.pid,
+                "warnings": warnings,
+            }
+        )
+    else:
+        line(banner(config, started, warnings))
+
+
+def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
+    """Addresses, data directory, workers and what an acknowledgement means."""
+    from danube import __version__
+    from danube.telemetry import escape
+
+    default = config.topic_policy().durability
+    native = started.addresses.get("native", "")
+    lines = [f"Danube {__version__} serves (pid {started.pid})"]
+    for name, address in started.addresses.items():
+        scheme = "danube://" if name == "native" else ""
+        lines.append(f"  {name:<10} {scheme}{address}")
+    lines += [
+        f"  {'data':<10} {escape(str(started.data_dir))}",
+        f"  {'workers':<10} {started.workers}",
+        "  an acknowledgement means, by the topic's durability:",
+    ]
+    for level, meaning in LEVELS:
+        mark = " (default)" if level == default else ""
+        lines.append(f"    {level:<8} {meaning}{mark}")
+    lines += [f"  warning: {escape(warning)}" for warning in warnings]
+    lines.append(f"  try:  danube produce hello -m hi{_address_flag(native)}")
+    lines.append(f"  stop: danube stop --data-dir {_shell_word(str(started.data_dir))}")
+    return "\n".join(lines)
+
+
+def _address_flag(native: str) -> str:
+    return "" if native in ("", "127.0.0.1:6660") else f" -s danube://{native}"
+
+
+def _shell_word(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text) if text.isprintable() else json.dumps(text)

@@ -118,7 +118,7 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
     word = ir.IntType(64)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def load_word(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], word.as_pointer())
@@ -126,7 +126,7 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
         return types.uint64(types.uint64), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def store_word(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], word.as_pointer())
@@ -135,7 +135,7 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
         return types.void(types.uint64, types.uint64), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def add_word(typing_context: Any, address: Any, amount: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], word.as_pointer())
@@ -143,7 +143,7 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
         return types.uint64(types.uint64, types.uint64), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def full_fence(typing_context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             builder.fence("seq_cst")
@@ -151,10 +151,15 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
         return types.void(), generate
 
-    load = njit("uint64(uint64)", nogil=True)(lambda address: load_word(address))
-    store = njit("void(uint64, uint64)", nogil=True)(lambda address, value: store_word(address, value))
-    fetch_add = njit("uint64(uint64, uint64)", nogil=True)(lambda address, amount: add_word(address, amount))
-    fence_all = njit("void()", nogil=True)(lambda: full_fence())
+    # Numba passes the typing context itself.
+    load = njit("uint64(uint64)", nogil=True)(lambda address: load_word(address))  # type: ignore[call-arg]
+    store = njit("void(uint64, uint64)", nogil=True)(
+        lambda address, value: store_word(address, value)  # type: ignore[call-arg]
+    )
+    fetch_add = njit("uint64(uint64, uint64)", nogil=True)(
+        lambda address, amount: add_word(address, amount)  # type: ignore[call-arg]
+    )
+    fence_all = njit("void()", nogil=True)(lambda: full_fence())  # type: ignore[call-arg]
 
     def address(memory: memoryview) -> int:
         return int(numpy.frombuffer(memory, dtype=numpy.uint8).ctypes.data)
@@ -169,5 +174,5 @@ def choose() -> str:
     try:
         load_kernels()
     except ImportError as error:
-        broken("this processor reorders memory and Numba is missing", machine=platform.machine(), error=str(error))
+        broken("this processor reorders memory and Numba is missing", error=str(error))
     return "kernels"

@@ -7,6 +7,7 @@ One turn of a worker's loop:
     channel.send(peer, kind, parts)            # False: full, keep it and try when unblocked() names the peer
     channel.release()                          # give space back; rings writers that wait for it
     channel.flush()                            # publish all that was sent; rings sleeping readers
+    channel.unblocked()                        # peers that have room again
     if not poll gave anything: channel.arm()   # True: sleep until fileno() is readable, then disarm()
 
 Delivery: in order per peer, at most once, and only between the two processes that were meant: every record
@@ -72,8 +73,8 @@ class _Peer:
     """Both rings and what is known of one other worker."""
 
     __slots__ = (
-        "announced", "bell", "blocked_at", "incarnation", "incoming", "outgoing", "reader", "resets",
-        "to_report", "worker", "writer",
+        "announced", "bell", "blocked_at", "damage", "incarnation", "incoming", "outgoing", "reader",
+        "resets", "to_report", "worker", "writer",
     )  # fmt: skip
 
     def __init__(self, region: Region, own: int, incarnation: int, worker: int) -> None:
@@ -88,10 +89,12 @@ class _Peer:
         self.blocked_at: int | None = None  # the ring's tail when it refused a record
         self.outgoing: _Outgoing | None = None
         self.incoming: _Incoming | None = None
+        self.damage: RingDamaged | None = None
         self.to_report = False
 
     def changed(self) -> bool:
-        return self.to_report or self.announced.load(0) != self.incarnation or self.writer.resets != self.resets
+        replaced = self.announced.load(0) != self.incarnation
+        return replaced or self.to_report or self.writer.resets != self.resets
 
     def accept_change(self) -> None:
         """From here on talk to the peer's current incarnation."""
@@ -99,6 +102,7 @@ class _Peer:
         self.incarnation = self.writer.destination = self.announced.load(0)
         self.resets = self.writer.resets
         self.writer.abandon()
+        self.reader.restore()
         self.outgoing = self.incoming = None
         self.unblock()
 
@@ -134,16 +138,20 @@ class _Peer:
         self.blocked_at = None if self.blocked_at is None else -1
 
     def join(self, kind: int, payload: memoryview) -> tuple[int, memoryview] | None:
-        """Take a fragment; the whole record when this was its last."""
+        """Take a fragment; the whole record when this was its last.
+
+        A first fragment replaces a record whose sender gave it up; what is left of one is dropped.
+        """
         incoming = self.incoming
-        if kind == FRAGMENT_FIRST and incoming is None and len(payload) >= _FRAGMENT.size:
+        if kind == FRAGMENT_FIRST:
             whole_kind, size = _FRAGMENT.unpack_from(payload)
             if size > CHANNEL_RECORD_BYTES_MAX:
                 raise RingDamaged("a record in fragments is too large", size=size)
             incoming = self.incoming = _Incoming(whole_kind, size)
             payload = payload[_FRAGMENT.size :]
-        elif kind != FRAGMENT_NEXT or incoming is None:
-            raise RingDamaged("a fragment is out of place", kind=kind)
+        elif incoming is None:
+            self.reader.stale_count += 1
+            return None
         end = incoming.filled + len(payload)
         if end > len(incoming.body):
             raise RingDamaged("fragments exceed their record", size=len(incoming.body))
@@ -175,7 +183,10 @@ class Channel:
         self._next = 0
 
     def send(self, worker: int, kind: int, parts: Sequence[Bytes]) -> bool:
-        """Copy ``parts`` as one record for ``worker``; visible after flush().  False while there is no room."""
+        """Copy ``parts`` (views of bytes) as one record for ``worker``; visible after flush().
+
+        False while there is no room: keep the record until unblocked() names the worker.
+        """
         peer = self._peers[worker]
         if kind >= KIND_END:
             raise InvalidArgument(f"kind {kind} is the ring's own")
@@ -184,8 +195,11 @@ class Channel:
             if size > peer.writer.payload_bytes_max:
                 return self._send_large(peer, kind, size, parts)
             self._touched[worker] = peer
-            if peer.writer.put(kind, parts):  # type: ignore[arg-type]
-                return True
+            try:
+                if peer.writer.put(kind, parts):
+                    return True
+            except RingDamaged:
+                self.reset(worker)
         peer.block()
         return False
 
@@ -199,7 +213,8 @@ class Channel:
 
     def _claim_large(self, peer: _Peer, kind: int, size: int) -> memoryview:
         if size > CHANNEL_RECORD_BYTES_MAX:
-            raise LimitExceeded(f"{size} bytes cannot go to another worker", why=f"limit is {CHANNEL_RECORD_BYTES_MAX}")
+            limit = f"limit is {CHANNEL_RECORD_BYTES_MAX}"
+            raise LimitExceeded(f"{size} bytes cannot go to another worker", why=limit)
         peer.outgoing = _Outgoing(kind, size)
         self._touched[peer.worker] = peer
         return peer.outgoing.body
@@ -213,9 +228,13 @@ class Channel:
             if size > peer.writer.payload_bytes_max:
                 return self._claim_large(peer, kind, size)
             self._touched[worker] = peer
-            slot = peer.writer.claim(kind, size)
-            if slot is not None:
-                return slot
+            try:
+                slot = peer.writer.claim(kind, size)
+            except RingDamaged:
+                self.reset(worker)
+            else:
+                if slot is not None:
+                    return slot
         peer.block()
         return None
 
@@ -227,7 +246,10 @@ class Channel:
         waiting: dict[int, _Peer] = {}
         for worker, peer in self._touched.items():
             if peer.outgoing is not None:
-                peer.advance_outgoing()
+                try:
+                    peer.advance_outgoing()
+                except RingDamaged:
+                    self.reset(worker)
             if peer.writer.publish():
                 published.append(peer)
             if peer.outgoing is not None:
@@ -251,15 +273,14 @@ class Channel:
             peer = order[(self._next + step) % count]
             if bytes_max <= 0:
                 break
-            if not peer.reader.pending or peer.changed():
-                continue
-            try:
+            if peer.damage is None:
+                if not peer.reader.pending or peer.changed():
+                    continue
                 bytes_max -= self._take(peer, bytes_max, received)
-            except RingDamaged as error:
-                error.facts["worker"] = peer.worker
+            if peer.damage is not None:
                 if not received:
-                    raise
-                break  # it is raised by the next poll, whose turn starts here
+                    raise peer.damage
+                break  # the next poll starts with this peer and raises
         else:
             step = 1
         if count:
@@ -267,17 +288,22 @@ class Channel:
         return received
 
     def _take(self, peer: _Peer, bytes_max: int, received: list[Received]) -> int:
-        records = peer.reader.drain(bytes_max, peer.incarnation, self.incarnation)
-        self._drained.append(peer)
+        """Drain one peer's ring into ``received``; returns the bytes taken.  Damage is noted at the peer."""
         worker, taken = peer.worker, 0
-        for kind, payload in records:
-            taken += len(payload)
-            if kind >= KIND_END:
-                joined = peer.join(kind, payload)
-                if joined is None:
-                    continue
-                kind, payload = joined
-            received.append((worker, kind, payload))
+        try:
+            records = peer.reader.drain(bytes_max, peer.incarnation, self.incarnation)
+            self._drained.append(peer)
+            for kind, payload in records:
+                taken += len(payload)
+                if kind >= KIND_END:
+                    joined = peer.join(kind, payload)
+                    if joined is None:
+                        continue
+                    kind, payload = joined
+                received.append((worker, kind, payload))
+        except RingDamaged as error:
+            error.facts["worker"] = worker
+            peer.damage = error
         return taken
 
     def release(self) -> None:
@@ -286,7 +312,8 @@ class Channel:
             return
         drained, self._drained = self._drained, []
         for peer in drained:
-            peer.reader.release()
+            if peer.damage is None:
+                peer.reader.release()
         atomics.fence()
         for peer in drained:
             if peer.reader.wanted:
@@ -315,11 +342,9 @@ class Channel:
         for peer in self._order:
             if peer.blocked_at is None or peer.blocked_at == peer.writer.tail:
                 continue
-            if peer.outgoing is None:
+            if peer.outgoing is None:  # else flush() goes on with the large record first
                 peer.unblock()
                 workers.append(peer.worker)
-            else:
-                peer.blocked_at = peer.writer.tail
         return workers
 
     def peer_incarnation(self, worker: int) -> int:
@@ -343,6 +368,7 @@ class Channel:
         peer = self._peers[worker]
         peer.reader.reset()
         peer.to_report = True
+        peer.damage = None
         peer.incoming = None
         atomics.fence()
         peer.bell.ring()

@@ -24,6 +24,7 @@ from danube.limits import MIB
 
 MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
 _HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "tail_bytes", "region_bytes")
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
@@ -51,7 +52,7 @@ class Region:
         try:
             os.fchmod(descriptor, 0o600)
             os.posix_fallocate(descriptor, 0, layout.region_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             mapped = mmap.mmap(descriptor, layout.region_bytes)
         except OSError as error:
             os.close(descriptor)
@@ -73,8 +74,8 @@ class Region:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
-            header = os.pread(descriptor, LINE_BYTES, 0)
-            values = dict(zip(_HEADER_WORDS, memoryview(header).cast("Q"), strict=False)) if len(header) == 64 else {}
+            header = os.pread(descriptor, LINE_BYTES, 0).ljust(LINE_BYTES, b"\0")
+            values = dict(zip(_HEADER_WORDS, memoryview(header).cast("Q"), strict=False))
             if values.get("magic") != MAGIC or values.get("region_bytes") != size:
                 raise StorageIncompatible("not a region of this version of Danube", why=str(path))
             mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
@@ -127,8 +128,8 @@ class Region:
         layout = self.layout
         parts = [(layout.tail_position(worker), TAIL_WORDS_BYTES + layout.tail_bytes)]
         if layout.workers > 1:
-            first = layout.rings_position + worker * (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)
-            parts.append((first, (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)))
+            rings = (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)
+            parts.append((layout.rings_position + worker * rings, rings))
         for start, size in parts:
             try:
                 self._map.madvise(_POPULATE_WRITE, start, size)

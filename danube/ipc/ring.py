@@ -38,6 +38,7 @@ summed here: batches carry their own checksums.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from danube.errors import LimitExceeded, RingDamaged, broken
@@ -90,7 +91,7 @@ class RingWriter:
         place = self._claim(kind, size)
         return None if place < 0 else self._slots[place : place + size]
 
-    def put(self, kind: int, parts: tuple[bytes | memoryview, ...] | list[bytes | memoryview]) -> bool:
+    def put(self, kind: int, parts: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Claim one slot and fill it with the concatenation of ``parts``; False while the ring is full."""
         size = 0
         for part in parts:
@@ -147,8 +148,9 @@ class RingWriter:
         return True
 
     def abandon(self) -> None:
-        """Forget the claims since the last publish()."""
+        """Forget the claims since the last publish(), and store ``head`` again in case it was damaged."""
         self._claimed = self._head
+        self._store(HEAD, self._head)
 
     @property
     def tail(self) -> int:
@@ -199,9 +201,10 @@ class RingReader:
         """
         records: list[tuple[int, memoryview]] = []
         position = self._position
-        available = (self._load(HEAD) - position) & WORD_MASK
+        head = self._load(HEAD)
+        available = (head - position) & WORD_MASK
         if available > self._capacity or available & 7:
-            raise RingDamaged("the ring's head is not within the ring", head=self._load(HEAD), position=position)
+            raise RingDamaged("the ring's head is not within the ring", head=head, position=position)
         slots, mask, capacity = self._slots, self._mask, self._capacity
         limit = available - bytes_max
         while available > 0 and (available > limit or not records):
@@ -237,6 +240,10 @@ class RingReader:
         self._released = self._position
         self._store(TAIL, self._position)
         return True
+
+    def restore(self) -> None:
+        """Store ``tail`` again in case it was damaged."""
+        self._store(TAIL, self._released)
 
     def reset(self) -> None:
         """Give up everything in the ring, after RingDamaged; the writer can see that it happened."""

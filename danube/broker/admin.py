@@ -18,7 +18,9 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
     """Carry out one request; the value is what the RESULT frame holds."""
     operation = _OPERATIONS.get(request.op)
     if operation is None:
-        raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer than the broker")
+        raise InvalidArgument(
+            f"operation {request.op!r} is not known", hint="the client may be newer than the broker"
+        )
     return operation(hosted, request.args, now_ns)
 
 
@@ -28,7 +30,10 @@ def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 def _list_subscriptions(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
     hosts = [*hosted.subscriptions.items(), *hosted.lossy.items()]
-    return [{"subscription": name, "partition": hosted.name, **host.statistics(now_ns)} for name, host in sorted(hosts)]
+    return [
+        {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
+        for name, host in sorted(hosts)
+    ]
 
 
 def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
@@ -51,7 +56,8 @@ def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: 
         raise SubscriptionNotFound(f"subscription {name!r} does not exist on {hosted.name}")
     if host.links:
         raise Conflict(
-            f"subscription {name!r} has {len(host.links)} consumers connected", hint="stop them first, then delete it"
+            f"subscription {name!r} has {len(host.links)} consumers connected",
+            hint="stop them first, then delete it",
         )
     hosted.lossy.pop(name, None)
     if hosted.subscriptions.pop(name, None) is not None and hosted.cursors is not None:

@@ -28,10 +28,25 @@ TURN_BYTES = 4 * 1024 * 1024
 class ConsumerLink:
     """A consumer handle that is open on this worker, with its byte credit."""
 
-    __slots__ = ("consumer_id", "credit_bytes", "handle", "hosted", "name", "ready", "session", "subscription")
+    __slots__ = (
+        "consumer_id",
+        "credit_bytes",
+        "handle",
+        "hosted",
+        "name",
+        "ready",
+        "session",
+        "subscription",
+    )
 
     def __init__(
-        self, session: Session, handle: int, consumer_id: int, name: str, hosted: HostedPartition, subscription: str
+        self,
+        session: Session,
+        handle: int,
+        consumer_id: int,
+        name: str,
+        hosted: HostedPartition,
+        subscription: str,
     ) -> None:
         self.session = session
         self.handle = handle

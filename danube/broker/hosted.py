@@ -16,8 +16,8 @@ from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Waiting
 from danube.core.batch import BatchHeader, body_intact, read_header, stamp
 from danube.core.columns import check_columns
+from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
-from danube.core.metadata import TopicRecord
 from danube.core.partition import Duplicate, Partition
 from danube.core.policy import TopicPolicy
 from danube.core.subscription import Subscription
@@ -66,14 +66,13 @@ class HostedPartition:
         cursors: CursorStore | None = None,
     ) -> None:
         self.name = name
-        self.topic_id = record.topic_id
+        self.record = record
         self.index = index
         self.core = core
         self.counters = counters
         self.directory = directory
         self.log = log
         self.cursors = cursors
-        self.policy: TopicPolicy = record.policy
         self.subscriptions: dict[str, SubscriptionHost] = {}
         self.lossy: dict[str, LossyHost] = {}
         self.producers: dict[tuple[Session, int], ProducerLink] = {}
@@ -90,6 +89,14 @@ class HostedPartition:
         self._live_readers = False
 
     @property
+    def topic_id(self) -> int:
+        return self.record.topic_id
+
+    @property
+    def policy(self) -> TopicPolicy:
+        return self.record.policy
+
+    @property
     def reliable(self) -> bool:
         return self.log is not None
 
@@ -100,7 +107,13 @@ class HostedPartition:
     # -- publish ----------------------------------------------------------------------------------
 
     def publish(
-        self, session: Session, handle: int, correlation: int, link: ProducerLink, batch: memoryview, now_us: int
+        self,
+        session: Session,
+        handle: int,
+        correlation: int,
+        link: ProducerLink,
+        batch: memoryview,
+        now_us: int,
     ) -> None:
         """Check, order and queue one batch; its answer is sent when its level is reached."""
         header = read_header(batch)
@@ -109,7 +122,9 @@ class HostedPartition:
         if header.producer_id and header.producer_id != link.producer_id:
             raise InvalidArgument("the batch names another producer than its handle")
         if not body_intact(batch, header):
-            raise ProtocolError("batch fails its checksum", hint="the bytes changed on the way; send it again")
+            raise ProtocolError(
+                "batch fails its checksum", hint="the bytes changed on the way; send it again"
+            )
         check_columns(batch, header, self.policy.max_record_bytes)
         if self.failure is not None:
             raise self.failure
@@ -121,7 +136,9 @@ class HostedPartition:
         base_offset = admitted.base_offset
         stamp(batch, base_offset, self.core.epoch, admitted.append_time_us)
         end_offset = base_offset + header.record_count
-        header = header._replace(base_offset=base_offset, epoch=self.core.epoch, append_time_us=admitted.append_time_us)
+        header = header._replace(
+            base_offset=base_offset, epoch=self.core.epoch, append_time_us=admitted.append_time_us
+        )
         self.records_in += header.record_count
         self.bytes_in += header.size
         self.counters.add_in(header.record_count, header.size)
@@ -252,7 +269,9 @@ class HostedPartition:
     @property
     def deadline_ns(self) -> int | None:
         """When a subscription next needs a look although nothing came in."""
-        return min((host.deadline_ns for host in self.subscriptions.values() if host.deadline_ns), default=None)
+        return min(
+            (host.deadline_ns for host in self.subscriptions.values() if host.deadline_ns), default=None
+        )
 
     def _trim_hot(self) -> None:
         followed = [host.core.next for host in self.subscriptions.values() if host.links]
@@ -319,6 +338,24 @@ class HostedPartition:
             del lossy.links[link.consumer_id]
             lossy.core.leave(link.consumer_id, now_ns)
 
+    def update(self, record: TopicRecord) -> None:
+        """Follow a new policy; what is waiting is answered if its level is reached by it."""
+        self.record = record
+        self.core.update_policy(record.policy)
+        self.complete()
+
+    def close_handles(self, error: DanubeError) -> None:
+        """Close every producer and consumer of this partition with the same error."""
+        for session, handle in list(self.producers):
+            session.producers.pop(handle, None)
+            session.send_error(error, 0, handle)
+        self.producers.clear()
+        for host in [*self.subscriptions.values(), *self.lossy.values()]:
+            for link in list(host.links.values()):
+                link.session.consumers.pop(link.handle, None)
+                link.session.send_error(error, 0, link.handle)
+            host.links.clear()
+
     def adopt(self, opened: OpenedStorage) -> None:
         """Go on with a log that was opened anew after a failure."""
         self.log, self.core = opened
@@ -346,4 +383,3 @@ class HostedPartition:
             "damaged": [list(hole) for hole in self.damaged],
             "state": "open" if self.failure is None else str(self.failure),
         }
-

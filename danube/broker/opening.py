@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from danube.broker.hosted import HostedPartition, TrafficCounters
-from danube.core.metadata import TopicRecord
+from danube.core.commands import TopicRecord
 from danube.core.partition import Partition
 from danube.wal.cursors import CursorStore
 from danube.wal.log import Log, LogIdentity, LogOptions
@@ -37,7 +37,13 @@ def open_log(
 
 
 def open_partition(
-    root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions, counters: TrafficCounters
+    root: Path,
+    name: str,
+    record: TopicRecord,
+    index: int,
+    epoch: int,
+    options: LogOptions,
+    counters: TrafficCounters,
 ) -> HostedPartition:
     """Open a partition of either kind; blocks on the disk for a reliable one."""
     if not record.policy.reliable:

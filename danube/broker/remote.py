@@ -62,7 +62,11 @@ class RemoteSessions:
     """This worker's end of all rings: sessions of other workers' connections, and its own answers."""
 
     def __init__(
-        self, channel: Channel, shard: Shard, deliver: Callable[[int, bytes], None], on_metadata: Callable[[], None]
+        self,
+        channel: Channel,
+        shard: Shard,
+        deliver: Callable[[int, bytes], None],
+        on_metadata: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._shard = shard
@@ -123,7 +127,9 @@ class RemoteSessions:
 
     def flush(self) -> bool:
         """Put what sessions have to say into the rings; True when some ring was full."""
-        while self._notices and self._channel.send(self._notices[0][0], self._notices[0][1], (self._notices[0][2],)):
+        while self._notices and self._channel.send(
+            self._notices[0][0], self._notices[0][1], (self._notices[0][2],)
+        ):
             self._notices.popleft()
         blocked = bool(self._notices)
         if self._outgoing:

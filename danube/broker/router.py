@@ -12,12 +12,19 @@ from danube import __version__, clock
 from danube.broker.api import Session
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.core import wire
-from danube.core.metadata import CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
+from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
 from danube.core.placement import owner_of
 from danube.core.policy import Durability, TopicPolicy
 from danube.core.wire import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
-from danube.errors import DanubeError, InvalidArgument, OwnerMoved, PolicyMismatch, ProtocolError, TopicNotFound
-from danube.ids import check_topic_name, partition_name
+from danube.errors import (
+    DanubeError,
+    InvalidArgument,
+    OwnerMoved,
+    PolicyMismatch,
+    ProtocolError,
+    TopicNotFound,
+)
+from danube.ids import check_topic_name
 
 if TYPE_CHECKING:
     from danube.broker.shard import Shard
@@ -193,7 +200,9 @@ class Router:
         if reliable is None:
             reliable = policy.reliable if not level else level != "memory"
         if not level:
-            level = policy.durability if reliable == policy.reliable else ("written" if reliable else "memory")
+            level = (
+                policy.durability if reliable == policy.reliable else ("written" if reliable else "memory")
+            )
         policy = msgspec.structs.replace(policy, reliable=reliable, durability=level)
         policy.check()
         return policy
@@ -262,7 +271,9 @@ class Router:
             record = self._topic(str(args.get("topic", "")))
             policy = policy_from(args.get("policy", {}), record.policy)
             command_update = UpdatePolicy(topic=record.topic, policy=policy)
-            self._propose(session, correlation, command_update, lambda changed: topic_entry(self._topic(record.topic)))
+            self._propose(
+                session, correlation, command_update, lambda changed: topic_entry(self._topic(record.topic))
+            )
         else:
             raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer")
 
@@ -293,17 +304,10 @@ def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
     return policy
 
 
-def partition_names(record: TopicRecord) -> list[str]:
-    """Physical names of a topic's partitions."""
-    if record.partitions == 0:
-        return [record.topic]
-    return [partition_name(record.topic, index) for index in range(record.partitions)]
-
-
 def topic_view(record: TopicRecord) -> TopicView:
     policy = record.policy
     return TopicView(
-        record.topic, record.topic_id, partition_names(record), policy.reliable, policy.durability,
+        record.topic, record.topic_id, record.physical_names, policy.reliable, policy.durability,
         policy.max_record_bytes,
     )  # fmt: skip
 
@@ -314,8 +318,8 @@ def topic_entry(record: TopicRecord) -> dict[str, Any]:
     return {
         "topic": record.topic,
         "topic_id": record.topic_id,
-        "partitions": partition_names(record),
-        "partition_count": record.partitions,
+        "partitions": record.physical_names,
+        "partition_count": record.partition_count,
         "reliable": record.policy.reliable,
         "durability": record.policy.durability,
         "max_record_bytes": record.policy.max_record_bytes,
@@ -323,4 +327,3 @@ def topic_entry(record: TopicRecord) -> dict[str, Any]:
         "policy": policy | {"failure": msgspec.to_builtins(record.policy.failure)},
         "broker_version": __version__,
     }
-

@@ -8,6 +8,7 @@ delivers.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -25,9 +26,18 @@ from danube.broker.producers import ProducerLink
 from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.core import wire
-from danube.core.metadata import TopicRecord
+from danube.core.commands import TopicRecord
+from danube.core.subscription import DeadLetter
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
-from danube.errors import DanubeError, InvalidArgument, OwnerMoved, ProtocolError, StorageFailed, TopicNotFound, broken
+from danube.errors import (
+    DanubeError,
+    InvalidArgument,
+    OwnerMoved,
+    ProtocolError,
+    StorageFailed,
+    TopicNotFound,
+    broken,
+)
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
@@ -38,9 +48,11 @@ _log = logging.getLogger("danube.shard")
 REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
 READ_RETRY_NS = 1_000_000_000
+DEAD_LETTERS_PER_TURN = 64
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
+DeadLetterTaker = Callable[[SubscriptionHost, list[DeadLetter]], None]
 
 
 class Shard:
@@ -59,6 +71,7 @@ class Shard:
         call_on_loop: Callable[..., object],
         call_later: Callable[..., object],
         schedule_turn: Callable[[], None],
+        take_dead_letters: DeadLetterTaker,
     ) -> None:
         self.partitions: dict[str, HostedPartition] = {}
         self.counters = counters
@@ -76,6 +89,7 @@ class Shard:
         self._touched: dict[HostedPartition, None] = {}  # dispatched since cursors were stored
         self._deadlines: dict[HostedPartition, int] = {}
         self._consumer_id = 0
+        self._take_dead_letters = take_dead_letters
         self.storage = Storage(syncer, executor, call_on_loop, call_later, self._reopen, self.wake)
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
@@ -142,7 +156,9 @@ class Shard:
         if host is None:
             return
         ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
-        host.core.nack(link.consumer_id, ranges, max(nack.delay_ms, 0), nack.reason[:1024], clock.monotonic_ns())
+        host.core.nack(
+            link.consumer_id, ranges, max(nack.delay_ms, 0), nack.reason[:1024], clock.monotonic_ns()
+        )
         self.counters.add("nacks")
         self.wake(link.hosted)
 
@@ -157,12 +173,18 @@ class Shard:
 
         def opened(hosted: HostedPartition) -> None:
             self._check_handle(session, frame.handle)
-            grant = hosted.core.open_producer(request.name, request.producer_id, request.epoch, clock.wall_us())
+            grant = hosted.core.open_producer(
+                request.name, request.producer_id, request.epoch, clock.wall_us()
+            )
             link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch)
             session.producers[frame.handle] = hosted.producers[session, frame.handle] = link
             policy = hosted.policy
             body = ProducerOpened(
-                grant.producer_id, grant.epoch, grant.next_sequence, policy.durability, policy.max_record_bytes
+                grant.producer_id,
+                grant.epoch,
+                grant.next_sequence,
+                policy.durability,
+                policy.max_record_bytes,
             )
             session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
 
@@ -269,6 +291,15 @@ class Shard:
         if error is None:
             outcome = done.result()
             self._adopt(outcome)
+            try:
+                current: TopicRecord | None = self._find_topic(name)[0]
+            except TopicNotFound:
+                current = None
+            if current is None or current.topic_id != outcome.topic_id:  # deleted while it was opening
+                del self.partitions[name]
+                gone = TopicNotFound(f"{name} was deleted")
+                self._forget(outcome, gone)
+                outcome = gone
         elif isinstance(error, DanubeError):
             outcome = error
         elif isinstance(error, OSError):
@@ -277,17 +308,13 @@ class Shard:
             raise error
         if isinstance(outcome, DanubeError):
             self.counters.add("storage_errors")
-            _log.error("partition cannot be opened", extra={"facts": {"partition": name, "error": str(outcome)}})
+            _log.error(
+                "partition cannot be opened", extra={"facts": {"partition": name, "error": str(outcome)}}
+            )
         for then in waiters:
             then(outcome)
 
     def _adopt(self, hosted: HostedPartition) -> None:
-        try:
-            record, _ = self._find_topic(hosted.name)
-        except TopicNotFound:
-            record = None
-        if record is None or record.topic_id != hosted.topic_id:
-            hosted.deleted = True
         if hosted.log is not None:
             report = hosted.log.recovery
             for start, end in ((hole.start, hole.end) for hole in report.damaged):
@@ -296,11 +323,12 @@ class Shard:
         self.counters.add("partitions_open")
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
-        record, index = self._find_topic(hosted.name)
         epoch = hosted.core.epoch + 1
         if epoch % REOPENS_PER_INCARNATION == 0:
             broken("a log was opened anew too often; the worker must start again", partition=hosted.name)
-        return open_log(self._root, hosted.name, record, index, epoch, self._log_options, trusted_end)
+        return open_log(
+            self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end
+        )
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at this partition's subscriptions in the next turn."""
@@ -322,7 +350,9 @@ class Shard:
     def session_writable(self, session: Session) -> None:
         """The connection takes bytes again (or stopped taking them)."""
         for link in session.consumers.values():
-            host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy.get(link.subscription)
+            host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy.get(
+                link.subscription
+            )
             if host is not None:
                 host.update_ready(link)
                 self.wake(link.hosted)
@@ -355,6 +385,11 @@ class Shard:
             self.wake(hosted)
         if hosted.subscriptions:
             self._touched[hosted] = None
+            for host in hosted.subscriptions.values():
+                if host.core.failure.poison == "dead_letter":
+                    letters = host.core.take_dead_letters(DEAD_LETTERS_PER_TURN)
+                    if letters:
+                        self._take_dead_letters(host, letters)
             deadline_ns = hosted.deadline_ns
             if deadline_ns is not None:
                 self._deadlines[hosted] = deadline_ns
@@ -375,20 +410,43 @@ class Shard:
             if hosted.deleted:
                 continue
             try:
-                hosted.store_cursors()
+                if hosted.store_cursors():
+                    self.storage.cursors_written(hosted)
             except DanubeError as error:
                 self._touched[hosted] = None
                 self.counters.add("storage_errors")
-                _log.warning("cursors not stored", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+                _log.warning(
+                    "cursors not stored", extra={"facts": {"partition": hosted.name, "error": str(error)}}
+                )
 
-    def dead_letter_hosts(self) -> list[SubscriptionHost]:
-        """Subscriptions that could have dead letters."""
-        return [
-            host
-            for hosted in self.partitions.values()
-            for host in hosted.subscriptions.values()
-            if host.core.failure.poison == "dead_letter"
-        ]
+    def update_policy(self, record: TopicRecord) -> None:
+        """A topic's policy was changed."""
+        for name in record.physical_names:
+            hosted = self.partitions.get(name)
+            if hosted is not None and hosted.topic_id == record.topic_id:
+                hosted.update(record)
+                self.wake(hosted)
+
+    def delete_topic(self, record: TopicRecord) -> None:
+        """A topic was deleted: close what is open of it and remove its files."""
+        for name in record.physical_names:
+            hosted = self.partitions.get(name)
+            if hosted is None or hosted.topic_id != record.topic_id:
+                continue
+            del self.partitions[name]
+            self._forget(hosted, TopicNotFound(f"topic {record.topic} was deleted"))
+
+    def _forget(self, hosted: HostedPartition, error: DanubeError) -> None:
+        hosted.deleted = True
+        hosted.fail_waiting(error, -1)
+        hosted.close_handles(error)
+        for known in (self._dirty, self._dispatch, self._touched, self._deadlines):
+            known.pop(hosted, None)  # type: ignore[attr-defined]
+        self.counters.add("partitions_open", -1)
+        if hosted.log is not None and hosted.directory is not None:
+            hosted.log.abandon()
+            self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+        self._schedule_turn()
 
     def close(self) -> None:
         """Store, sync and close everything; the worker ends after this."""

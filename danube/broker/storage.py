@@ -45,8 +45,7 @@ class Storage:
         self._reopen = reopen
         self._on_progress = on_progress
         self._unsynced: dict[HostedPartition, None] = {}
-        self._cursor_waiters: dict[HostedPartition, list[Callable[[], None]]] = {}
-        self._sealing: set[HostedPartition] = set()
+        self._unsynced_cursors: dict[HostedPartition, None] = {}
 
     # -- log --------------------------------------------------------------------------------------
 
@@ -140,7 +139,9 @@ class Storage:
         _log.error("log fenced", extra={"facts": {"partition": hosted.name, "error": str(error)}})
         hosted.counters.add("storage_errors")
         hosted.failure = StorageFailed(
-            f"{hosted.name} cannot be written now", why=str(error), hint="it is opened anew by itself; send again"
+            f"{hosted.name} cannot be written now",
+            why=str(error),
+            hint="it is opened anew by itself; send again",
         )
         hosted.log.discard_pending()
         hosted.fail_waiting(hosted.failure, hosted.core.high_watermark)
@@ -172,7 +173,13 @@ class Storage:
             # Acknowledged records are not readable any more: a human must look, nothing is hidden.
             _log.critical(
                 "acknowledged records are missing after a disk failure",
-                extra={"facts": {"partition": hosted.name, "start": opened.core.log_end, "end": hosted.high_watermark}},
+                extra={
+                    "facts": {
+                        "partition": hosted.name,
+                        "start": opened.core.log_end,
+                        "end": hosted.high_watermark,
+                    }
+                },
             )
             opened.log.close(b"")
             self._schedule_reopen(hosted)
@@ -199,10 +206,35 @@ class Storage:
 
         def done(job: Any, error: OSError | None) -> None:
             if error is not None:
-                _log.error("cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+                _log.error(
+                    "cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}}
+                )
             then()
 
         self._syncer.submit(job, done)
+
+    def sync_cursors(self) -> None:
+        """Put cursor files that were appended to on disk; called about once a second."""
+        due, self._unsynced_cursors = self._unsynced_cursors, {}
+        for hosted in due:
+            if hosted.cursors is not None and not hosted.deleted:
+                job = hosted.cursors.sync_job()
+                if job is not None:
+                    self._syncer.submit(job, self._cursors_synced(hosted))
+
+    def cursors_written(self, hosted: HostedPartition) -> None:
+        """Note that this cursor file has more than the disk has."""
+        self._unsynced_cursors[hosted] = None
+
+    def _cursors_synced(self, hosted: HostedPartition) -> Callable[[Any, OSError | None], None]:
+        def done(job: Any, error: OSError | None) -> None:
+            if error is not None:
+                hosted.counters.add("storage_errors")
+                _log.error(
+                    "cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}}
+                )
+
+        return done
 
     def close(self, hosted: HostedPartition) -> None:
         """Store cursors, write, sync and close; used when the worker drains."""

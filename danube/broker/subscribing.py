@@ -44,7 +44,10 @@ def check_request(request: Subscribe) -> Mode:
     """Check names and numbers before anything is looked up; return the mode."""
     check_label(request.subscription, "subscription")
     check_label(request.consumer, "consumer")
-    if min(request.credit_records, request.credit_bytes) < 0 or not 0 <= request.max_unacked <= MAX_UNACKED_LIMIT:
+    if (
+        min(request.credit_records, request.credit_bytes) < 0
+        or not 0 <= request.max_unacked <= MAX_UNACKED_LIMIT
+    ):
         raise InvalidArgument(f"credits are not negative and max_unacked is 0 .. {MAX_UNACKED_LIMIT}")
     if request.failure is not None:
         request.failure.check()
@@ -68,7 +71,9 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         )
     if not hosted.reliable:
         if len(hosted.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
-            raise InvalidArgument(f"{hosted.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
+            raise InvalidArgument(
+                f"{hosted.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already"
+            )
         lossy = LossySubscription(name, mode, bytes_max=LOSSY_BYTES_MAX, records_max=LOSSY_RECORDS_MAX)
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
         return made

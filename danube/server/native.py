@@ -16,7 +16,14 @@ from danube import __version__
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
 from danube.core.wire import Frame, FrameDecoder, Hello, Kind, Welcome
-from danube.errors import DanubeError, Draining, LimitExceeded, OperationTimeout, ProtocolError, UnsupportedVersion
+from danube.errors import (
+    DanubeError,
+    Draining,
+    LimitExceeded,
+    OperationTimeout,
+    ProtocolError,
+    UnsupportedVersion,
+)
 from danube.limits import (
     FRAME_BYTES_MAX,
     OUTPUT_BUFFER_BYTES_MAX,
@@ -131,7 +138,9 @@ class NativeServer:
         """Tell every client that this broker stops; they close or come back elsewhere."""
         self.draining = True
         for connection in list(self.connections.values()):
-            connection.send_error(Draining("the broker is stopping", hint="the client connects again by itself"))
+            connection.send_error(
+                Draining("the broker is stopping", hint="the client connects again by itself")
+            )
 
     def close_all(self) -> None:
         for connection in list(self.connections.values()):
@@ -275,7 +284,12 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._decoder.size_max = FRAME_BYTES_MAX
         self._server.shaken(self)
         welcome = Welcome(
-            wire.VERSION, __version__, self.connection_id, self._server.worker, FRAME_BYTES_MAX, PUBLISH_CREDIT_BYTES
+            wire.VERSION,
+            __version__,
+            self.connection_id,
+            self._server.worker,
+            FRAME_BYTES_MAX,
+            PUBLISH_CREDIT_BYTES,
         )
         self.send(wire.control_frame(Kind.WELCOME, welcome, frame.correlation))
 

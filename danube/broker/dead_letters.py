@@ -1,0 +1,185 @@
+"""Dead letters: a copy goes to the dead letter topic, and only then is the original acked.
+
+The copy is published like any client's batch, through the router, because the dead letter topic may
+be owned by another worker.  Until it is acknowledged the original stays where it is; a failure is
+tried again later by the subscription's own back-off.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from danube import clock
+from danube.broker.consumers import SubscriptionHost
+from danube.broker.router import RoutedSession
+from danube.core import wire
+from danube.core.columns import BatchView, encode
+from danube.core.commands import CreateTopic
+from danube.core.policy import TopicPolicy
+from danube.core.wire import FrameDecoder, Kind, OpenProducer
+from danube.errors import DanubeError, TopicNotFound
+from danube.limits import ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from danube.broker.worker import Worker
+    from danube.core.subscription import DeadLetter
+
+_log = logging.getLogger("danube.dead_letters")
+INTERNAL_CONNECTION_ID = 1 << 62
+OPEN_RETRY_NS = 1_000_000_000
+
+
+class _Letter(NamedTuple):
+    host: SubscriptionHost
+    offset: int
+
+
+class _Target:
+    """One dead letter topic as this worker publishes to it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.open = False
+        self.retry_ns = 0
+
+
+class DeadLetters(RoutedSession):
+    """This worker's publisher of dead letters; a session without a socket."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(INTERNAL_CONNECTION_ID)
+        self._worker = worker
+        self._targets: dict[str, _Target] = {}
+        self._by_handle: dict[int, _Target] = {}
+        self._letters: dict[int, _Letter] = {}
+        self._correlation = 0
+
+    # -- taking letters ---------------------------------------------------------------------------
+
+    def take(self, host: SubscriptionHost, letters: list[DeadLetter]) -> None:
+        """Publish the copies of these records; called when a subscription gives up on them."""
+        now_ns = clock.monotonic_ns()
+        for letter in letters:
+            try:
+                if not self._publish(host, letter, now_ns):
+                    host.core.dead_letter_failed(letter.offset, now_ns)
+            except DanubeError as error:
+                _log.warning(
+                    "dead letter not written", extra={"facts": {"offset": letter.offset, "error": str(error)}}
+                )
+                host.core.dead_letter_failed(letter.offset, now_ns)
+
+    def _publish(self, host: SubscriptionHost, letter: DeadLetter, now_ns: int) -> bool:
+        topic = host.core.failure.dead_letter_topic
+        target = self._target(topic, now_ns)
+        if target is None or not target.open:
+            return False
+        chunk = host.hosted.chunk(letter.offset)
+        place = chunk.places[chunk.find(letter.offset)]
+        original = BatchView(chunk.batch(place))
+        index = letter.offset - place.base_offset
+        batch = encode(
+            [original.payload(index)],
+            producer_name=f"dead-letters-{self._worker.place.index}",
+            keys=[original.key(index)],
+            attributes=[self._attributes(host, letter, original, index)],
+            publish_time_us=clock.wall_us(),
+            schema_id=original.schema_id,
+            schema_version=original.schema_version,
+        ).to_bytes()
+        correlation = self._next_correlation()
+        frame = wire.frame_header(Kind.PUBLISH, len(batch), correlation, target.handle) + batch
+        if not self._route(frame):
+            return False
+        self._letters[correlation] = _Letter(host, letter.offset)
+        return True
+
+    def _attributes(
+        self, host: SubscriptionHost, letter: DeadLetter, original: BatchView, index: int
+    ) -> dict[str, str]:
+        added = {
+            "x-original-topic": host.hosted.name,
+            "x-original-subscription": host.core.name,
+            "x-original-topic-offset": str(letter.offset),
+            "x-original-producer-id": str(original.header.producer_id),
+            "x-original-broker-addr": original.origin,
+            "x-poison-policy": "dead_letter",
+            "x-delivery-attempt": str(letter.deliveries),
+            "x-failure-reason": letter.reason,
+        }
+        kept = list(original.attributes(index).items())[: ATTRIBUTES_PER_RECORD_MAX - len(added)]
+        return dict(kept) | added
+
+    # -- the dead letter topic --------------------------------------------------------------------
+
+    def _target(self, topic: str, now_ns: int) -> _Target | None:
+        target = self._targets.get(topic)
+        if target is not None and (target.open or now_ns < target.retry_ns):
+            return target
+        metadata = self._worker.metadata
+        try:
+            record = metadata.state.topic(topic)
+        except TopicNotFound:
+            self._create(topic)
+            return None
+        if target is not None:
+            self._by_handle.pop(target.handle, None)
+        handle = self._next_correlation()
+        target = self._targets[topic] = self._by_handle[handle] = _Target(handle)
+        target.retry_ns = now_ns + OPEN_RETRY_NS
+        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.place.index}")
+        self._route(wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), handle))
+        return target
+
+    def _create(self, topic: str) -> None:
+        policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
+        command = CreateTopic(
+            topic=topic, partitions=0, policy=policy, created_us=clock.wall_us(), ensure=True
+        )
+        self._worker.executor.submit(self._worker.metadata.propose, command)
+
+    def _next_correlation(self) -> int:
+        self._correlation = self._correlation % 0xFFFF_FFFF + 1
+        return self._correlation
+
+    def _route(self, frame: bytes) -> bool:
+        buffer = memoryview(bytearray(frame))
+        taken = True
+        for one in FrameDecoder().frames(buffer, 0, len(buffer)):
+            taken = self._worker.router.route(self, one, buffer)
+        self._worker.schedule_turn()
+        return taken
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        frames = b"".join(parts)
+        for frame in FrameDecoder().frames(frames, 0, len(frames)):
+            self._on_answer(frame, frames)
+
+    def _on_answer(self, frame: Any, frames: bytes) -> None:
+        letter = self._letters.pop(frame.correlation, None)
+        if frame.kind == Kind.PRODUCER_OPENED:
+            target = self._by_handle.get(frame.handle)
+            if target is not None:
+                target.open = True
+        elif frame.kind == Kind.PUBLISHED and letter is not None:
+            letter.host.core.dead_lettered(letter.offset)
+            self._worker.counters.add("dead_letters")
+            self._worker.shard.wake(letter.host.hosted)
+        elif frame.kind == Kind.ERROR:
+            error = wire.decode_error(frames[frame.start : frame.end])
+            _log.warning("dead letter refused", extra={"facts": {"error": str(error)}})
+            if letter is not None:
+                letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+            for target in self._by_handle.values():
+                if frame.handle in (0, target.handle):
+                    target.open = False
+
+    def worker_restarted(self, worker: int) -> None:
+        """The owner of a dead letter topic is gone: what it did not answer is tried again."""
+        self._worker.router.worker_restarted(self, worker)
+        letters, self._letters = self._letters, {}
+        for letter in letters.values():
+            letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())

@@ -1,0 +1,121 @@
+"""What a worker does on its own: heartbeat, timers, background sync, cursors, retention, sweeping."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from danube import clock
+from danube.core.placement import owner_of
+from danube.errors import DanubeError
+from danube.ipc.counters import Counter
+
+if TYPE_CHECKING:
+    from danube.broker.hosted import HostedPartition
+    from danube.broker.worker import Worker
+
+_log = logging.getLogger("danube.housekeeping")
+TICK_S = 0.02
+SECOND_S = 1.0
+RETENTION_S = 10.0
+OPEN_PAUSE_S = 0.005
+_DIRECTORY = re.compile(r"([0-9a-f]{16})-([0-9]+)\Z")
+
+
+class Housekeeping:
+    """Timers of one worker, all on its loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._stopped = False
+        self._sync_s = worker.place.config.wal.sync_interval_ms / 1000
+
+    def start(self) -> None:
+        self._every(TICK_S, self._tick)
+        self._every(self._sync_s, self._sync)
+        self._every(SECOND_S, self._second)
+        self._every(RETENTION_S, self._retention)
+        self._sweep_directories()
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _every(self, interval_s: float, action: object) -> None:
+        def run() -> None:
+            if not self._stopped:
+                action()  # type: ignore[operator]
+                self._worker.loop.call_later(interval_s, run)
+
+        run()
+
+    def _tick(self) -> None:
+        worker = self._worker
+        worker.counters.block.put(Counter.HEARTBEAT_NS, clock.monotonic_ns())
+        worker.shard.tick()
+
+    def _sync(self) -> None:
+        self._worker.shard.storage.sync_written()
+        self._worker.shard.store_cursors()
+
+    def _second(self) -> None:
+        worker = self._worker
+        if worker.door is not None:
+            worker.door.sweep(worker.loop.time())
+        worker.refresh_metadata()
+        worker.shard.storage.sync_cursors()
+
+    def _retention(self) -> None:
+        worker = self._worker
+        now_us = clock.wall_us()
+        for hosted in list(worker.shard.partitions.values()):
+            if hosted.log is not None and hosted.failure is None:
+                self._retain(hosted, now_us)
+
+    def _retain(self, hosted: HostedPartition, now_us: int) -> None:
+        policy = hosted.policy
+        if hosted.log is None or not (policy.retention_ms or policy.retention_bytes):
+            return
+        try:
+            deleted = hosted.log.retain(now_us, policy.retention_ms, policy.retention_bytes)
+        except DanubeError as error:
+            _log.warning("retention failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            return
+        if deleted:
+            _log.info(
+                "segments deleted by retention",
+                extra={"facts": {"partition": hosted.name, "count": len(deleted), "start": hosted.log.start}},
+            )
+            self._worker.shard.wake(hosted)
+
+    def _sweep_directories(self) -> None:
+        """Open what this worker owns, so that it recovers and expires; remove what was deleted."""
+        worker = self._worker
+        root = worker.place.data_dir / "partitions"
+        if not root.is_dir():
+            return
+        state = worker.metadata.state
+        names = []
+        for directory in sorted(root.iterdir()):
+            match = _DIRECTORY.match(directory.name)
+            if match is None:
+                continue
+            topic_id, index = int(match[1], 16), int(match[2])
+            if owner_of(topic_id, index, worker.place.workers) != worker.place.index:
+                continue
+            record = state.topic_with_id(topic_id)
+            if record is None:
+                worker.executor.submit(shutil.rmtree, directory, ignore_errors=True)
+            else:
+                names.append(record.physical_name(index))
+        self._open_next(names[::-1])
+
+    def _open_next(self, names: list[str]) -> None:
+        if not names or self._stopped:
+            return
+        name = names.pop()
+        self._worker.shard.open(name, lambda _: self._open_later(names))
+
+    def _open_later(self, names: list[str]) -> None:
+        self._worker.loop.call_later(OPEN_PAUSE_S, self._open_next, names)

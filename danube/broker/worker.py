@@ -1,0 +1,246 @@
+"""One worker process: a loop, the partitions it owns, its connections and its rings.
+
+Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
+what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
+gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
+arms its bell and sleeps in the loop's poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from danube import __version__, clock
+from danube.broker import last_resort
+from danube.broker.dead_letters import INTERNAL_CONNECTION_ID, DeadLetters
+from danube.broker.housekeeping import Housekeeping
+from danube.broker.remote import RemoteSessions
+from danube.broker.router import Router
+from danube.broker.shard import Shard
+from danube.broker.traffic import Traffic
+from danube.cluster.local_log import LocalLog
+from danube.core.commands import PolicyUpdated, TopicDeleted
+from danube.errors import RingDamaged
+from danube.ipc.channel import Channel
+from danube.ipc.counters import Counter, Counters, State, snapshot
+from danube.wal.log import LogOptions
+from danube.wal.syncer import Syncer
+
+if TYPE_CHECKING:
+    import socket
+
+    from danube.config import BrokerConfig
+    from danube.ipc.region import Region
+
+_log = logging.getLogger("danube.worker")
+PARTITIONS_DIRECTORY = "partitions"
+METADATA_DIRECTORY = "metadata"
+RING_RETRY_S = 0.001
+DRAIN_GRACE_S = 1.5
+DRAIN_MAX_S = 7.0
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Which worker of which broker this process is."""
+
+    index: int
+    workers: int
+    incarnation: int
+    region: Region
+    listener: socket.socket
+    data_dir: Path
+    config: BrokerConfig
+    native_address: str
+
+
+class Door(Protocol):
+    """A protocol's server on this worker (see :mod:`danube.server`)."""
+
+    draining: bool
+
+    def factory(self) -> asyncio.BaseProtocol: ...
+    def deliver(self, connection_id: int, frames: bytes) -> None: ...
+    def worker_restarted(self, worker: int) -> None: ...
+    def resume_blocked(self) -> bool: ...
+    def flush(self) -> None: ...
+    def sweep(self, now_s: float) -> None: ...
+    def drain(self) -> None: ...
+    def close_all(self) -> None: ...
+
+    @property
+    def connections(self) -> Any: ...
+
+
+class Worker:
+    """Builds the parts of a worker and runs their turns."""
+
+    def __init__(self, place: WorkerPlace, loop: asyncio.AbstractEventLoop) -> None:
+        self.place = place
+        self.loop = loop
+        self.counters = Traffic(Counters(place.region, place.index))
+        self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
+        self.channel = Channel(place.region, place.index, place.incarnation)
+        self.metadata = LocalLog(place.data_dir / METADATA_DIRECTORY)
+        self.syncer = Syncer(loop.call_soon_threadsafe)
+        config = place.config
+        self.shard = Shard(
+            root=place.data_dir / PARTITIONS_DIRECTORY,
+            incarnation=place.incarnation,
+            find_topic=lambda name: self.router.find_topic(name),
+            counters=self.counters,
+            log_options=LogOptions(segment_bytes=config.wal.segment_bytes),
+            syncer=self.syncer,
+            executor=self.executor,
+            call_on_loop=loop.call_soon_threadsafe,
+            call_later=loop.call_later,
+            schedule_turn=self.schedule_turn,
+            take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
+        )
+        self.router = Router(
+            place.index, place.workers, self.shard, self.metadata, self.executor,
+            call_on_loop=loop.call_soon_threadsafe,
+            schedule_turn=self.schedule_turn,
+            on_metadata=self.refresh_metadata,
+            status=self.status,
+            default_policy=config.topic_policy(),
+            auto_create=config.topics.auto_create,
+        )  # fmt: skip
+        self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)
+        self.router.remote = self.remote
+        self.door: Door | None = None
+        self.dead_letters = DeadLetters(self)
+        self.housekeeping = Housekeeping(self)
+        self._turn_scheduled = False
+        self._server: asyncio.Server | None = None
+        self._stopping = False
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def schedule_turn(self) -> None:
+        """Run a turn as soon as the loop has handled what is ready."""
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def _on_bell(self) -> None:
+        self.channel.disarm()
+        self.schedule_turn()
+
+    def _turn(self) -> None:
+        self._turn_scheduled = False
+        door, channel, remote = self.door, self.channel, self.remote
+        if door is None:
+            return
+        for worker in channel.peers_restarted():
+            remote.worker_restarted(worker)
+            door.worker_restarted(worker)
+            self.dead_letters.worker_restarted(worker)
+        received = self._poll()
+        for worker, kind, record in received:
+            remote.take(worker, kind, record)
+        self.shard.turn()
+        blocked = door.resume_blocked()
+        door.flush()
+        blocked |= remote.flush()
+        channel.release()
+        channel.flush()
+        self.counters.block.add(Counter.TURNS)
+        if received or (self.place.workers > 1 and not self._turn_scheduled and not channel.arm()):
+            self.schedule_turn()
+        if blocked:
+            self.counters.block.add(Counter.RING_FULL)
+            self.loop.call_later(RING_RETRY_S, self.schedule_turn)
+
+    def _poll(self) -> list[tuple[int, int, memoryview]]:
+        try:
+            return self.channel.poll()
+        except RingDamaged as error:
+            worker = int(error.facts["worker"])
+            _log.error("ring damaged", extra={"facts": {"from_worker": worker, "error": str(error)}})
+            self.channel.reset(worker)
+            self.schedule_turn()
+            return []
+
+    def _deliver(self, connection_id: int, frames: bytes) -> None:
+        if connection_id == INTERNAL_CONNECTION_ID:
+            self.router.answered(self.dead_letters, frames)
+            self.dead_letters.send(frames)
+        elif self.door is not None:
+            self.door.deliver(connection_id, frames)
+
+    # -- metadata ---------------------------------------------------------------------------------
+
+    def refresh_metadata(self) -> None:
+        """Read what others committed and follow it."""
+        for change in self.metadata.refresh():
+            if isinstance(change, TopicDeleted):
+                self.shard.delete_topic(change.record)
+            elif isinstance(change, PolicyUpdated):
+                self.shard.update_policy(change.record)
+
+    def status(self) -> dict[str, Any]:
+        """What `danube status` shows: this broker and the counters of all workers."""
+        place = self.place
+        return {
+            "version": __version__,
+            "supervisor_pid": os.getppid(),
+            "data_dir": str(place.data_dir),
+            "native": place.native_address,
+            "topics": self.metadata.state.topic_count,
+            "workers": [
+                {"worker": index, **counters} for index, counters in enumerate(snapshot(place.region))
+            ],
+        }
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def run(self, door: Door) -> None:
+        """Serve until SIGTERM, then drain."""
+        self.door = door
+        loop = self.loop
+        stopped = asyncio.Event()
+        last_resort.install(loop)
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor forwards what it wants
+        self.syncer.start()
+        loop.add_reader(self.channel.fileno(), self._on_bell)
+        self._server = await loop.create_server(door.factory, sock=self.place.listener)
+        self.housekeeping.start()
+        self.counters.block.put(Counter.STATE, State.READY)
+        self.schedule_turn()
+        await stopped.wait()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Answer what was taken, store everything, close."""
+        self.counters.block.put(Counter.STATE, State.DRAINING)
+        self.shard.draining = True
+        door = self.door
+        if self._server is not None:
+            self._server.close()
+        if door is not None:
+            door.drain()
+            deadline_ns = clock.monotonic_ns() + int(DRAIN_MAX_S * 1e9)
+            grace_ns = clock.monotonic_ns() + int(DRAIN_GRACE_S * 1e9)
+            while clock.monotonic_ns() < deadline_ns:
+                self.schedule_turn()
+                await asyncio.sleep(0.01)
+                waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
+                if not waiting and (not door.connections or clock.monotonic_ns() > grace_ns):
+                    break
+            door.close_all()
+            await asyncio.sleep(0)
+        self.housekeeping.stop()
+        self.syncer.stop()
+        self.shard.close()
+        self.metadata.close()
+        self.counters.block.put(Counter.STATE, State.STOPPED)
+        _log.info("worker stopped", extra={"facts": {"worker": self.place.index}})

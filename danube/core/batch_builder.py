@@ -27,7 +27,6 @@ from danube.core.checksum import crc32c
 from danube.core.compression import compress
 from danube.core.payload_column import (
     Piece,
-    check_count,
     offsets_of,
     payload_column,
     refuse_batch,
@@ -334,7 +333,9 @@ def _key_bytes(key: Any, index: int) -> bytes:
         return key.encode() if isinstance(key, str) else bytes(memoryview(key))
     except (UnicodeEncodeError, TypeError) as error:
         raise InvalidArgument(
-            f"key of record {index} is {type(key).__name__}", why=str(error), hint="a key is bytes, text or None",
+            f"key of record {index} is {type(key).__name__}",
+            why=str(error),
+            hint="a key is bytes, text or None",
             index=index,
         ) from None
 
@@ -349,14 +350,14 @@ def _encode_attributes(attributes: Mapping[str, str] | None, index: int) -> byte
             index=index,
         )
     pieces: list[bytes] = []
-    try:
-        for name, value in attributes.items():
+    for name, value in attributes.items():
+        try:
             key, text = name.encode(), value.encode()
-            pieces += (_ATTRIBUTE.pack(len(key), len(text)), key, text)
-    except struct.error:
-        refuse_size("attribute name", index, len(key), _NAME_BYTES_MAX)
-    except (AttributeError, UnicodeEncodeError) as error:
-        _refuse_attribute(index, error)
+        except (AttributeError, UnicodeEncodeError) as error:
+            _refuse_attribute(index, error)
+        if len(key) > ATTRIBUTE_BYTES_MAX or len(text) > ATTRIBUTE_BYTES_MAX:
+            refuse_size("an attribute", index, max(len(key), len(text)), ATTRIBUTE_BYTES_MAX)
+        pieces += (_ATTRIBUTE.pack(len(key), len(text)), key, text)
     return b"".join(pieces)
 
 
@@ -367,6 +368,3 @@ def _refuse_attribute(index: int, error: Exception) -> NoReturn:
         hint="attributes map text to text",
         index=index,
     ) from None
-
-
-__all__ = ["Attributes", "EncodedBatch", "Keys", "check_count", "encode"]

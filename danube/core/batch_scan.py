@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from types import ModuleType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,18 +13,20 @@ from numpy.typing import NDArray
 from danube.core import kernels
 from danube.core.batch import (
     BODY_CRC_START,
-    FLAGS_KNOWN,
     HEADER_BYTES,
     MAGIC,
     STAMPED_BYTES,
     read_header,
 )
 from danube.core.checksum import crc32c
-from danube.errors import DanubeError
+from danube.errors import DanubeError, InvalidArgument
 from danube.limits import BATCH_BYTES_MAX
 
 _STAMPED: Final = struct.Struct("<4sIQqIII")
-_CHUNK: Final = 4096
+_ROWS_FIRST: Final = 512  # 16 KiB: most reads hold fewer batches
+_ROWS_NEXT: Final = 16_384
+
+Data = bytes | bytearray | memoryview
 
 
 class StopReason(IntEnum):
@@ -48,7 +51,7 @@ class ScanResult(NamedTuple):
 
 
 def scan(
-    buffer: bytes | bytearray | memoryview,
+    buffer: Data,
     start: int = 0,
     end: int | None = None,
     expected_offset: int | None = None,
@@ -57,13 +60,40 @@ def scan(
 
     With ``expected_offset`` the first batch must have it and each other must follow the one before.
     """
+    if not 0 <= start <= len(buffer):
+        raise InvalidArgument(f"scan cannot start at {start} of {len(buffer)} bytes")
     end = len(buffer) if end is None else min(end, len(buffer))
-    return scan_twin(buffer, start, end, expected_offset)
+    if kernels.batch is None or start >= end:
+        return scan_twin(buffer, start, end, expected_offset)
+    return _scan_with_kernel(kernels.batch, buffer, start, end, expected_offset)
 
 
-def scan_twin(
-    buffer: bytes | bytearray | memoryview, start: int, end: int, expected_offset: int | None
+def _scan_with_kernel(
+    batch: ModuleType, buffer: Data, start: int, end: int, expected_offset: int | None
 ) -> ScanResult:
+    octets = np.frombuffer(buffer, np.uint8)
+    expected = -1 if expected_offset is None else expected_offset
+    result = np.empty(3, np.int64)
+    parts: list[NDArray[np.int64]] = []
+    rows_count = _ROWS_FIRST
+    while True:
+        rows = np.empty((rows_count, 4), np.int64)
+        batch.scan_batches(octets, start, end, expected, rows, result)
+        count, start, reason = result.tolist()
+        parts.append(rows[:count])
+        if reason != StopReason.END or start >= end:
+            table = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return _result(table, start, StopReason(reason))
+        if expected >= 0:
+            expected = int(rows[-1, 2] + rows[-1, 3])
+        rows_count = _ROWS_NEXT
+
+
+def _result(table: NDArray[np.int64], stop: int, reason: StopReason) -> ScanResult:
+    return ScanResult(table[:, 0], table[:, 1], table[:, 2], table[:, 3], stop, reason)
+
+
+def scan_twin(buffer: Data, start: int, end: int, expected_offset: int | None) -> ScanResult:
     """scan() by struct and google_crc32c."""
     view = memoryview(buffer)
     rows: list[tuple[int, int, int, int]] = []
@@ -78,8 +108,7 @@ def scan_twin(
         position += size
         if expected_offset is not None:
             expected_offset += count
-    table = np.array(rows, np.int64).reshape(-1, 4)
-    return ScanResult(table[:, 0], table[:, 1], table[:, 2], table[:, 3], position, reason)
+    return _result(np.array(rows, np.int64).reshape(-1, 4), position, reason)
 
 
 def _examine(view: memoryview, position: int, end: int) -> tuple[StopReason, int, int, int]:

@@ -32,7 +32,7 @@ def check_ratio(block_bytes: int, columns_size: int) -> None:
     if columns_size > inflated_bytes_max(block_bytes):
         raise LimitExceeded(
             "compressed batch inflates too much",
-            why=f"{block_bytes} bytes may become at most {inflated_bytes_max(block_bytes)}, not {columns_size}",
+            why=f"{block_bytes} bytes may become {inflated_bytes_max(block_bytes)}, not {columns_size}",
             hint="send such records without compression",
             block_bytes=block_bytes,
             columns_size=columns_size,
@@ -60,7 +60,7 @@ def decompress(kind: int, block: bytes | memoryview, columns_size: int) -> bytes
     inflate = _inflate_lz4 if kind == Compression.LZ4 else _inflate_zstd
     columns = inflate(library, block, columns_size)
     if len(columns) != columns_size:
-        raise ProtocolError("compressed batch does not inflate to the size in its header", expected=columns_size)
+        raise ProtocolError("compressed batch does not inflate to its stated size", expected=columns_size)
     return columns
 
 

@@ -19,7 +19,7 @@ from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 Piece = bytes | bytearray | memoryview
 Offsets = NDArray[np.int32]
 
-_ARROW_OFFSETS: Final = {
+_ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
     "string": np.dtype(np.int32),
     "large_binary": np.dtype(np.int64),
@@ -113,7 +113,7 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
                 hint="encode text first, for example with text.encode()",
                 index=index,
             )
-    raise InvalidArgument(f"a {what} is a view of something else than single bytes", hint="cast it with cast('B')")
+    raise InvalidArgument(f"a {what} is not a view of single bytes", hint="cast it with cast('B')")
 
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
@@ -141,7 +141,8 @@ def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
             hint="use dtype S, V or object with one dimension, or uint8 with two",
         )
     check_count(len(payloads))
-    rows = memoryview(np.ascontiguousarray(payloads).reshape(-1).view(np.uint8)) if width else memoryview(b"")
+    octets: Any = np.ascontiguousarray(payloads).reshape(-1).view(np.uint8) if width else b""
+    rows = memoryview(octets)
     return _fixed_width(rows, width, len(payloads))
 
 
@@ -155,7 +156,9 @@ def _from_arrow(payloads: Any) -> PayloadColumn:
     check_count(count)
     if payloads.null_count:
         raise InvalidArgument(
-            f"payloads hold {payloads.null_count} nulls", why="a record has a payload", hint="fill or drop them first"
+            f"payloads hold {payloads.null_count} nulls",
+            why="a record has a payload",
+            hint="fill or drop them first",
         )
     name = str(payloads.type)
     buffers = payloads.buffers()

@@ -6,11 +6,15 @@ folded by exclusive or to 32 bits, and MurmurHash3's 32-bit finaliser.
 
 from __future__ import annotations
 
+import struct
+from functools import lru_cache
+from types import ModuleType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from danube.core import kernels
 from danube.core.batch import (
     BODY_CRC_START,
     COMPRESSION_MASK,
@@ -22,8 +26,12 @@ from danube.core.batch import (
     padded,
 )
 from danube.core.checksum import crc32c
-from danube.core.columns import BatchView, Data
-from danube.errors import InvalidArgument
+from danube.core.columns import BatchView, Data, place_columns
+from danube.errors import InvalidArgument, ProtocolError
+
+_SIZE: Final = struct.Struct("<I")  # at 4
+_SHAPE: Final = struct.Struct("<HHI")  # at 36: flags, name_size, record_count
+_TOTALS: Final = struct.Struct("<IIII")  # at 84: payload, key and attribute bytes, columns_size
 
 _FNV_BASIS: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
@@ -47,7 +55,52 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
     count = header.record_count
     if not len(indexes) or indexes[0] < 0 or indexes[-1] >= count or not (indexes[1:] > indexes[:-1]).all():
         raise InvalidArgument("records to select must ascend within the batch", records=count)
-    return select_twin(batch, header, indexes)
+    if kernels.batch is None:
+        return select_twin(batch, header, indexes)
+    return _select_with_kernels(kernels.batch, BatchView(batch, header), indexes)
+
+
+def _select_with_kernels(batch: ModuleType, view: BatchView, indexes: NDArray[np.int64]) -> bytes:
+    header, source = view.header, view.layout
+    columns = np.frombuffer(view.columns, np.uint8)
+    variable = [
+        (source.payload_offsets, source.payloads, header.payload_bytes),
+        (source.key_offsets, source.keys, header.key_bytes),
+        (source.attribute_offsets, source.attributes, header.attribute_bytes),
+    ]
+    measure = batch.measure
+    totals = [
+        measure(columns, offsets, total, indexes) if offsets >= 0 else 0 for offsets, _, total in variable
+    ]
+    if min(totals) < 0:
+        raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+    flags = header.flags & ~COMPRESSION_MASK | _FLAG_SELECTED
+    target = place_columns(flags, len(indexes), *totals)
+    start = HEADER_BYTES + padded(header.name_size + header.origin_size)
+    chosen = bytearray(start + target.end)
+    chosen[:start] = view.data[:start]
+    _SIZE.pack_into(chosen, 4, len(chosen))
+    _SHAPE.pack_into(chosen, 36, flags, header.name_size, len(indexes))
+    _TOTALS.pack_into(chosen, 84, *totals, target.end)
+    octets = np.frombuffer(chosen, np.uint8)
+    if source.times >= 0:
+        batch.gather_words(columns, source.times, indexes, octets, start + target.times)
+    if source.request_ids >= 0:
+        batch.gather_words(columns, source.request_ids, indexes, octets, start + target.request_ids)
+    batch.gather_deltas(columns, source.selected, indexes, octets, start + target.selected)
+    if source.key_validity >= 0:
+        batch.gather_bits(columns, source.key_validity, indexes, octets, start + target.key_validity)
+    for (offsets, position, _), new_offsets, new_position in zip(
+        variable,
+        (target.payload_offsets, target.key_offsets, target.attribute_offsets),
+        (target.payloads, target.keys, target.attributes),
+        strict=True,
+    ):
+        if offsets >= 0:
+            into = (octets, start + new_offsets, start + new_position)
+            batch.gather_variable(columns, offsets, position, indexes, *into)
+    batch.seal(octets)
+    return bytes(chosen)
 
 
 def select_twin(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> bytes:
@@ -85,7 +138,9 @@ def select_twin(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) ->
     return b"".join((head, crc32c(head).to_bytes(4, "little"), body))
 
 
-def _gather(pieces: list[bytes], column: tuple[NDArray[np.int32], memoryview], indexes: NDArray[np.int64]) -> int:
+def _gather(
+    pieces: list[bytes], column: tuple[NDArray[np.int32], memoryview], indexes: NDArray[np.int64]
+) -> int:
     """Append the chosen entries of a variable-length column; return their byte total."""
     offsets, data = column
     starts, ends = offsets[indexes], offsets[indexes + 1]
@@ -118,7 +173,28 @@ def ring_hash(data: bytes) -> int:
 
 def ring_hashes(batch: Data, header: BatchHeader) -> NDArray[np.uint64]:
     """uint64[n]: ring hash of each record's key, or of the producer's name where it has no key."""
-    return ring_hashes_twin(BatchView(batch, header))
+    view = BatchView(batch, header)
+    if kernels.batch is None or not header.flags & _FLAG_KEYS:
+        return ring_hashes_twin(view)
+    layout = view.layout
+    hashes = np.empty(header.record_count, np.uint64)
+    found = kernels.batch.ring_hashes(
+        np.frombuffer(view.columns, np.uint8),
+        layout.key_validity,
+        layout.key_offsets,
+        layout.keys,
+        header.key_bytes,
+        _name_hash(bytes(view.data[HEADER_BYTES : HEADER_BYTES + header.name_size])),
+        hashes,
+    )
+    if found != kernels.WELL_FORMED:
+        raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+    return hashes
+
+
+@lru_cache(maxsize=1024)
+def _name_hash(name: bytes) -> int:
+    return ring_hash(name)
 
 
 def ring_hashes_twin(view: BatchView) -> NDArray[np.uint64]:
@@ -126,7 +202,7 @@ def ring_hashes_twin(view: BatchView) -> NDArray[np.uint64]:
     header = view.header
     name = bytes(view.data[HEADER_BYTES : HEADER_BYTES + header.name_size])
     if not header.flags & _FLAG_KEYS:
-        return np.full(header.record_count, ring_hash(name), np.uint64)
-    keys = [name if key is None else key for key in view.keys()]
+        return np.full(header.record_count, _name_hash(name), np.uint64)
+    keys = [name if key is None else key for key in view.keys()]  # noqa: SIM118
     hash_by_key = {key: ring_hash(key) for key in set(keys)}
     return np.fromiter(map(hash_by_key.__getitem__, keys), np.uint64, len(keys))

@@ -16,7 +16,11 @@ from danube.core import checksum
 available: bool = False
 batch: ModuleType | None = None  # danube.core.kernels.batch, once loaded
 
-_MODULES: Final = ("crc", "batch")
+WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
+MALFORMED: Final = -2
+NOT_ASCII: Final = -3
+
+_MODULES: Final = ("crc", "batch", "cursor")
 
 
 class Report(NamedTuple):
@@ -32,8 +36,8 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
     """Import Numba, compile every kernel or take it from the on-disk cache, and switch the callers over.
 
     ``progress`` gets one line per kernel that is really compiled.  Starts no thread, so forking
-    afterwards is safe and shares the code.  Without Numba, or with DANUBE_KERNELS=off in the
-    environment, nothing changes and the report says so.
+    afterwards is safe and shares the code.  Without Numba, with one that cannot compile a kernel, or
+    with DANUBE_KERNELS=off in the environment, nothing changes and the report says so.
     """
     global available, batch
     from danube.core.kernels import jit
@@ -41,7 +45,10 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
     if jit.reason:
         return Report(False, (), (), jit.reason)
     modules = {name: import_module(f"{__name__}.{name}") for name in _MODULES}
-    compiled, cached = jit.compile_all(progress)
+    try:
+        compiled, cached = jit.compile_all(progress)
+    except jit.CompileError as error:
+        return Report(False, (), (), f"a kernel cannot be compiled by this Numba: {error}")
     if jit.hardware_crc:
         checksum.use_kernel(modules["crc"].crc32c_of)
     batch = modules["batch"]

@@ -14,22 +14,37 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
-
-import numpy as np
+from importlib import import_module
+from typing import Any, Final, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# Any: Numba's own annotations differ between its versions.
+numba: Any = None
+binding: Any = None
+ir: Any = None
+cgutils: Any = None
+sigutils: Any = None
+types: Any = None
+intrinsic: Any = None
+
+
+class _NeverRaised(Exception):
+    """Stands for Numba's errors where Numba is missing."""
+
+
+CompileError: type[Exception] = _NeverRaised
 reason = ""
 hardware_crc = False
 try:
     if os.environ.get("DANUBE_KERNELS", "").lower() == "off":
         reason = "switched off by DANUBE_KERNELS=off"
     else:
-        import numba
-        from llvmlite import binding, ir
-        from numba.core import cgutils, sigutils, types
-        from numba.extending import intrinsic
+        numba = import_module("numba")
+        binding, ir = import_module("llvmlite.binding"), import_module("llvmlite.ir")
+        cgutils, sigutils = import_module("numba.core.cgutils"), import_module("numba.core.sigutils")
+        CompileError = numba.core.errors.NumbaError
+        types, intrinsic = numba.types, numba.extending.intrinsic
 except ImportError as error:
     reason = f"numba cannot be imported: {error}"
 
@@ -45,9 +60,16 @@ def jit(signature: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
         dispatcher = numba.njit(cache=True, nogil=True, boundscheck=False)(function)
         _registered.append((dispatcher, _arguments(signature)))
-        return dispatcher  # type: ignore[no-any-return]
+        return cast(_Function, dispatcher)
 
     return register
+
+
+def inline(function: _Function) -> _Function:
+    """A part of kernels, compiled into each that calls it; unchanged without Numba."""
+    if reason:
+        return function
+    return cast(_Function, numba.njit(nogil=True, boundscheck=False, inline="always")(function))
 
 
 def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -56,10 +78,8 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
     cached: list[str] = []
     for number, (dispatcher, arguments) in enumerate(_registered, 1):
         name = dispatcher.py_func.__name__
-        if not dispatcher.signatures:
-            dispatcher.compile(arguments)
-            dispatcher.disable_compile()
-        if dispatcher.stats.cache_hits:
+        dispatcher.compile(arguments)
+        if dispatcher.stats.cache_hits.get(arguments):
             cached.append(name)
             continue
         compiled.append(name)
@@ -87,3 +107,83 @@ def _cpu_has(feature: str) -> bool:
 
 def _is_architecture(prefix: str) -> bool:
     return str(binding.get_process_triple()).startswith(prefix)
+
+
+if not reason:
+    _X86 = _is_architecture("x86_64") and _cpu_has("sse4.2")
+    _ARM = _is_architecture("aarch64") and _cpu_has("crc")
+    hardware_crc = _X86 or _ARM
+    _BYTE, _WORD, _HALF = ir.IntType(8), ir.IntType(64), ir.IntType(32)
+
+    def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any, width: Any) -> Any:
+        """Pointer to ``position`` bytes into a byte array, as a pointer to ``width``."""
+        struct = cgutils.create_struct_proxy(array_type)(context, builder, value=array)
+        return builder.bitcast(builder.gep(struct.data, [position]), width.as_pointer())
+
+    def _loader(width: Any, result: Any) -> Any:
+        def typed(typing_context: Any, data: Any, position: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                pointer = _address(context, builder, signature.args[0], values[0], values[1], width)
+                loaded = builder.load(pointer)
+                loaded.align = 1
+                return loaded
+
+            return result(data, types.intp), generate
+
+        return intrinsic(typed)
+
+    def _storer(width: Any, value_type: Any) -> Any:
+        def typed(typing_context: Any, data: Any, position: Any, value: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                pointer = _address(context, builder, signature.args[0], values[0], values[1], width)
+                builder.store(values[2], pointer).align = 1
+                return context.get_dummy_value()
+
+            return types.void(data, types.intp, value_type), generate
+
+        return intrinsic(typed)
+
+    #: ``load_x(bytes, position)`` and ``store_x(bytes, position, value)``: little-endian, at any alignment.
+    load_word = _loader(_WORD, types.uint64)
+    load_int = _loader(_HALF, types.int32)
+    load_half = _loader(_HALF, types.uint32)
+    load_short = _loader(ir.IntType(16), types.uint16)
+    store_word = _storer(_WORD, types.uint64)
+    store_half = _storer(_HALF, types.uint32)
+    store_short = _storer(ir.IntType(16), types.uint16)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy_bytes(
+        typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, size: Any
+    ) -> Any:
+        """memcpy between two byte arrays that do not overlap."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            to = _address(context, builder, signature.args[0], values[0], values[1], _BYTE)
+            origin = _address(context, builder, signature.args[2], values[2], values[3], _BYTE)
+            cgutils.raw_memcpy(builder, to, origin, values[4], 1)
+            return context.get_dummy_value()
+
+        return types.void(target, types.intp, source, types.intp, types.intp), generate
+
+    def _crc_instruction(x86_name: str, arm_name: str, width: Any, value_type: Any) -> Any:
+        """The CPU's CRC32C step: ``(checksum, value) -> checksum``, all in 64-bit numbers."""
+
+        def typed(typing_context: Any, checksum: Any, value: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                before = values[0] if _X86 and width is _WORD else builder.trunc(values[0], _HALF)
+                result = _WORD if _X86 and width is _WORD else _HALF
+                kind = ir.FunctionType(result, (before.type, width if _X86 or width is _WORD else _HALF))
+                function = cgutils.get_or_insert_function(
+                    builder.module, kind, x86_name if _X86 else arm_name
+                )
+                value_in = values[1] if width is _WORD or not _X86 else builder.trunc(values[1], width)
+                after = builder.call(function, (before, value_in))
+                return after if result is _WORD else builder.zext(after, _WORD)
+
+            return types.uint64(types.uint64, value_type), generate
+
+        return intrinsic(typed)
+
+    crc_word = _crc_instruction("llvm.x86.sse42.crc32.64.64", "llvm.aarch64.crc32cx", _WORD, types.uint64)
+    crc_octet = _crc_instruction("llvm.x86.sse42.crc32.32.8", "llvm.aarch64.crc32cb", _BYTE, types.uint32)

@@ -119,12 +119,17 @@ def in_full(value: Any) -> Any:
     return value
 
 
-def encode_commands(commands: list[Command]) -> bytes:
-    return _encoder.encode(in_full(commands))
+def encode_command(command: Command) -> bytes:
+    return _encoder.encode(in_full(command))
+
+
+def join_commands(encoded: list[bytes]) -> bytes:
+    """A list of encoded commands, as decode_commands reads it."""
+    return _encoder.encode([msgspec.Raw(command) for command in encoded])
 
 
 def decode_commands(content: bytes | memoryview) -> list[Command]:
-    """The inverse of encode_commands; raises StorageIncompatible for what this version cannot read."""
+    """The commands of a joined list; raises StorageIncompatible for what this version cannot read."""
     try:
         return _decoder.decode(content)
     except msgspec.DecodeError as error:

@@ -155,7 +155,9 @@ class Metadata:
         namespace = name[1 : name.find("/", 1)]
         topics: dict[str, TopicRecord] = self._namespaces.get(namespace, {})
         looked_at = islice(topics, _SUGGESTION_LOOKUPS_MAX)
-        alike = (other for other in looked_at if abs(len(other) - len(name)) < 4)
+        alike = [other for other in looked_at if abs(len(other) - len(name)) < 4]
+        start = name[:-2]
+        alike.sort(key=lambda other: not other.startswith(start))
         return difflib.get_close_matches(name, islice(alike, _SUGGESTION_CANDIDATES_MAX), _SUGGESTIONS, 0.8)
 
     def _not_found(self, name: str) -> TopicNotFound:

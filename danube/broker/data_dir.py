@@ -1,0 +1,197 @@
+"""What the supervisor keeps in the data directory.
+
+    danube.lock   held with flock by the supervisor and, inherited, by its workers: one broker at a time.
+                  Contains the supervisor's pid
+    format        version of everything below; a newer one is refused before anything is touched
+    incarnation   the last number given to a worker's start, with a checksum.  It is also the epoch of
+                  the partitions that the worker opens, so it only grows, for ever, and is on disk
+                  before the worker runs
+    danube.pid    the supervisor's pid
+    danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
+
+The last two are conveniences: whether a broker runs is decided by the lock alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from danube import files
+from danube.broker.process import alive
+from danube.clock import monotonic_ns
+from danube.core.checksum import crc32c
+from danube.errors import AlreadyRunning, Damage, StorageFailed, StorageIncompatible
+
+FORMAT: Final = 1
+LOCK_NAME: Final = "danube.lock"
+FORMAT_NAME: Final = "format"
+INCARNATION_NAME: Final = "incarnation"
+PID_NAME: Final = "danube.pid"
+STATE_NAME: Final = "danube.json"
+
+_ORPHANS_WAIT_NS: Final = 5_000_000_000
+_INCARNATION_MAX: Final = (1 << 32) - 1
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    worker: int
+    pid: int  # 0: not running at the moment
+    incarnation: int
+
+
+class BrokerState(msgspec.Struct, frozen=True):
+    """A running broker, as told by danube.json."""
+
+    pid: int
+    ready: bool
+    addresses: dict[str, str]  # "native" -> "127.0.0.1:6660"
+    workers: list[WorkerState]
+    region: str  # path for Region.attach: counters of the running broker
+    started_at_us: int
+
+
+class DataDir:
+    """An opened and locked data directory."""
+
+    def __init__(self, path: Path) -> None:
+        """Create (mode 0700) and lock ``path``.
+
+        Raises AlreadyRunning, StorageIncompatible (newer format) or StorageFailed; then nothing was changed.
+        """
+        self.path = path
+        try:
+            files.make_directory(path)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _failed(f"data directory {path} cannot be used", error) from error
+        try:
+            self._take_lock()
+            self._check_format()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _take_lock(self) -> None:
+        """Orphaned workers of a killed supervisor hold the lock until the kernel has ended them: wait."""
+        deadline = monotonic_ns() + _ORPHANS_WAIT_NS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                text = os.pread(self._lock, 32, 0).strip()
+                holder = int(text) if text.isdigit() else 0
+                if (holder and alive(holder)) or monotonic_ns() > deadline:
+                    raise AlreadyRunning(
+                        f"a broker is running on {self.path}" + (f" (pid {holder})" if holder else ""),
+                        why="a data directory belongs to one broker at a time",
+                        hint="stop it with `danube stop`, or give this one another --data-dir",
+                        pid=holder,
+                    ) from None
+            with selectors.DefaultSelector() as pause:
+                pause.select(0.02)
+
+    def _check_format(self) -> None:
+        """Write the format of a new directory; refuse a newer one."""
+        try:
+            text = (self.path / FORMAT_NAME).read_text("ascii").strip()
+        except FileNotFoundError:
+            if not (self.path / INCARNATION_NAME).exists():
+                self._store_incarnation(0)
+            self._replace(FORMAT_NAME, f"{FORMAT}\n".encode())
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageIncompatible(f"{self.path / FORMAT_NAME} cannot be read", why=str(error)) from error
+        if not text.isdigit() or int(text) > FORMAT:
+            raise StorageIncompatible(
+                f"data in {self.path} has format {text[:20]!r}",
+                why=f"this version of Danube knows formats up to {FORMAT}",
+                hint="start it with the version that wrote it; nothing was changed",
+            )
+
+    def next_incarnations(self, count: int) -> int:
+        """Draw ``count`` fresh numbers and return the first; they are on disk before this returns.
+
+        Raises Damage when the stored number is not readable and StorageFailed when it cannot be stored.
+        """
+        first = self._stored_incarnation() + 1
+        if first + count > _INCARNATION_MAX:
+            raise Damage("the incarnations of this data directory are used up", file=INCARNATION_NAME)
+        self._store_incarnation(first + count - 1)
+        return first
+
+    def _stored_incarnation(self) -> int:
+        path = self.path / INCARNATION_NAME
+        try:
+            number, checksum = path.read_text("ascii").split()
+            if crc32c(number.encode()) == int(checksum, 16):
+                return int(number)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise _damaged_incarnation(path, str(error)) from error
+        raise _damaged_incarnation(path, "its checksum differs or it is missing")
+
+    def _store_incarnation(self, number: int) -> None:
+        text = str(number)
+        self._replace(INCARNATION_NAME, f"{text} {crc32c(text.encode()):08x}\n".encode())
+
+    def _replace(self, name: str, content: bytes) -> None:
+        try:
+            files.replace_durably(self.path / name, content)
+        except OSError as error:
+            raise _failed(f"{self.path / name} cannot be written", error) from error
+
+    def write_state(self, state: BrokerState) -> None:
+        """Tell `danube status` what runs."""
+        self._replace(PID_NAME, f"{state.pid}\n".encode())
+        self._replace(STATE_NAME, msgspec.json.encode(state) + b"\n")
+
+    def close(self) -> None:
+        """Clean stop: remove what told of the running broker and unlock."""
+        for name in (STATE_NAME, PID_NAME):
+            (self.path / name).unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def broker_state(data_dir: Path) -> BrokerState | None:
+    """The broker that runs on ``data_dir``, or None.  Changes nothing."""
+    try:
+        lock = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    else:
+        return None
+    finally:
+        os.close(lock)
+    try:
+        state = msgspec.json.decode((data_dir / STATE_NAME).read_bytes(), type=BrokerState)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return state if alive(state.pid) else None
+
+
+def _failed(what: str, error: OSError) -> StorageFailed:
+    why = os.strerror(error.errno or 0)
+    return StorageFailed(what, why=why, hint="check the path, its owner and the disk")
+
+
+def _damaged_incarnation(path: Path, why: str) -> Damage:
+    return Damage(
+        f"{path} is damaged",
+        why=why,
+        hint="restore it from a backup: a number used before would let two epochs look alike",
+        file=str(path),
+    )

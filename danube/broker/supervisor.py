@@ -1,0 +1,446 @@
+"""The supervisor: makes what workers share, forks them, watches them and replaces them.
+
+It imports nothing that starts a thread and serves no client.  Order of a start: lock the data directory,
+load the kernels (so that all workers share their code), reserve the shared memory, open the sockets,
+number the workers on disk, fork.  Order of a replacement: the old process is killed and **reaped**, a
+new incarnation is on disk, the peers are told, and only then is the new one forked.  So at any time at
+most one process can append to a worker's partitions.
+
+A worker is replaced when it ends for any reason, and killed when it gives no heartbeat.  The first
+replacement is immediate; one that dies young waits, up to RESTART_DELAY_MAX_NS.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from danube import telemetry
+from danube.broker import process
+from danube.broker.data_dir import BrokerState, DataDir, WorkerState
+from danube.broker.listeners import address_text, close_listeners, open_listeners
+from danube.broker.service_notify import ServiceNotifier
+from danube.clock import monotonic_ns, wall_us
+from danube.config import Started, usable_cores
+from danube.errors import DanubeError, Unavailable
+from danube.ipc import atomics
+from danube.ipc.channel import Channel
+from danube.ipc.counters import Counter, Counters, State
+from danube.ipc.region import Region
+
+SECOND_NS: Final = 1_000_000_000
+RESTART_DELAY_MIN_NS: Final = SECOND_NS // 10
+RESTART_DELAY_MAX_NS: Final = 5 * SECOND_NS
+STABLE_NS: Final = 10 * SECOND_NS  # a worker that lived this long did not die young
+TICK_NS: Final = SECOND_NS // 5
+FIRST_START_ATTEMPTS: Final = 5
+
+_log = telemetry.events("broker.supervisor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What a broker's processes are made from; sizes and workers of 0 are chosen for this machine."""
+
+    data_dir: Path
+    workers: int = 0
+    host: str = "127.0.0.1"
+    native_port: int = 6660
+    extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
+    heartbeat_timeout_ms: int = 10_000
+    start_timeout_ms: int = 120_000  # from the fork to the first heartbeat
+    drain_timeout_ms: int = 9_000
+    ring_bytes: int = 0
+    tail_bytes: int = 0
+    progress: Callable[[str], None] | None = None  # one line per kernel that has to be compiled
+    on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
+
+
+class DrainSignal:
+    """Tells one worker to stop taking, finish and leave; its descriptor is for ``loop.add_reader``."""
+
+    __slots__ = ("_descriptor", "requested")
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.requested = False
+
+    def fileno(self) -> int:
+        """Readable from the first request on, for good."""
+        return self._descriptor
+
+    def request(self, *_signal: Any) -> None:
+        """The handler of SIGTERM in the worker."""
+        self.requested = True
+        os.eventfd_write(self._descriptor, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """Everything that a worker gets from its supervisor."""
+
+    worker: int
+    workers: int
+    incarnation: int  # also the epoch of what it opens: larger than that of any process before
+    region: Region
+    counters: Counters
+    listeners: dict[str, socket.socket]  # by door; listening, not blocking
+    drain: DrainSignal
+    settings: SupervisorSettings
+    _ready_bell: int
+
+    @property
+    def listener(self) -> socket.socket:
+        """The native door."""
+        return self.listeners["native"]
+
+    def channel(self) -> Channel:
+        """The rings to and from all other workers; one per process."""
+        return Channel(self.region, self.worker, self.incarnation)
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second from the loop, and between slices of recovery."""
+        self.counters.put(Counter.HEARTBEAT_NS, monotonic_ns())
+
+    def ready(self) -> None:
+        """Recovered and accepting."""
+        self.heartbeat()
+        self.counters.put(Counter.STATE, State.READY)
+        os.eventfd_write(self._ready_bell, 1)
+
+
+WorkerMain = Callable[[WorkerContext], int | None]
+
+
+class _Worker:
+    """The supervisor's view of one worker's place."""
+
+    __slots__ = (
+        "counters", "deaths", "heartbeat_ns", "incarnation", "index", "pid", "seen_ns", "start_ns",
+        "started_ns",
+    )  # fmt: skip
+
+    def __init__(self, index: int, region: Region) -> None:
+        self.index = index
+        self.counters = Counters(region, index)
+        self.pid = 0  # 0: not running
+        self.incarnation = 0
+        self.start_ns = 0  # not before
+        self.started_ns = 0
+        self.deaths = 0  # in a row, each before STABLE_NS
+        self.heartbeat_ns = 0
+        self.seen_ns = 0  # when heartbeat_ns last changed, by the supervisor's waking time
+
+    @property
+    def ready(self) -> bool:
+        return self.pid != 0 and self.counters.get(Counter.STATE) == State.READY
+
+
+class Supervisor:
+    """One broker on one data directory; see run()."""
+
+    def __init__(self, settings: SupervisorSettings, worker_main: WorkerMain) -> None:
+        self._settings = settings
+        self._worker_main = worker_main
+        self._count = settings.workers or usable_cores()
+        self._started_at_us = wall_us()
+        self._notifier = ServiceNotifier.from_environment(os.environ)
+        self._stop_signals = 0
+        self._stop_deadline_ns = 0
+        self._announced_ready = False
+        self._failure: DanubeError | None = None
+        self._tick_ns = 0
+        self._data: DataDir
+        self._region: Region
+        self._listeners: list[dict[str, socket.socket]] = []
+        self._workers: list[_Worker] = []
+        self._ready_bell = -1
+        self._signal_pipe = (-1, -1)
+
+    def run(self) -> int:
+        """Serve until told to stop; returns the exit code.  Raises DanubeError when it cannot start."""
+        self._data = DataDir(self._settings.data_dir)
+        try:
+            self._prepare()
+            try:
+                self._start_first()
+                while not self._finished():
+                    self._wait()
+                    self._turn(monotonic_ns())
+            finally:
+                self._end_all()
+        finally:
+            close_listeners(self._listeners)
+            self._data.close()
+        if self._failure is not None:
+            raise self._failure
+        _log.info("stopped")
+        return 0
+
+    def _prepare(self) -> None:
+        process.raise_descriptor_limit()
+        _load_kernels(self._settings.progress)
+        settings = self._settings
+        ports = {"native": settings.native_port, **settings.extra_ports}
+        self._listeners = open_listeners(settings.host, ports, self._count)
+        self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
+        self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._workers = [_Worker(index, self._region) for index in range(self._count)]
+        self._catch_signals()
+        gc.collect()
+        gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
+
+    def _catch_signals(self) -> None:
+        """Signals only note themselves; the pipe wakes the loop."""
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_stop_signal)
+
+    def _on_stop_signal(self, number: int, frame: Any) -> None:
+        self._stop_signals += 1
+
+    def _start_first(self) -> None:
+        """Number all workers before any runs, so that none sees another as restarted."""
+        first = self._data.next_incarnations(self._count)
+        for worker in self._workers:
+            worker.incarnation = first + worker.index
+            self._region.announce(worker.index, worker.incarnation)
+        self._tick_ns = monotonic_ns()
+        for worker in self._workers:
+            self._start(worker, self._tick_ns)
+        self._write_state()
+
+    def _wait(self) -> None:
+        """Until a signal, a worker that became ready, or the next thing due."""
+        now_ns = monotonic_ns()
+        due_ns = now_ns + TICK_NS
+        if not self._stop_signals:
+            due_ns = min([due_ns, *(worker.start_ns for worker in self._workers if not worker.pid)])
+        timeout_ms = max(0, due_ns - now_ns) // 1_000_000 + 1
+        poller = select.poll()
+        for descriptor in (self._signal_pipe[0], self._ready_bell):
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, _ in poller.poll(timeout_ms):
+            os.read(descriptor, 4096)
+
+    def _turn(self, now_ns: int) -> None:
+        """Everything that may be due; order matters: reap before replace."""
+        paused_ns = max(0, now_ns - self._tick_ns - 2 * TICK_NS)
+        self._tick_ns = now_ns
+        self._reap(now_ns)
+        if self._stop_signals:
+            self._stop(now_ns)
+            return
+        for worker in self._workers:
+            if worker.pid:
+                self._check_heartbeat(worker, now_ns, paused_ns)
+            elif now_ns >= worker.start_ns:
+                self._start(worker, now_ns)
+                self._write_state()
+        self._check_ready()
+        self._notifier.watchdog(now_ns)
+
+    def _start(self, worker: _Worker, now_ns: int) -> None:
+        """Fork the worker.  Without its incarnation on disk, or without a process, try again later."""
+        try:
+            if not worker.incarnation:
+                self._renumber(worker)
+            worker.counters.begin(0, worker.incarnation, now_ns)
+            worker.pid = process.fork_child(lambda: self._be_worker(worker), f"danube-worker-{worker.index}")
+        except (OSError, DanubeError) as error:
+            worker.deaths += 1
+            worker.start_ns = now_ns + _restart_delay_ns(worker.deaths)
+            _log.error("worker cannot be started", worker=worker.index, why=str(error))
+            self._give_up_if_never_ready(worker, str(error))
+            return
+        worker.counters.put(Counter.PID, worker.pid)
+        worker.started_ns = worker.seen_ns = now_ns
+        worker.heartbeat_ns = 0
+        _log.info("worker started", worker=worker.index, pid=worker.pid, incarnation=worker.incarnation)
+
+    def _renumber(self, worker: _Worker) -> None:
+        worker.incarnation = self._data.next_incarnations(1)
+        self._region.announce(worker.index, worker.incarnation)
+
+    def _be_worker(self, worker: _Worker) -> int | None:
+        """In the child: set up what differs from the supervisor and run the worker."""
+        signal.set_wakeup_fd(-1)
+        drain = DrainSignal()
+        signal.signal(signal.SIGTERM, drain.request)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        process.unblock_signals()
+        for descriptor in self._signal_pipe:
+            os.close(descriptor)
+        close_listeners(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
+        self._region.populate(worker.index)
+        context = WorkerContext(
+            worker=worker.index,
+            workers=self._count,
+            incarnation=worker.incarnation,
+            region=self._region,
+            counters=worker.counters,
+            listeners=self._listeners[worker.index],
+            drain=drain,
+            settings=self._settings,
+            _ready_bell=self._ready_bell,
+        )
+        return self._worker_main(context)
+
+    def _reap(self, now_ns: int) -> None:
+        for worker in self._workers:
+            status = process.ended_status(worker.pid) if worker.pid else None
+            if status is not None:
+                self._on_death(worker, status, now_ns)
+
+    def _on_death(self, worker: _Worker, status: int, now_ns: int) -> None:
+        """The process is gone: tell the peers at once and say when to replace it."""
+        pid, worker.pid = worker.pid, 0
+        worker.counters.put(Counter.PID, 0)
+        if self._stop_signals:
+            return
+        ended = process.describe_status(status)
+        _log.error("worker ended", worker=worker.index, pid=pid, how=ended, incarnation=worker.incarnation)
+        worker.deaths = worker.deaths + 1 if now_ns - worker.started_ns < STABLE_NS else 1
+        worker.counters.add(Counter.RESTARTS)
+        worker.start_ns = now_ns + _restart_delay_ns(worker.deaths)
+        worker.incarnation = 0
+        try:
+            self._renumber(worker)
+        except DanubeError as error:
+            _log.error("worker cannot be numbered yet", worker=worker.index, why=str(error))
+        self._give_up_if_never_ready(worker, ended)
+
+    def _give_up_if_never_ready(self, worker: _Worker, why: str) -> None:
+        """A broker that never served stops instead of trying for ever; one that has served never gives up."""
+        if self._announced_ready or worker.deaths < FIRST_START_ATTEMPTS or self._failure is not None:
+            return
+        self._failure = Unavailable(
+            f"worker {worker.index} cannot start",
+            why=f"{why}, {worker.deaths} times in a row",
+            hint="see the log lines above",
+        )
+        self._stop_signals += 1
+
+    def _check_heartbeat(self, worker: _Worker, now_ns: int, paused_ns: int) -> None:
+        """Kill a worker that hangs or is stopped.  Time in which the supervisor slept does not count."""
+        heartbeat_ns = worker.counters.get(Counter.HEARTBEAT_NS)
+        if heartbeat_ns != worker.heartbeat_ns:
+            worker.heartbeat_ns = heartbeat_ns
+            worker.seen_ns = now_ns
+            return
+        worker.seen_ns += paused_ns
+        settings = self._settings
+        limit_ms = settings.heartbeat_timeout_ms if heartbeat_ns else settings.start_timeout_ms
+        silent_ms = (now_ns - worker.seen_ns) // 1_000_000
+        if silent_ms > limit_ms:
+            facts = {"worker": worker.index, "pid": worker.pid, "silent_ms": silent_ms}
+            _log.error("worker gives no heartbeat and is killed", **facts)
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.seen_ns = now_ns
+
+    def _check_ready(self) -> None:
+        if self._announced_ready or not all(worker.ready for worker in self._workers):
+            return
+        self._announced_ready = True
+        self._write_state()
+        self._notifier.send("READY=1")
+        _log.info("ready", workers=self._count, **self._addresses())
+        if self._settings.on_ready is not None:
+            self._settings.on_ready(
+                Started(
+                    addresses=self._addresses(),
+                    data_dir=self._settings.data_dir,
+                    workers=self._count,
+                    pid=os.getpid(),
+                )
+            )
+
+    def _addresses(self) -> dict[str, str]:
+        return {door: address_text(listener) for door, listener in self._listeners[0].items()}
+
+    def _write_state(self) -> None:
+        state = BrokerState(
+            pid=os.getpid(),
+            ready=self._announced_ready,
+            addresses=self._addresses(),
+            workers=[WorkerState(worker.index, worker.pid, worker.incarnation) for worker in self._workers],
+            region=self._region.path,
+            started_at_us=self._started_at_us,
+        )
+        try:
+            self._data.write_state(state)
+        except DanubeError as error:
+            _log.warning("state file cannot be written", why=str(error))
+
+    def _stop(self, now_ns: int) -> None:
+        """Drain: SIGTERM once, SIGKILL at the deadline or at a second signal."""
+        if not self._stop_deadline_ns:
+            self._stop_deadline_ns = now_ns + self._settings.drain_timeout_ms * 1_000_000
+            _log.info("draining", timeout_ms=self._settings.drain_timeout_ms)
+            self._notifier.send("STOPPING=1")
+            self._signal_all(signal.SIGTERM)
+        elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
+            self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            if worker.pid:
+                os.kill(worker.pid, number)
+
+    def _finished(self) -> bool:
+        return self._stop_signals > 0 and not any(worker.pid for worker in self._workers)
+
+    def _end_all(self) -> None:
+        """No worker outlives the supervisor, also when it fails."""
+        self._signal_all(signal.SIGKILL)
+        for worker in self._workers:
+            if worker.pid:
+                os.waitpid(worker.pid, 0)
+                worker.pid = 0
+        signal.set_wakeup_fd(-1)
+        for descriptor in (*self._signal_pipe, self._ready_bell):
+            os.close(descriptor)
+        self._region.close()
+
+
+def run(settings: SupervisorSettings, worker_main: WorkerMain) -> int:
+    """Run a broker in this process and its forks until SIGTERM or SIGINT; returns the exit code.
+
+    Each worker runs ``worker_main(context)`` and leaves with what it returns.  Raises, before any worker
+    ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
+    """
+    return Supervisor(settings, worker_main).run()
+
+
+def _restart_delay_ns(deaths: int) -> int:
+    """0, 100 ms, 200 ms, 400 ms ... 5 s for the first, second ... death in a row."""
+    if deaths <= 1:
+        return 0
+    return min(RESTART_DELAY_MAX_NS, RESTART_DELAY_MIN_NS << min(deaths - 2, 10))
+
+
+def _load_kernels(progress: Callable[[str], None] | None) -> None:
+    """Before the fork, so that all workers share the code; libraries must not start threads meanwhile."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from danube.core import kernels
+
+    report = kernels.load(progress)
+    if not report.available:
+        _log.warning("running without compiled kernels", why=report.reason)
+    _log.debug("shared memory", atomics=atomics.choose())
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        _log.debug("threads exist before the fork", threads=threads)

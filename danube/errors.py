@@ -108,6 +108,14 @@ class ClosedError(CallerError):
     status = "CANCELLED"
 
 
+class PartialFailure(CallerError):
+    """Some of the records were accepted and others were not; facts: sent."""
+
+    code = 1111
+    status = "ABORTED"
+    exit_code = 9
+
+
 class NotFound(CallerError):
     code = 1120
     status = "NOT_FOUND"

@@ -38,7 +38,7 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @output_option("yaml", "table", "json", default="yaml")
 @click.pass_obj
-def show_config(services: Services, file: Path | None, origin: bool, output: str) -> None:
+def show_config(services: Services, /, file: Path | None, origin: bool, output: str) -> None:
     """Print every value, as a file that `danube start --config` takes."""
     from danube.config import load, values
 
@@ -57,7 +57,7 @@ def show_config(services: Services, file: Path | None, origin: bool, output: str
 @config_file_option
 @output_option()
 @click.pass_obj
-def check(services: Services, file: Path | None, output: str) -> None:
+def check(services: Services, /, file: Path | None, output: str) -> None:
     """Check file and environment; exit code 11 when something is wrong."""
     from danube.cli.surroundings import warnings_about
     from danube.config import load

@@ -29,7 +29,7 @@ def start_detached(config: BrokerConfig) -> Started:
     output = config.data_dir / OUTPUT_FILE
     with output.open("ab") as sink:  # append: several processes write to it
         before = sink.tell()
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - this program, with paths that were checked
             [sys.executable, "-m", "danube", "start", *_flags(config)],
             stdin=subprocess.DEVNULL,
             stdout=sink,

@@ -11,7 +11,6 @@ import click
 
 from danube.errors import CallerError, ConnectionFailed, DanubeError, OperationTimeout, exit_code_of
 
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
@@ -23,18 +22,6 @@ class OutputClosed(Exception):
 
 class Terminated(BaseException):
     """SIGTERM arrived; like KeyboardInterrupt, no ``except Exception`` may swallow it."""
-
-
-class PartialFailure(DanubeError):
-    """Some of the records were sent; facts: sent, failed."""
-
-    exit_code = 9
-
-
-class UsageProblem(CallerError):
-    """The command line is understood and cannot be done as it stands."""
-
-    exit_code = EXIT_USAGE
 
 
 def wants_json(words: Sequence[str]) -> bool:

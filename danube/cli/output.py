@@ -42,7 +42,7 @@ def instant(microseconds: int) -> str:
 
 def plain(value: Any, name: str = "") -> Any:
     """``value`` as JSON types: dataclasses and structs become objects, ids strings, instants text."""
-    if value is None or isinstance(value, bool | float | str) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, bool | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return getattr(value, "label", value.name.lower())

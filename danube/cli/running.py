@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from danube.clock import wall_us
 from danube.errors import DanubeError, OperationTimeout
 
 STATUS_FILE = "danube.json"
+WILDCARD = "0.0.0.0"  # noqa: S104 - recognised, never bound here
 STATUS_BYTES_MAX = 64 * 1024
 START_SLACK_S = 2.0  # clock ticks and the wall clock's corrections
 
@@ -36,7 +38,7 @@ class RunningBroker:
     def url(self) -> str:
         """Where a client on this host connects; a wildcard address becomes loopback."""
         host, _, port = self.native.rpartition(":")
-        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
+        host = {WILDCARD: "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
         return f"danube://{host}:{port}"
 
 
@@ -45,10 +47,11 @@ def read_status(data_dir: Path) -> RunningBroker | None:
     try:
         with (data_dir / STATUS_FILE).open("rb") as file:
             fields = json.loads(file.read(STATUS_BYTES_MAX))
+        workers = fields["workers"]  # how many, or one entry for each
         found = RunningBroker(
             pid=int(fields["pid"]),
             native=str(fields["native"]),
-            workers=int(fields["workers"]),
+            workers=len(workers) if isinstance(workers, list) else int(workers),
             started_at=str(fields["started_at"]),
         )
     except FileNotFoundError:
@@ -89,7 +92,7 @@ def _process_start(pid: int) -> float | None:
             return 0.0
         uptime = float(Path("/proc/uptime").read_text("ascii").split()[0])
         age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - age
+        return wall_us() / 1e6 - age
     except (OSError, ValueError, IndexError):
         return None
 

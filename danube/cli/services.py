@@ -19,9 +19,9 @@ def _connect_sync(address: str, **options: Any) -> Any:
 
 
 def _connect_async(address: str, **options: Any) -> Any:
-    from danube.client import connect
+    import danube
 
-    return connect(address, **options)
+    return danube.connect(address, **options)
 
 
 def _start_broker(config: BrokerConfig, announce: Callable[[str | Started], None]) -> int:

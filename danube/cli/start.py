@@ -36,6 +36,7 @@ LEVELS = (
 @click.pass_obj
 def start(
     services: Services,
+    /,
     workers: str | None,
     data_dir: Path | None,
     host: str | None,

@@ -25,7 +25,9 @@ _data_dir_option = click.option(
 @click.option("--timeout", default=STOP_TIMEOUT_S, show_default=True, help="Seconds to wait for the end.")
 @output_option()
 @click.pass_obj
-def stop(services: Services, data_dir: Path | None, file: Path | None, timeout: float, output: str) -> None:
+def stop(
+    services: Services, /, data_dir: Path | None, file: Path | None, timeout: float, output: str
+) -> None:
     """Tell the broker to finish what it accepted and stop; wait until it has."""
     from danube.cli.running import read_status, stop_and_wait
     from danube.errors import NotFound
@@ -49,7 +51,7 @@ def stop(services: Services, data_dir: Path | None, file: Path | None, timeout: 
 @output_option()
 @click.pass_obj
 def status(
-    services: Services, data_dir: Path | None, file: Path | None, service_addr: Address | None, output: str
+    services: Services, /, data_dir: Path | None, file: Path | None, service_addr: Address | None, output: str
 ) -> None:
     """Show the broker of a data directory, or with -s the one at an address; exit code 6 if there is none."""
     from danube.cli.running import read_status

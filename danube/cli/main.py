@@ -77,3 +77,8 @@ def root(context: click.Context, version: bool) -> None:
         click.echo(f"danube {__version__}")
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    root(prog_name="danube")

@@ -1,0 +1,190 @@
+"""The receiving half of ``danube consume``.
+
+One task receives, prints and acknowledges; a second one looks now and then whether it is time to
+leave.  So no record pays for a timer, and leaving never waits for a record that does not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from danube.cli.addressing import Address, explaining
+from danube.cli.arguments import Position
+from danube.cli.output import note, plain
+from danube.cli.printing import Printer
+from danube.cli.services import Services
+from danube.clock import monotonic_ns
+from danube.errors import DanubeError, InvalidArgument, OperationTimeout, SubscriptionNotFound
+
+LOOK_INTERVAL_S = 0.05
+IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker where the end is
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for."""
+
+    address: Address
+    topic: str
+    consumer: str
+    subscription: str
+    temporary: bool
+    mode: str
+    start: Position | None
+    filters: tuple[str, ...]
+    count: int | None
+    until_end: bool
+    timeout_ms: int | None
+    acknowledge: bool
+
+
+class Receiver:
+    """Receives until it has enough; ``remaining`` maps a partition to the end still to be reached."""
+
+    def __init__(self, wish: Wish, printer: Printer, remaining: dict[int, int] | None) -> None:
+        self.received = 0
+        self.arrived_ns = monotonic_ns()
+        self.remaining = remaining
+        self._wish = wish
+        self._print = printer.print
+
+    def done(self) -> bool:
+        enough = self._wish.count is not None and self.received >= self._wish.count
+        return enough or self.remaining == {}
+
+    async def run(self, consumer: Any) -> None:
+        """Print each record, then acknowledge it: what was not printed comes again."""
+        if self.done():
+            return
+        acknowledge = self._wish.acknowledge or self._wish.temporary
+        async for message in consumer:
+            self._print(message)
+            if acknowledge:
+                await message.ack()
+            self.received += 1
+            self.arrived_ns = monotonic_ns()
+            if self.remaining is not None:
+                self._passed(message.partition, message.offset + 1)
+            if self.done():
+                return
+
+    def _passed(self, partition: int, offset_end: int) -> None:
+        if self.remaining is not None and offset_end >= self.remaining.get(partition, offset_end + 1):
+            del self.remaining[partition]
+
+    def take_progress(self, ack_floors: Mapping[int, int]) -> None:
+        """Other consumers of the subscription may have taken what we wait for."""
+        for partition, floor in ack_floors.items():
+            self._passed(partition, floor)
+
+
+async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
+    """Receive as wished; OperationTimeout when ``count`` records did not come in time."""
+    with explaining(wish.address):
+        async with services.connect_async(wish.address.url) as client:
+            await _remark_on_start(client, wish)
+            remaining = await _ends(client, wish) if wish.until_end else None
+            receiver = Receiver(wish, printer, remaining)
+            try:
+                await _subscribe_and_run(client, wish, receiver)
+            finally:
+                if wish.temporary:
+                    await _delete_temporary(client, wish)
+    if wish.count is not None and receiver.received < wish.count and not wish.until_end:
+        raise OperationTimeout(
+            f"received {receiver.received} of {wish.count} records",
+            why=f"nothing more arrived on {wish.topic} in time",
+            hint="raise --timeout, or begin earlier with --from earliest",
+        )
+
+
+async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> None:
+    start: Any = wish.start or Position("latest")
+    options: dict[str, Any] = {"name": wish.consumer, "mode": wish.mode, **start_options(start)}
+    if wish.filters:
+        options["filters"] = list(wish.filters)
+    async with client.consumer(wish.topic, subscription=wish.subscription, **options) as consumer:
+        receiver.arrived_ns = monotonic_ns()
+        work = asyncio.ensure_future(receiver.run(consumer))
+        try:
+            await _watch(client, wish, receiver, work)
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+
+def start_options(position: Position) -> dict[str, Any]:
+    """The client's arguments for a start position."""
+    if position.kind == "offset":
+        return {"start": position.value}
+    if position.kind == "time":
+        from datetime import UTC, datetime
+
+        return {"start": datetime.fromtimestamp(position.value / 1_000_000, UTC)}
+    return {"start": position.kind}
+
+
+async def _watch(client: Any, wish: Wish, receiver: Receiver, work: asyncio.Future[None]) -> None:
+    """Return when the work is done, or when it is time to leave it."""
+    timeout_ns = wish.timeout_ms * 1_000_000 if wish.timeout_ms is not None else None
+    asked_ns = 0
+    while not work.done():
+        await asyncio.wait({work}, timeout=LOOK_INTERVAL_S)
+        now = monotonic_ns()
+        idle_ns = now - receiver.arrived_ns
+        if timeout_ns is not None and idle_ns >= timeout_ns:
+            return
+        if receiver.remaining and idle_ns >= IDLE_NS and now - asked_ns >= IDLE_NS:
+            asked_ns = now
+            receiver.take_progress(await _ack_floors(client, wish))
+            if receiver.done():
+                return
+
+
+async def _remark_on_start(client: Any, wish: Wish) -> None:
+    if wish.start is None or wish.temporary:
+        return
+    try:
+        await client.admin.describe_subscription(wish.topic, wish.subscription)
+    except DanubeError:
+        return  # it is new, so --from holds; any other trouble shows when it is opened
+    note(
+        f"subscription {wish.subscription} exists, so --from is not used; "
+        f"`danube subscriptions seek {wish.topic} {wish.subscription} --to ...` moves it"
+    )
+
+
+async def _ends(client: Any, wish: Wish) -> dict[int, int]:
+    """The end of each partition that holds anything."""
+    described = plain(await client.admin.describe_topic(wish.topic))
+    if not described.get("reliable", True):
+        raise InvalidArgument(
+            f"--until-end cannot be used on {wish.topic}",
+            why="a non-reliable topic stores nothing, so it has no end",
+            hint="use --count or --timeout",
+        )
+    partitions = described["partitions"]
+    return {
+        at: one["high_watermark"] for at, one in enumerate(partitions) if one["high_watermark"] > one["start"]
+    }
+
+
+async def _ack_floors(client: Any, wish: Wish) -> dict[int, int]:
+    described = plain(await client.admin.describe_subscription(wish.topic, wish.subscription))
+    rows = described if isinstance(described, list) else described.get("partitions", [described])
+    return {at: one["ack_floor"] for at, one in enumerate(rows)}
+
+
+async def _delete_temporary(client: Any, wish: Wish) -> None:
+    try:
+        await asyncio.shield(client.admin.delete_subscription(wish.topic, wish.subscription))
+    except SubscriptionNotFound:
+        pass  # the consumer never came to be
+    except DanubeError as error:
+        note(f"the temporary subscription {wish.subscription} was left behind: {error}")

@@ -14,6 +14,7 @@ from danube.core.wire import error_frame
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
+    from danube.broker.chunks import Chunk
     from danube.broker.consumers import ConsumerLink
     from danube.broker.producers import ProducerLink
 
@@ -30,6 +31,10 @@ class Session(ABC):
     @abstractmethod
     def send(self, *parts: bytes | memoryview) -> None:
         """Queue one whole frame in one or more parts, which are not copied and must never change."""
+
+    def send_chunk(self, head: bytes, chunk: Chunk) -> None:
+        """Queue a DELIVER frame whose batches are a whole chunk, which other sessions may get too."""
+        self.send(head, chunk.data)
 
     def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
         self.send(error_frame(error, correlation, handle))

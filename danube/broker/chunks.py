@@ -38,6 +38,7 @@ class Chunk:
         self.data = data
         self.first_offset = first_offset
         self.next_offset = next_offset
+        self.tail_position = -1  # where the shared tail holds it, once a remote consumer needed it
 
     @cached_property
     def places(self) -> list[Place]:

@@ -13,7 +13,8 @@ import numpy as np
 from danube.broker.chunks import Chunk
 from danube.core.columns import BatchView
 from danube.core.cursor import CursorState
-from danube.core.subscription import Grant, Mode, Subscription
+from danube.core.grants import Grant, Mode
+from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
 from danube.errors import OffsetOutOfRange
 
@@ -57,10 +58,16 @@ class ConsumerLink:
         self.credit_bytes = 0
         self.ready = True
 
-    def deliver(self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int) -> int:
+    def deliver(
+        self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int, chunk: Chunk
+    ) -> int:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
-        self.session.send(deliver_header(self.handle, size, redelivery_count, record_count), *parts)
+        head = deliver_header(self.handle, size, redelivery_count, record_count)
+        if parts[0] is chunk.data:
+            self.session.send_chunk(head, chunk)
+        else:
+            self.session.send(head, *parts)
         self.credit_bytes -= size
         return size
 
@@ -141,9 +148,9 @@ class SubscriptionHost:
                 picked = grant.offsets[low:high]
                 parts, count = (chunk.pick(picked), len(picked)) if len(picked) else ([], 0)
             if parts:
-                sent += link.deliver(parts, count, grant.redelivery_count)
+                sent += link.deliver(parts, count, grant.redelivery_count, chunk)
             start = end
-        self.hosted.counters.add_out(grant_records(grant), sent, grant.redelivery_count)
+        self.hosted.counters.add_out(grant.record_count, sent, grant.redelivery_count)
         self.update_ready(link)
         return sent
 
@@ -159,8 +166,3 @@ class SubscriptionHost:
             "state": core.explain(now_ns),
             "consumer_names": [link.name for link in self.links.values()],
         }
-
-
-def grant_records(grant: Grant) -> int:
-    """Number of records in a grant."""
-    return grant.end - grant.start if grant.offsets is None else len(grant.offsets)

@@ -23,7 +23,7 @@ from danube.limits import ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from danube.broker.worker import Worker
-    from danube.core.subscription import DeadLetter
+    from danube.core.grants import DeadLetter
 
 _log = logging.getLogger("danube.dead_letters")
 INTERNAL_CONNECTION_ID = 1 << 62
@@ -137,7 +137,7 @@ class DeadLetters(RoutedSession):
         command = CreateTopic(
             topic=topic, partitions=0, policy=policy, created_us=clock.wall_us(), ensure=True
         )
-        self._worker.executor.submit(self._worker.metadata.propose, command)
+        self._worker.proposals.submit(command, lambda outcome: self._worker.refresh_metadata())
 
     def _next_correlation(self) -> int:
         self._correlation = self._correlation % 0xFFFF_FFFF + 1

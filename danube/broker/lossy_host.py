@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube.broker.chunks import Chunk
+from danube.core.grants import Mode
 from danube.core.lossy import LossySubscription
-from danube.core.subscription import Mode
 
 if TYPE_CHECKING:
     from danube.broker.consumers import ConsumerLink
@@ -54,7 +54,7 @@ class LossyHost:
                 parts, count = [chunk.data], chunk.next_offset - chunk.first_offset
             else:
                 parts, count = chunk.pick(chunk.first_offset + indexes), len(indexes)
-            sent = link.deliver(parts, count, 0)
+            sent = link.deliver(parts, count, 0, chunk)
             self.hosted.counters.add_out(count, sent, 0)
             self.update_ready(link)
         return False

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from danube import __version__, clock
 from danube.broker.api import Session
+from danube.broker.proposals import Outcome, Proposals
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.core import wire
-from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
+from danube.core.commands import Command, CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
 from danube.core.placement import owner_of
 from danube.core.policy import Durability, TopicPolicy
 from danube.core.wire import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
 from danube.errors import (
+    Conflict,
     DanubeError,
     InvalidArgument,
     OwnerMoved,
     PolicyMismatch,
     ProtocolError,
     TopicNotFound,
+    broken,
 )
 from danube.ids import check_topic_name
 
@@ -53,9 +55,8 @@ class Router:
         workers: int,
         shard: Shard,
         metadata: LocalLog,
-        executor: Executor,
+        proposals: Proposals,
         *,
-        call_on_loop: Callable[..., object],
         schedule_turn: Callable[[], None],
         on_metadata: Callable[[], None],
         status: Callable[[], dict[str, Any]],
@@ -67,8 +68,7 @@ class Router:
         self._workers = workers
         self._shard = shard
         self._metadata = metadata
-        self._executor = executor
-        self._call_on_loop = call_on_loop
+        self._proposals = proposals
         self._schedule_turn = schedule_turn
         self._on_metadata = on_metadata
         self._status = status
@@ -177,7 +177,9 @@ class Router:
                 created_us=clock.wall_us(), ensure=True,
             )  # fmt: skip
 
-            def created(record: Any) -> Any:
+            def created(outcome: Outcome) -> TopicView:
+                # Somebody else may have made it meanwhile, with another policy.
+                record = self._topic(request.topic) if isinstance(outcome, Conflict) else _record(outcome)
                 self._check_mode(record, request)
                 return topic_view(record)
 
@@ -223,31 +225,23 @@ class Router:
             )
 
     def _propose(
-        self, session: RoutedSession, correlation: int, command: Any, view: Callable[[Any], Any]
+        self, session: RoutedSession, correlation: int, command: Command, view: Callable[[Outcome], Any]
     ) -> None:
         """Commit a metadata command off the loop, then answer."""
 
-        def committed(future: Any) -> None:
-            self._call_on_loop(self._committed, session, correlation, future, view)
+        def committed(outcome: Outcome) -> None:
+            self._on_metadata()
+            if self.remote is not None:
+                for worker in range(self._workers):
+                    if worker != self._worker:
+                        self.remote.notify(worker, RecordKind.METADATA)
+            try:
+                session.send(wire.result_frame(view(outcome), correlation))
+            except DanubeError as failure:
+                session.send_error(failure, correlation)
+            self._schedule_turn()
 
-        self._executor.submit(self._metadata.propose, command).add_done_callback(committed)
-
-    def _committed(
-        self, session: RoutedSession, correlation: int, future: Any, view: Callable[[Any], Any]
-    ) -> None:
-        self._on_metadata()
-        if self.remote is not None:
-            for worker in range(self._workers):
-                if worker != self._worker:
-                    self.remote.notify(worker, RecordKind.METADATA)
-        error = future.exception()
-        try:
-            if error is not None:
-                raise error
-            session.send(wire.result_frame(view(future.result()), correlation))
-        except DanubeError as failure:
-            session.send_error(failure, correlation)
-        self._schedule_turn()
+        self._proposals.submit(command, committed)
 
     # -- operations that any worker answers -------------------------------------------------------
 
@@ -266,14 +260,12 @@ class Router:
             self._create_topic(session, correlation, args)
         elif request.op == "delete_topic":
             command = DeleteTopic(topic=str(args.get("topic", "")))
-            self._propose(session, correlation, command, lambda record: None)
+            self._propose(session, correlation, command, _nothing)
         elif request.op == "update_topic":
             record = self._topic(str(args.get("topic", "")))
             policy = policy_from(args.get("policy", {}), record.policy)
             command_update = UpdatePolicy(topic=record.topic, policy=policy)
-            self._propose(
-                session, correlation, command_update, lambda changed: topic_entry(self._topic(record.topic))
-            )
+            self._propose(session, correlation, command_update, _entry)
         else:
             raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer")
 
@@ -285,7 +277,7 @@ class Router:
             topic=str(args.get("topic", "")), partitions=int(args.get("partitions", 0)), policy=policy,
             created_us=clock.wall_us(), ensure=bool(args.get("ensure", False)),
         )  # fmt: skip
-        self._propose(session, correlation, command, topic_entry)
+        self._propose(session, correlation, command, _entry)
 
 
 def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
@@ -302,6 +294,22 @@ def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
         raise InvalidArgument("policy cannot be read", why=str(error)) from None
     policy.check()
     return policy
+
+
+def _record(outcome: Outcome) -> TopicRecord:
+    if isinstance(outcome, DanubeError):
+        raise outcome
+    if outcome is None:
+        broken("a topic command gave no topic")
+    return outcome
+
+
+def _nothing(outcome: Outcome) -> None:
+    _record(outcome)
+
+
+def _entry(outcome: Outcome) -> dict[str, Any]:
+    return topic_entry(_record(outcome))
 
 
 def topic_view(record: TopicRecord) -> TopicView:

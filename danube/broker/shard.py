@@ -27,7 +27,7 @@ from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.core import wire
 from danube.core.commands import TopicRecord
-from danube.core.subscription import DeadLetter
+from danube.core.grants import DeadLetter
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
 from danube.errors import (
     DanubeError,

@@ -7,8 +7,9 @@ from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
 from danube.core.cursor import CursorState
+from danube.core.grants import JoinResult, Mode
 from danube.core.lossy import LossySubscription
-from danube.core.subscription import JoinResult, Mode, Subscription
+from danube.core.subscription import Subscription
 from danube.core.wire import Subscribe, Subscribed
 from danube.errors import Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
 from danube.ids import check_label

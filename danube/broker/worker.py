@@ -21,6 +21,7 @@ from danube import __version__, clock
 from danube.broker import last_resort
 from danube.broker.dead_letters import INTERNAL_CONNECTION_ID, DeadLetters
 from danube.broker.housekeeping import Housekeeping
+from danube.broker.proposals import Proposals
 from danube.broker.remote import RemoteSessions
 from danube.broker.router import Router
 from danube.broker.shard import Shard
@@ -30,6 +31,7 @@ from danube.core.commands import PolicyUpdated, TopicDeleted
 from danube.errors import RingDamaged
 from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State, snapshot
+from danube.ipc.tail import TailReader, TailWriter
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
@@ -89,6 +91,7 @@ class Worker:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
         self.channel = Channel(place.region, place.index, place.incarnation)
         self.metadata = LocalLog(place.data_dir / METADATA_DIRECTORY)
+        self.proposals = Proposals(place.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
         self.syncer = Syncer(loop.call_soon_threadsafe)
         config = place.config
         self.shard = Shard(
@@ -113,7 +116,16 @@ class Worker:
             default_policy=config.topic_policy(),
             auto_create=config.topics.auto_create,
         )  # fmt: skip
-        self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)
+        region = place.region
+        tails = {
+            peer: TailReader(*region.tail_memory(peer))
+            for peer in range(place.workers)
+            if peer != place.index
+        }
+        self.remote = RemoteSessions(
+            self.channel, TailWriter(*region.tail_memory(place.index)), tails, self.shard, self._deliver,
+            self.refresh_metadata,
+        )  # fmt: skip
         self.router.remote = self.remote
         self.door: Door | None = None
         self.dead_letters = DeadLetters(self)
@@ -211,6 +223,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor forwards what it wants
         self.syncer.start()
+        self.proposals.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
         self._server = await loop.create_server(door.factory, sock=self.place.listener)
         self.housekeeping.start()
@@ -240,6 +253,7 @@ class Worker:
             await asyncio.sleep(0)
         self.housekeeping.stop()
         self.syncer.stop()
+        self.proposals.stop()
         self.shard.close()
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)

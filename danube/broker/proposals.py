@@ -1,0 +1,76 @@
+"""Metadata commands of one worker: committed in a thread, those that wait together with one sync."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from danube.cluster.local_log import LocalLog
+from danube.core.commands import Command, TopicRecord
+from danube.errors import DanubeError, Overloaded
+
+PROPOSALS_WAITING_MAX = 10_000
+
+Outcome = TopicRecord | DanubeError | None
+Then = Callable[[Outcome], None]
+
+
+class Proposals:
+    """One thread with a metadata log of its own; outcomes are handed back on the loop.
+
+    The loop's own :class:`LocalLog` reads what was committed here like what any other worker commits.
+    """
+
+    def __init__(self, directory: Path, call_on_loop: Callable[..., object]) -> None:
+        self._directory = directory
+        self._call_on_loop = call_on_loop
+        self._waiting: deque[tuple[Command, Then]] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="danube-metadata", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Commit what waits and end the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join(timeout=5)
+
+    def submit(self, command: Command, then: Then) -> None:
+        """Propose a command; ``then`` gets its outcome on the loop.  Raises Overloaded when too many wait."""
+        if len(self._waiting) >= PROPOSALS_WAITING_MAX:
+            raise Overloaded("too many metadata changes wait", hint="send them more slowly")
+        with self._changed:
+            self._waiting.append((command, then))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with LocalLog(self._directory) as log:
+            while True:
+                with self._changed:
+                    while not self._waiting and not self._stopped:
+                        self._changed.wait()
+                    if not self._waiting:
+                        return
+                    taken = list(self._waiting)
+                    self._waiting.clear()
+                outcomes = self._commit(log, [command for command, _ in taken])
+                self._call_on_loop(_hand_out, [then for _, then in taken], outcomes)
+
+    def _commit(self, log: LocalLog, commands: list[Command]) -> list[Outcome]:
+        try:
+            outcomes: list[Outcome] = list(log.propose_many(commands))
+            log.refresh()  # its changes are for the loop's reader, not for this one
+            return outcomes
+        except DanubeError as error:
+            return [error] * len(commands)
+
+
+def _hand_out(thens: list[Then], outcomes: list[Outcome]) -> None:
+    for then, outcome in zip(thens, outcomes, strict=True):
+        then(outcome)

@@ -1,0 +1,84 @@
+"""Child processes of a benchmark: started with JSON, ready on a line, finished with a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.broker_process import ROOT, die_with_parent
+
+TIMEOUT_S = 300.0
+
+
+class ChildFailed(Exception):
+    """A child ended early or said nothing in time."""
+
+
+class Child:
+    """One helper process; dies with this one."""
+
+    def __init__(self, script: str, role: str, options: dict[str, Any]) -> None:
+        command = [sys.executable, str(Path(ROOT) / "perf" / script), role, json.dumps(options)]
+        self.role = role
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            preexec_fn=die_with_parent,
+            bufsize=0,
+        )
+        self._pending = b""
+
+    def line(self, timeout_s: float = TIMEOUT_S) -> str:
+        """The next line that the child prints."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        while b"\n" not in self._pending:
+            if not select.select([stdout], [], [], timeout_s)[0]:
+                self.close()
+                raise ChildFailed(f"{self.role} said nothing for {timeout_s} s")
+            data = stdout.read(65_536)
+            if not data:
+                raise ChildFailed(f"{self.role} ended with {self._process.wait()}")
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode()
+
+    def wait_ready(self) -> Child:
+        if (line := self.line()) != "ready":
+            raise ChildFailed(f"{self.role} is not ready: {line}")
+        return self
+
+    def go(self) -> None:
+        """Let a waiting child start, or a reading one stop."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(b"go\n")
+        except BrokenPipeError:
+            pass
+
+    def result(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.line(timeout_s))
+        self.close()
+        return found
+
+    def stop(self) -> None:
+        """End a child that serves until it is told."""
+        self._process.terminate()
+        self.close()
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

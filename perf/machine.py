@@ -1,0 +1,72 @@
+"""What a figure was measured on: hardware, kernel, software, file system and state of the tree."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("uvloop", "numpy", "numba", "google-crc32c", "msgspec")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fingerprint(data_dir: Path) -> dict[str, Any]:
+    """Facts that decide whether two figures may be compared."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "filesystem": file_system(data_dir),
+        "tcp_congestion_default": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        "load_average": round(os.getloadavg()[0], 2),
+        "commit": _commit(),
+    }
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that holds ``path``."""
+    target = str(path.resolve())
+    best = ("", "unknown")
+    for line in _read("/proc/mounts").splitlines():
+        _, mount, kind, *_ = line.split()
+        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1]
+
+
+def _cpu_model() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _commit() -> str:
+    """Short hash of the tree that was measured, with ``+`` when it had changes."""
+    command = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*command, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    if head.returncode:
+        return "unknown"
+    changed = subprocess.run([*command, "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

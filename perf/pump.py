@@ -1,0 +1,249 @@
+"""The floor: what a bare Python process reaches when it does only what no broker can leave out.
+
+The pump receives frames over loopback TCP, checks the CRC32C of each, writes all whole frames that
+arrived with one call per turn of the loop into a fresh preallocated file, and answers each frame.
+Its client has the frames ready and only sends and counts answers.  With ``sync`` an answer waits
+for an fdatasync that started after the write; one runs at a time, off the loop.  The ping-pong sends
+64 bytes there and back.
+
+Frame: <IIQ size, crc32c of the body, number; body.  Answer: <QQ number, position.  Both processes
+set the same socket options as Danube: cubic congestion control and no delay.
+
+Run as ``pump.py ROLE JSON``: ``serve`` prints its port, ``send`` and ``ping`` print one JSON line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+FRAME = struct.Struct("<IIQ")
+ANSWER = struct.Struct("<QQ")
+RECEIVE_BYTES = 2 << 20
+WINDOW_BYTES = 32 << 20  # the publish credit of a Danube connection
+PING_BYTES = 64
+
+
+def tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    except OSError:
+        pass
+
+
+class Pump(asyncio.BufferedProtocol):
+    """Receives, checks, writes once per turn, answers."""
+
+    def __init__(self, file: int, checksum: Any, frame_bytes: int, sync: bool) -> None:
+        self.file = file
+        self.checksum = checksum
+        self.sync = sync
+        self.buffer = bytearray(max(RECEIVE_BYTES, 2 * frame_bytes))
+        self.view = memoryview(self.buffer)
+        self.filled = 0
+        self.position = 0
+        self.waiting: deque[bytes] = deque()
+        self.syncing = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        tune(transport.get_extra_info("socket"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        os.close(self.file)  # the file is unlinked: its pages go to the next run
+
+    def get_buffer(self, hint: int) -> memoryview:
+        return self.view[self.filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        self.filled += count
+        start, answers = 0, []
+        while self.filled - start >= FRAME.size:
+            size, crc, number = FRAME.unpack_from(self.buffer, start)
+            if size == PING_BYTES and number == 0:
+                if self.filled - start < size:
+                    break
+                self.transport.write(bytes(self.view[start : start + size]))
+                start += size
+                self._keep(start)
+                return
+            if self.filled - start < size:
+                break
+            if self.checksum(self.view[start + FRAME.size : start + size]) != crc:
+                raise SystemExit("the pump received a damaged frame")
+            answers.append(ANSWER.pack(number, self.position + start))
+            start += size
+        if start:
+            os.pwrite(self.file, self.view[:start], self.position)
+            self.position += start
+            self._keep(start)
+            self._answer(b"".join(answers))
+
+    def _keep(self, start: int) -> None:
+        rest = self.filled - start
+        self.view[:rest] = self.view[start : self.filled]
+        self.filled = rest
+
+    def _answer(self, answers: bytes) -> None:
+        if not self.sync:
+            self.transport.write(answers)
+            return
+        self.waiting.append(answers)
+        if not self.syncing:
+            self.syncing = True
+            self.task = asyncio.ensure_future(self._sync_all())
+
+    async def _sync_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.waiting:
+            group = b"".join(self.waiting)
+            self.waiting.clear()
+            await loop.run_in_executor(None, os.fdatasync, self.file)
+            self.transport.write(group)
+        self.syncing = False
+
+
+async def serve(options: dict[str, Any]) -> None:
+    """Serve one connection after another until the process is stopped; each writes a fresh file."""
+    from danube.core import checksum, kernels
+
+    kernels.load()  # the fastest CRC32C that Danube itself may use
+    directory = Path(options["directory"])
+    path = directory / "floor.segment"
+
+    def fresh() -> Pump:
+        path.unlink(missing_ok=True)
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
+        path.unlink()
+        os.posix_fallocate(file, 0, max(1 << 20, options["total_bytes"]))
+        return Pump(file, checksum.crc32c, options["frame_bytes"], options["sync"])
+
+    server = await asyncio.get_running_loop().create_server(fresh, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+class Sender(asyncio.Protocol):
+    """Keeps up to WINDOW_BYTES of frames un-answered until ``count`` were answered."""
+
+    def __init__(self, frame: bytes, count: int) -> None:
+        self.frame = frame
+        self.count = count
+        self.sent = 0
+        self.answered_bytes = 0
+        self.window = max(1, WINDOW_BYTES // len(frame))
+        self.writable = True
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=4 << 20)
+        tune(transport.get_extra_info("socket"))
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self.push()
+
+    def push(self) -> None:
+        answered = self.answered_bytes // ANSWER.size
+        while self.writable and self.sent < self.count and self.sent - answered < self.window:
+            self.sent += 1
+            self.transport.write(self.frame)
+
+    def data_received(self, data: bytes) -> None:
+        self.answered_bytes += len(data)
+        if self.answered_bytes >= self.count * ANSWER.size:
+            if not self.done.done():
+                self.done.set_result(None)
+            return
+        self.push()
+
+
+async def send(options: dict[str, Any]) -> dict[str, Any]:
+    """Send ``frame_count`` frames of ``frame_bytes`` and return the seconds it took."""
+    from danube.core.checksum import crc32c
+
+    body = os.urandom(options["frame_bytes"] - FRAME.size)
+    frame = FRAME.pack(options["frame_bytes"], crc32c(body), 1) + body
+    loop = asyncio.get_running_loop()
+    _, sender = await loop.create_connection(
+        lambda: Sender(frame, options["frame_count"]), "127.0.0.1", options["port"]
+    )
+    started = time.perf_counter()
+    sender.push()
+    await sender.done
+    return {"seconds": time.perf_counter() - started}
+
+
+class Ponger(asyncio.Protocol):
+    """Waits for one answer at a time, as an application that awaits would."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        tune(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        if self.received >= PING_BYTES and self.waiter is not None:
+            self.received -= PING_BYTES
+            self.waiter.set_result(None)
+
+
+async def ping(options: dict[str, Any]) -> dict[str, Any]:
+    """Round trips of 64 bytes: back to back, or ``rate`` a second; returns microseconds."""
+    loop = asyncio.get_running_loop()
+    _, ponger = await loop.create_connection(Ponger, "127.0.0.1", options["port"])
+    data = FRAME.pack(PING_BYTES, 0, 0) + bytes(PING_BYTES - FRAME.size)
+    rate = options.get("rate", 0)
+    times, due = [], loop.time()
+    for _ in range(options["count"] + 50):
+        if rate:
+            due += 1 / rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+        ponger.waiter = loop.create_future()
+        started = time.perf_counter_ns()
+        ponger.transport.write(data)
+        await ponger.waiter
+        times.append((time.perf_counter_ns() - started) / 1000)
+    return percentiles(times[50:])
+
+
+def percentiles(values: list[float]) -> dict[str, Any]:
+    ordered = sorted(values)
+    return {
+        "count": len(ordered),
+        "p50_us": round(ordered[len(ordered) // 2], 1),
+        "p99_us": round(ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], 1),
+        "max_us": round(ordered[-1], 1),
+    }
+
+
+def main() -> None:
+    role, options = sys.argv[1], json.loads(sys.argv[2])
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    if role == "serve":
+        uvloop.run(serve(options))
+    else:
+        print(json.dumps(uvloop.run({"send": send, "ping": ping}[role](options))))
+
+
+if __name__ == "__main__":
+    main()

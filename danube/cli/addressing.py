@@ -66,29 +66,27 @@ def topic_name(value: str) -> str:
 
 
 @contextmanager
-def explaining(address: Address, names: Callable[[], list[str]] | None = None) -> Iterator[None]:
-    """Say in connection errors which address was tried and where it came from; suggest near topics."""
+def explaining(address: Address) -> Iterator[None]:
+    """Say in connection errors which address was tried, where it came from and what to look at."""
     try:
         yield
     except ConnectionFailed as error:
-        error.why = ": ".join(part for part in (error.why, f"the address came from {address.origin}") if part)
+        origin = f"the address came from {address.origin}"
+        error.why = f"{error.why}; {origin}" if error.why else origin
         if address.url.rpartition(":")[2] in _GRPC_PORTS:
             error.hint = "this is a gRPC port; the native protocol's is 6660"
         elif not error.hint:
             error.hint = "is the broker running? `danube status`, `danube start`"
         error.what = f"cannot reach the broker at {address.url}"
         raise
-    except TopicNotFound as error:
-        if names is not None and not error.facts.get("suggested"):
-            error.hint = _near_topic(error, names) or error.hint
-        raise
 
 
-def _near_topic(error: TopicNotFound, names: Callable[[], list[str]]) -> str:
+def suggest_topic(error: TopicNotFound, names: list[str]) -> None:
+    """Put the topic that was probably meant into the error's hint."""
     from difflib import get_close_matches
 
-    asked = str(error.facts.get("topic", "")) or next(
-        (word.strip("'\",:") for word in str(error).split() if word.strip("'\"").startswith("/")), ""
-    )
-    near = get_close_matches(asked, names(), n=1, cutoff=0.6) if asked else []
-    return f"did you mean {near[0]}?" if near else ""
+    words = (word.strip("'\",:;.") for word in error.what.split())
+    asked = str(error.facts.get("topic") or next((word for word in words if word.startswith("/")), ""))
+    near = get_close_matches(asked, names, n=1, cutoff=0.6) if asked else []
+    if near:
+        error.hint = f"did you mean {near[0]}?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -79,3 +79,12 @@ def attributes(text: str) -> dict[str, str]:
             raise click.BadParameter(f"attribute {name.strip()!r} is given twice")
         found[name.strip()] = value
     return found
+
+
+def start_options(where: Position) -> dict[str, Any]:
+    """The client's arguments for a place to begin."""
+    if where.kind == "offset":
+        return {"start": where.value}
+    if where.kind == "time":
+        return {"start": datetime.fromtimestamp(where.value / 1_000_000, UTC)}
+    return {"start": where.kind}

@@ -51,7 +51,7 @@ def plain(value: Any, name: str = "") -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return text_or_base64(bytes(value))
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return instant(round(value.timestamp() * 1_000_000))
     if isinstance(value, Mapping):
         return {str(key): plain(inner, str(key)) for key, inner in value.items()}
     if is_dataclass(value):

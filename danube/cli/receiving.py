@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from danube.cli.addressing import Address, explaining
-from danube.cli.arguments import Position
+from danube.cli.arguments import Position, start_options
 from danube.cli.output import note, plain
 from danube.cli.printing import Printer
 from danube.cli.services import Services
@@ -117,17 +117,6 @@ async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> Non
                 await asyncio.gather(work, return_exceptions=True)
         if not work.cancelled():
             work.result()
-
-
-def start_options(position: Position) -> dict[str, Any]:
-    """The client's arguments for a start position."""
-    if position.kind == "offset":
-        return {"start": position.value}
-    if position.kind == "time":
-        from datetime import UTC, datetime
-
-        return {"start": datetime.fromtimestamp(position.value / 1_000_000, UTC)}
-    return {"start": position.kind}
 
 
 async def _watch(client: Any, wish: Wish, receiver: Receiver, work: asyncio.Future[None]) -> None:

@@ -7,10 +7,9 @@ tried again later by the subscription's own back-off.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from danube import clock
+from danube import clock, telemetry
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.router import RoutedSession
 from danube.core import wire
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from danube.broker.worker import Worker
     from danube.core.grants import DeadLetter
 
-_log = logging.getLogger("danube.dead_letters")
+_log = telemetry.events("dead_letters")
 INTERNAL_CONNECTION_ID = 1 << 62
 OPEN_RETRY_NS = 1_000_000_000
 
@@ -65,9 +64,7 @@ class DeadLetters(RoutedSession):
                 if not self._publish(host, letter, now_ns):
                     host.core.dead_letter_failed(letter.offset, now_ns)
             except DanubeError as error:
-                _log.warning(
-                    "dead letter not written", extra={"facts": {"offset": letter.offset, "error": str(error)}}
-                )
+                _log.warning("dead letter not written", offset=letter.offset, error=str(error))
                 host.core.dead_letter_failed(letter.offset, now_ns)
 
     def _publish(self, host: SubscriptionHost, letter: DeadLetter, now_ns: int) -> bool:
@@ -81,7 +78,7 @@ class DeadLetters(RoutedSession):
         index = letter.offset - place.base_offset
         batch = encode(
             [original.payload(index)],
-            producer_name=f"dead-letters-{self._worker.place.index}",
+            producer_name=f"dead-letters-{self._worker.index}",
             keys=[original.key(index)],
             attributes=[self._attributes(host, letter, original, index)],
             publish_time_us=clock.wall_us(),
@@ -128,7 +125,7 @@ class DeadLetters(RoutedSession):
         handle = self._next_correlation()
         target = self._targets[topic] = self._by_handle[handle] = _Target(handle)
         target.retry_ns = now_ns + OPEN_RETRY_NS
-        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.place.index}")
+        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}")
         self._route(wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), handle))
         return target
 
@@ -170,7 +167,7 @@ class DeadLetters(RoutedSession):
             self._worker.shard.wake(letter.host.hosted)
         elif frame.kind == Kind.ERROR:
             error = wire.decode_error(frames[frame.start : frame.end])
-            _log.warning("dead letter refused", extra={"facts": {"error": str(error)}})
+            _log.warning("dead letter refused", error=str(error))
             if letter is not None:
                 letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
             for target in self._by_handle.values():

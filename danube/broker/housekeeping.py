@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from typing import TYPE_CHECKING
 
-from danube import clock
+from danube import clock, telemetry
 from danube.core.placement import owner_of
 from danube.errors import DanubeError
 from danube.ipc.counters import Counter
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
     from danube.broker.worker import Worker
 
-_log = logging.getLogger("danube.housekeeping")
+_log = telemetry.events("housekeeping")
 TICK_S = 0.02
 SECOND_S = 1.0
 RETENTION_S = 10.0
@@ -30,7 +29,7 @@ class Housekeeping:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._stopped = False
-        self._sync_s = worker.place.config.wal.sync_interval_ms / 1000
+        self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
         self._every(TICK_S, self._tick)
@@ -80,19 +79,21 @@ class Housekeeping:
         try:
             deleted = hosted.log.retain(now_us, policy.retention_ms, policy.retention_bytes)
         except DanubeError as error:
-            _log.warning("retention failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            _log.warning("retention failed", partition=hosted.name, error=str(error))
             return
         if deleted:
             _log.info(
                 "segments deleted by retention",
-                extra={"facts": {"partition": hosted.name, "count": len(deleted), "start": hosted.log.start}},
+                partition=hosted.name,
+                count=len(deleted),
+                start=hosted.log.start,
             )
             self._worker.shard.wake(hosted)
 
     def _sweep_directories(self) -> None:
         """Open what this worker owns, so that it recovers and expires; remove what was deleted."""
         worker = self._worker
-        root = worker.place.data_dir / "partitions"
+        root = worker.data_dir / "partitions"
         if not root.is_dir():
             return
         state = worker.metadata.state
@@ -102,7 +103,7 @@ class Housekeeping:
             if match is None:
                 continue
             topic_id, index = int(match[1], 16), int(match[2])
-            if owner_of(topic_id, index, worker.place.workers) != worker.place.index:
+            if owner_of(topic_id, index, worker.context.workers) != worker.index:
                 continue
             record = state.topic_with_id(topic_id)
             if record is None:

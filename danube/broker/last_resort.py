@@ -8,23 +8,23 @@ supervisor starts the worker again from disk.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
-import traceback
 from typing import Any, NoReturn
 
-_log = logging.getLogger("danube.worker")
+from danube import telemetry
+
+_log = telemetry.events("worker")
 EXIT_BROKEN = 70
 
 
 def leave(what: str, error: BaseException | None) -> NoReturn:
     """Write the facts and end this process at once."""
-    lines = traceback.format_exception(error) if error is not None else []
-    _log.critical(what, extra={"facts": {"error": repr(error), "traceback": "".join(lines)[-8000:]}})
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+    if error is None:
+        _log.error(what)
+    else:
+        _log.failure(what, error)
     sys.stderr.flush()
     os._exit(EXIT_BROKEN)
 
@@ -35,7 +35,7 @@ def install(loop: asyncio.AbstractEventLoop) -> None:
     def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError):  # a peer's socket: the connection ends, the worker goes on
-            _log.debug("connection failed", extra={"facts": {"error": str(error)}})
+            _log.debug("connection failed", error=str(error))
             return
         leave(str(context.get("message", "uncaught exception")), error)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,7 @@ from danube.limits import MIB
 if TYPE_CHECKING:
     from danube.broker.shard import Shard
     from danube.ipc.channel import Channel
+    from danube.ipc.tail import TailReader, TailWriter
 
 _CONNECTION = struct.Struct("<Q")
 _HANDLE = struct.Struct("<I")
@@ -101,6 +102,8 @@ class RemoteSessions:
     def __init__(
         self,
         channel: Channel,
+        tail: TailWriter,
+        tails: Mapping[int, TailReader],
         shard: Shard,
         deliver: Callable[[int, bytes], None],
         on_metadata: Callable[[], None],

@@ -7,7 +7,6 @@ delivers.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from danube import clock
+from danube import clock, telemetry
 from danube.broker.admin import partition_operation
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from danube.wal.log import LogOptions
     from danube.wal.syncer import Syncer
 
-_log = logging.getLogger("danube.shard")
+_log = telemetry.events("shard")
 REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
 READ_RETRY_NS = 1_000_000_000
@@ -308,9 +307,7 @@ class Shard:
             raise error
         if isinstance(outcome, DanubeError):
             self.counters.add("storage_errors")
-            _log.error(
-                "partition cannot be opened", extra={"facts": {"partition": name, "error": str(outcome)}}
-            )
+            _log.error("partition cannot be opened", partition=name, error=str(outcome))
         for then in waiters:
             then(outcome)
 
@@ -378,7 +375,7 @@ class Shard:
             more = hosted.dispatch(now_ns)
         except DanubeError as error:
             self.counters.add("storage_errors")
-            _log.error("delivery failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            _log.error("delivery failed", partition=hosted.name, error=str(error))
             self._deadlines[hosted] = now_ns + READ_RETRY_NS
             return
         if more:
@@ -415,9 +412,7 @@ class Shard:
             except DanubeError as error:
                 self._touched[hosted] = None
                 self.counters.add("storage_errors")
-                _log.warning(
-                    "cursors not stored", extra={"facts": {"partition": hosted.name, "error": str(error)}}
-                )
+                _log.warning("cursors not stored", partition=hosted.name, error=str(error))
 
     def update_policy(self, record: TopicRecord) -> None:
         """A topic's policy was changed."""

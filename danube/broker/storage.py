@@ -8,11 +8,11 @@ opened anew from what is on disk with a new epoch.  The descriptor that failed i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
+from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.core.policy import Durability
@@ -21,7 +21,7 @@ from danube.errors import DanubeError, StorageFailed, StorageFull
 if TYPE_CHECKING:
     from danube.wal.syncer import Syncer
 
-_log = logging.getLogger("danube.storage")
+_log = telemetry.events("storage")
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
@@ -112,7 +112,7 @@ class Storage:
         try:
             job = hosted.log.roll(hosted.core.snapshot(hosted.core.written_end))
         except DanubeError as error:
-            _log.warning("roll failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            _log.warning("roll failed", partition=hosted.name, error=str(error))
             return
         if job is not None:
             self._syncer.submit(job, self._sealed(hosted))
@@ -136,7 +136,7 @@ class Storage:
         """Refuse publishes, tell who waits, and open the log anew after a pause."""
         if hosted.failure is not None or hosted.deleted or hosted.log is None:
             return
-        _log.error("log fenced", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+        _log.error("log fenced", partition=hosted.name, error=str(error))
         hosted.counters.add("storage_errors")
         hosted.failure = StorageFailed(
             f"{hosted.name} cannot be written now",
@@ -165,30 +165,26 @@ class Storage:
     def _reopened(self, hosted: HostedPartition, done: Any) -> None:
         error = done.exception()
         if error is not None:
-            _log.warning("reopen failed", extra={"facts": {"partition": hosted.name, "error": str(error)}})
+            _log.warning("reopen failed", partition=hosted.name, error=str(error))
             self._schedule_reopen(hosted)
             return
         opened: OpenedStorage = done.result()
         if opened.core.log_end < hosted.high_watermark:
             # Acknowledged records are not readable any more: a human must look, nothing is hidden.
-            _log.critical(
+            _log.error(
                 "acknowledged records are missing after a disk failure",
-                extra={
-                    "facts": {
-                        "partition": hosted.name,
-                        "start": opened.core.log_end,
-                        "end": hosted.high_watermark,
-                    }
-                },
+                partition=hosted.name,
+                start=opened.core.log_end,
+                end=hosted.high_watermark,
             )
-            opened.log.close(b"")
+            opened.log.abandon()
             self._schedule_reopen(hosted)
             return
         if hosted.log is not None:
             hosted.log.abandon()
         hosted.adopt(opened)
         hosted.reopen_delay_ns = 0
-        _log.info("log opened anew", extra={"facts": {"partition": hosted.name, "epoch": hosted.core.epoch}})
+        _log.info("log opened anew", partition=hosted.name, epoch=hosted.core.epoch)
         self._on_progress(hosted)
 
     # -- cursors ----------------------------------------------------------------------------------
@@ -206,9 +202,7 @@ class Storage:
 
         def done(job: Any, error: OSError | None) -> None:
             if error is not None:
-                _log.error(
-                    "cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}}
-                )
+                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
             then()
 
         self._syncer.submit(job, done)
@@ -230,9 +224,7 @@ class Storage:
         def done(job: Any, error: OSError | None) -> None:
             if error is not None:
                 hosted.counters.add("storage_errors")
-                _log.error(
-                    "cursor sync failed", extra={"facts": {"partition": hosted.name, "error": str(error)}}
-                )
+                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
 
         return done
 

@@ -9,18 +9,16 @@ arms its bell and sleeps in the loop's poll.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from danube import __version__, clock
+from danube import __version__, clock, telemetry
 from danube.broker import last_resort
 from danube.broker.dead_letters import INTERNAL_CONNECTION_ID, DeadLetters
 from danube.broker.housekeeping import Housekeeping
+from danube.broker.listeners import address_text
 from danube.broker.proposals import Proposals
 from danube.broker.remote import RemoteSessions
 from danube.broker.router import Router
@@ -29,38 +27,21 @@ from danube.broker.traffic import Traffic
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import PolicyUpdated, TopicDeleted
 from danube.errors import RingDamaged
-from danube.ipc.channel import Channel
-from danube.ipc.counters import Counter, Counters, State, snapshot
+from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
 if TYPE_CHECKING:
-    import socket
-
+    from danube.broker.supervisor import WorkerContext
     from danube.config import BrokerConfig
-    from danube.ipc.region import Region
 
-_log = logging.getLogger("danube.worker")
+_log = telemetry.events("worker")
 PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
 RING_RETRY_S = 0.001
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
-
-
-@dataclass(frozen=True)
-class WorkerPlace:
-    """Which worker of which broker this process is."""
-
-    index: int
-    workers: int
-    incarnation: int
-    region: Region
-    listener: socket.socket
-    data_dir: Path
-    config: BrokerConfig
-    native_address: str
 
 
 class Door(Protocol):
@@ -84,19 +65,21 @@ class Door(Protocol):
 class Worker:
     """Builds the parts of a worker and runs their turns."""
 
-    def __init__(self, place: WorkerPlace, loop: asyncio.AbstractEventLoop) -> None:
-        self.place = place
+    def __init__(self, context: WorkerContext, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.context = context
+        self.config = config
+        self.index = context.worker
+        self.data_dir = context.settings.data_dir
         self.loop = loop
-        self.counters = Traffic(Counters(place.region, place.index))
+        self.counters = Traffic(context.counters)
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
-        self.channel = Channel(place.region, place.index, place.incarnation)
-        self.metadata = LocalLog(place.data_dir / METADATA_DIRECTORY)
-        self.proposals = Proposals(place.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
+        self.channel = context.channel()
+        self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY)
+        self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
         self.syncer = Syncer(loop.call_soon_threadsafe)
-        config = place.config
         self.shard = Shard(
-            root=place.data_dir / PARTITIONS_DIRECTORY,
-            incarnation=place.incarnation,
+            root=self.data_dir / PARTITIONS_DIRECTORY,
+            incarnation=context.incarnation,
             find_topic=lambda name: self.router.find_topic(name),
             counters=self.counters,
             log_options=LogOptions(segment_bytes=config.wal.segment_bytes),
@@ -108,22 +91,21 @@ class Worker:
             take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
         )
         self.router = Router(
-            place.index, place.workers, self.shard, self.metadata, self.executor,
-            call_on_loop=loop.call_soon_threadsafe,
+            context.worker, context.workers, self.shard, self.metadata, self.proposals,
             schedule_turn=self.schedule_turn,
             on_metadata=self.refresh_metadata,
             status=self.status,
             default_policy=config.topic_policy(),
             auto_create=config.topics.auto_create,
         )  # fmt: skip
-        region = place.region
+        region = context.region
         tails = {
             peer: TailReader(*region.tail_memory(peer))
-            for peer in range(place.workers)
-            if peer != place.index
+            for peer in range(context.workers)
+            if peer != context.worker
         }
         self.remote = RemoteSessions(
-            self.channel, TailWriter(*region.tail_memory(place.index)), tails, self.shard, self._deliver,
+            self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
             self.refresh_metadata,
         )  # fmt: skip
         self.router.remote = self.remote
@@ -165,7 +147,7 @@ class Worker:
         channel.release()
         channel.flush()
         self.counters.block.add(Counter.TURNS)
-        if received or (self.place.workers > 1 and not self._turn_scheduled and not channel.arm()):
+        if received or (self.context.workers > 1 and not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
         if blocked:
             self.counters.block.add(Counter.RING_FULL)
@@ -176,7 +158,7 @@ class Worker:
             return self.channel.poll()
         except RingDamaged as error:
             worker = int(error.facts["worker"])
-            _log.error("ring damaged", extra={"facts": {"from_worker": worker, "error": str(error)}})
+            _log.error("ring damaged", from_worker=worker, error=str(error))
             self.channel.reset(worker)
             self.schedule_turn()
             return []
@@ -200,15 +182,14 @@ class Worker:
 
     def status(self) -> dict[str, Any]:
         """What `danube status` shows: this broker and the counters of all workers."""
-        place = self.place
         return {
             "version": __version__,
             "supervisor_pid": os.getppid(),
-            "data_dir": str(place.data_dir),
-            "native": place.native_address,
+            "data_dir": str(self.data_dir),
+            "native": address_text(self.context.listener),
             "topics": self.metadata.state.topic_count,
             "workers": [
-                {"worker": index, **counters} for index, counters in enumerate(snapshot(place.region))
+                {"worker": index, **counters} for index, counters in enumerate(snapshot(self.context.region))
             ],
         }
 
@@ -221,13 +202,14 @@ class Worker:
         stopped = asyncio.Event()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor forwards what it wants
+        if self.context.drain.requested:  # it came before the loop could take it
+            stopped.set()
         self.syncer.start()
         self.proposals.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
-        self._server = await loop.create_server(door.factory, sock=self.place.listener)
+        self._server = await loop.create_server(door.factory, sock=self.context.listener)
         self.housekeeping.start()
-        self.counters.block.put(Counter.STATE, State.READY)
+        self.context.ready()
         self.schedule_turn()
         await stopped.wait()
         await self._drain()
@@ -257,4 +239,4 @@ class Worker:
         self.shard.close()
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
-        _log.info("worker stopped", extra={"facts": {"worker": self.place.index}})
+        _log.info("worker stopped", worker=self.index)

@@ -7,12 +7,11 @@ of the turn.  Output is collected during a turn and handed to the transport in o
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from danube import __version__
+from danube import __version__, telemetry
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
 from danube.core.wire import Frame, FrameDecoder, Hello, Kind, Welcome
@@ -31,7 +30,7 @@ from danube.limits import (
 )
 from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
 
-_log = logging.getLogger("danube.native")
+_log = telemetry.events("native")
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
@@ -309,7 +308,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             return
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.warning("slow client closed", extra={"facts": {"peer": self.peer}})
+            _log.limited("slow client closed", source=self.peer)
             transport.abort()
 
     def refuse(self, error: DanubeError) -> None:

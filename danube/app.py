@@ -1,0 +1,74 @@
+"""The composition root: the one place where configuration, supervisor, workers and doors meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danube.broker import supervisor
+from danube.broker.supervisor import SupervisorSettings, WorkerContext
+from danube.config import BrokerConfig, Started
+
+if TYPE_CHECKING:
+    from danube.broker.worker import Worker
+    from danube.server.native import NativeServer
+
+
+def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> int:
+    """Run a broker in this process until it is told to stop; returns the exit code.
+
+    ``announce`` gets lines about a slow start and, once all workers serve, one Started.  Raises
+    DanubeError when the broker cannot start.
+    """
+    settings = SupervisorSettings(
+        data_dir=config.data_dir,
+        workers=config.workers,
+        host=config.server.host,
+        native_port=config.server.native_port,
+        progress=announce,
+        on_ready=announce,
+    )
+    _import_worker_parts()
+    return supervisor.run(settings, lambda context: run_worker(context, config))
+
+
+def _import_worker_parts() -> None:
+    """Load what workers need before they are forked, so that they share it and start at once."""
+    import uvloop  # noqa: F401
+
+    import danube.broker.worker
+    import danube.server.native  # noqa: F401
+
+
+def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
+    """The main function of a worker process."""
+    import uvloop
+
+    from danube import telemetry
+
+    telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(context, config))
+
+
+async def _serve(context: WorkerContext, config: BrokerConfig) -> None:
+    from danube.broker.worker import Worker
+
+    worker = Worker(context, config, asyncio.get_running_loop())
+    await worker.run(native_server(worker, config))
+
+
+def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
+    """The native door of one worker, with its share of the connections."""
+    from danube.server.native import NativeServer
+
+    share = -(-config.limits.connections_max // worker.context.workers)
+    return NativeServer(
+        worker.index,
+        worker.router,
+        connections_max=share,
+        handshake_timeout_s=config.limits.handshake_timeout_ms / 1000,
+        schedule_turn=worker.schedule_turn,
+        count=worker.counters.add,
+    )

@@ -7,6 +7,7 @@ a socket sends head and body as they are.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NoReturn
@@ -27,7 +28,7 @@ from danube.core.checksum import crc32c
 from danube.core.compression import compress
 from danube.core.payload_column import (
     Piece,
-    offsets_of,
+    offsets_of_pieces,
     payload_column,
     refuse_batch,
     refuse_single,
@@ -48,6 +49,7 @@ _REST: Final = struct.Struct("<HHIIQQQqIIIIIHH")  # bytes 36 .. 104
 _ONE: Final = struct.Struct("<ii")  # offsets of a single record
 _ATTRIBUTE: Final = struct.Struct("<HI")
 _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
+_ARRAY_CODES: Final = {"<i8": "q", "<u8": "Q"}
 _NAME_BYTES_MAX: Final = 0xFFFF
 
 Keys = Sequence[bytes | str | None]
@@ -210,8 +212,7 @@ class _Builder:
             self.flags |= _NULL_KEYS
             self.pieces += (bitmap, _PADDING[len(bitmap) & 7])
             self.columns_size += padded(len(bitmap))
-        lengths = np.fromiter(map(len, present), np.int64, self.count)
-        offsets, self.key_bytes = offsets_of(lengths, KEY_BYTES_MAX, "key")
+        offsets, self.key_bytes = offsets_of_pieces(present, KEY_BYTES_MAX, "key")
         if self.key_bytes != len(data):
             refuse_type((), "key")
         self.flags |= _KEYS
@@ -227,10 +228,9 @@ class _Builder:
                 piece = _encode_attributes(each, index)
                 last = each
             encoded.append(piece)
-        lengths = np.fromiter(map(len, encoded), np.int64, self.count)
-        if not lengths.any():
+        if not any(encoded):
             return
-        offsets, self.attribute_bytes = offsets_of(lengths, ATTRIBUTE_BYTES_MAX, "attributes")
+        offsets, self.attribute_bytes = offsets_of_pieces(encoded, ATTRIBUTE_BYTES_MAX, "attributes")
         self.flags |= _ATTRIBUTES
         self._add_variable(offsets, encoded, self.attribute_bytes)
 
@@ -248,10 +248,14 @@ class _Builder:
 
     def _numbers(self, values: Any, dtype: str, what: str) -> bytes:
         self._check_length(values, what)
-        array = np.asarray(values)
-        if array.dtype.kind not in "iu" or (dtype == "<u8" and array.min() < 0):
-            raise InvalidArgument(f"{what} are not 64-bit integers", why=f"they are {array.dtype}")
-        return array.astype(dtype).tobytes()
+        if not isinstance(values, np.ndarray):
+            try:
+                values = np.asarray(array(_ARRAY_CODES[dtype], values))
+            except (TypeError, OverflowError) as error:
+                raise InvalidArgument(f"{what} are not 64-bit integers", why=str(error)) from None
+        if values.ndim != 1 or values.dtype.kind not in "iu" or (dtype == "<u8" and values.min() < 0):
+            raise InvalidArgument(f"{what} are not 64-bit integers", why=f"they are {values.dtype}")
+        return values.astype(dtype).tobytes()
 
     def _check_length(self, values: Any, what: str) -> None:
         if isinstance(values, str | bytes | bytearray | Mapping):

@@ -63,9 +63,9 @@ def scan(
     if not 0 <= start <= len(buffer):
         raise InvalidArgument(f"scan cannot start at {start} of {len(buffer)} bytes")
     end = len(buffer) if end is None else min(end, len(buffer))
-    if kernels.batch is None or start >= end:
+    if not kernels.available or start >= end:
         return scan_twin(buffer, start, end, expected_offset)
-    return _scan_with_kernel(kernels.batch, buffer, start, end, expected_offset)
+    return _scan_with_kernel(kernels.batch_kernels(), buffer, start, end, expected_offset)
 
 
 def _scan_with_kernel(

@@ -9,7 +9,7 @@ first touched.  Every accessor raises ProtocolError instead of reading outside i
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
+from io import BytesIO
 from types import ModuleType
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -319,7 +319,8 @@ class BatchView:
             validity = self.key_validity
             if validity is not None and np.diff(offsets)[~validity].any():
                 raise ProtocolError("a record without a key has key bytes")
-        self.attributes_list()
+        if self.header.flags & _ATTRIBUTES:
+            self.attributes_list()
 
 
 def _split(offsets: NDArray[np.int32], data: memoryview) -> list[bytes]:
@@ -327,11 +328,11 @@ def _split(offsets: NDArray[np.int32], data: memoryview) -> list[bytes]:
     count = len(offsets) - 1
     whole = bytes(data)
     width = int(offsets[1])
-    if width and width * count == len(whole) and (np.diff(offsets) == width).all():
+    lengths = offsets[1:] - offsets[:-1]
+    if width and width * count == len(whole) and (lengths == width).all():
         rows: list[bytes] = np.frombuffer(whole, f"V{width}").tolist()
-        return rows  # five times faster than slicing
-    ends = offsets.tolist()
-    return [whole[start:end] for start, end in pairwise(ends)]
+        return rows
+    return list(map(BytesIO(whole).read, lengths.tolist()))  # reading costs half of slicing
 
 
 def _decode(text: memoryview) -> str:
@@ -397,16 +398,16 @@ def _check_plain(data: Data, header: BatchHeader, layout: Layout, start: int, ma
             raise ProtocolError("offsets of a column do not ascend from 0 to its size")
         if header.payload_bytes > max_record_bytes:
             _refuse_record(0, header.payload_bytes, max_record_bytes)
-    elif kernels.batch is None:
+    elif not kernels.available:
         check_columns_twin(BatchView(data, header), max_record_bytes)
     else:
         octets = np.frombuffer(data, np.uint8)
-        check = kernels.batch.check_offsets
+        check = kernels.batch_kernels().check_offsets
         found = check(octets, start + layout.payload_offsets, count, header.payload_bytes, max_record_bytes)
         if found != kernels.WELL_FORMED:
             _refuse_found(found, BatchView(data, header).payload_offsets, max_record_bytes, "payload")
         if flags & (_KEYS | _ATTRIBUTES):
-            _check_rest(BatchView(data, header), octets, start, kernels.batch)
+            _check_rest(BatchView(data, header), octets, start, kernels.batch_kernels())
 
 
 def _check_names(data: Data, header: BatchHeader) -> None:

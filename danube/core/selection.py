@@ -55,9 +55,9 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
     count = header.record_count
     if not len(indexes) or indexes[0] < 0 or indexes[-1] >= count or not (indexes[1:] > indexes[:-1]).all():
         raise InvalidArgument("records to select must ascend within the batch", records=count)
-    if kernels.batch is None:
+    if not kernels.available:
         return select_twin(batch, header, indexes)
-    return _select_with_kernels(kernels.batch, BatchView(batch, header), indexes)
+    return _select_with_kernels(kernels.batch_kernels(), BatchView(batch, header), indexes)
 
 
 def _select_with_kernels(batch: ModuleType, view: BatchView, indexes: NDArray[np.int64]) -> bytes:
@@ -174,11 +174,11 @@ def ring_hash(data: bytes) -> int:
 def ring_hashes(batch: Data, header: BatchHeader) -> NDArray[np.uint64]:
     """uint64[n]: ring hash of each record's key, or of the producer's name where it has no key."""
     view = BatchView(batch, header)
-    if kernels.batch is None or not header.flags & _FLAG_KEYS:
+    if not kernels.available or not header.flags & _FLAG_KEYS:
         return ring_hashes_twin(view)
     layout = view.layout
     hashes = np.empty(header.record_count, np.uint64)
-    found = kernels.batch.ring_hashes(
+    found = kernels.batch_kernels().ring_hashes(
         np.frombuffer(view.columns, np.uint8),
         layout.key_validity,
         layout.key_offsets,

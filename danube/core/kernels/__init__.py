@@ -6,6 +6,7 @@ call once before they fork.  Callers look at :data:`available` and use their twi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -14,13 +15,11 @@ from typing import Final, NamedTuple
 from danube.core import checksum
 
 available: bool = False
-batch: ModuleType | None = None  # danube.core.kernels.batch, once loaded
-
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 NOT_ASCII: Final = -3
 
-_MODULES: Final = ("crc", "batch", "cursor")
+_MODULES: Final = ("crc", "batch")
 
 
 class Report(NamedTuple):
@@ -39,7 +38,7 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
     afterwards is safe and shares the code.  Without Numba, with one that cannot compile a kernel, or
     with DANUBE_KERNELS=off in the environment, nothing changes and the report says so.
     """
-    global available, batch
+    global available
     from danube.core.kernels import jit
 
     if jit.reason:
@@ -51,14 +50,17 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
         return Report(False, (), (), f"a kernel cannot be compiled by this Numba: {error}")
     if jit.hardware_crc:
         checksum.use_kernel(modules["crc"].crc32c_of)
-    batch = modules["batch"]
     available = True
     return Report(True, compiled, cached)
 
 
+def batch_kernels() -> ModuleType:
+    """danube.core.kernels.batch; only while ``available``."""
+    return sys.modules[f"{__name__}.batch"]
+
+
 def unload() -> None:
     """Go back to the twins, for tests and comparisons; load() is cheap from then on."""
-    global available, batch
+    global available
     available = False
-    batch = None
     checksum.use_kernel(None)

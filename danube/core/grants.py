@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,13 @@ class Mode(IntEnum):
     def single(self) -> bool:
         """Whether one active consumer gets everything."""
         return self is Mode.EXCLUSIVE or self is Mode.FAILOVER
+
+
+class Seated(Protocol):
+    """A consumer, as far as grants know it."""
+
+    @property
+    def consumer_id(self) -> int: ...
 
 
 class Grant(NamedTuple):
@@ -81,3 +90,35 @@ class DeadLetter(NamedTuple):
     offset: int
     deliveries: int
     reason: str
+
+
+def grants_of(
+    offsets: Offsets,
+    seats: npt.NDArray[np.int16],
+    before: npt.NDArray[np.uint16] | None,
+    by_seat: Mapping[int, Seated],
+) -> list[Grant]:
+    """Grants for records (offsets ascending) given to ``seats`` after ``before`` deliveries (None: 0).
+
+    A consumer's records stay in offset order; a new grant begins where the consumer or the number
+    of deliveries changes.
+    """
+    count = len(seats)
+    if count == 0:
+        return []
+    order = np.argsort(seats, kind="stable")
+    offsets, seats = offsets[order], seats[order]
+    changed = seats[1:] != seats[:-1]
+    if before is not None:
+        before = before[order]
+        changed |= before[1:] != before[:-1]
+    edges = [0, *(np.flatnonzero(changed) + 1).tolist(), count]
+    grants = []
+    for first, last in pairwise(edges):
+        part = offsets[first:last]
+        start, end = int(part[0]), int(part[-1]) + 1
+        whole = end - start == last - first
+        consumer_id = by_seat[int(seats[first])].consumer_id
+        times = 0 if before is None else int(before[first])
+        grants.append(Grant(consumer_id, start, end, None if whole else part, times))
+    return grants

@@ -1,11 +1,525 @@
-"""A reliable subscription (being filled in; the names below are final)."""
+"""A reliable subscription: which consumer gets which offsets, and what of them is acked.
+
+    join/leave, credit        who may be sent how many records
+    due -> grant              redeliveries first, then new records; each returns grants
+    ack, nack, tick           what became of them
+    cursor_state              what a store must keep; ``version`` grows whenever it changes
+
+Offsets below ``ack_floor`` are acked, those from ``next`` were never granted, and what lies between
+is the window (:mod:`danube.core.window`).  Unacked records in the window are bounded by
+``max_unacked``, its width by SPAN_MAX or max_unacked, whichever is more.  Order: a record returned
+by ``leave`` or a delay goes out before new ones; first deliveries are in offset order (key-shared:
+for each key).  Time is passed in; nothing here waits.
+"""
 
 from __future__ import annotations
 
-from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from danube.core.acks import Ranges, acknowledge, offsets_in
+from danube.core.ahead import Ahead
+from danube.core.consumers import Consumers
+from danube.core.cursor import CursorState
+from danube.core.failures import Failures
+from danube.core.glob import KeyFilter
+from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, Offsets, grants_of
+from danube.core.key_ring import KeyRing
+from danube.core.key_table import SKIPPED, KeyTable
+from danube.core.policy import FailurePolicy
+from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, RETRY, Window
+from danube.errors import InvalidArgument, broken
+from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 
+SPAN_MAX: Final = MAX_UNACKED_DEFAULT
+_BLOCKED_OFFSETS_SHOWN: Final = 100
+_KEYED_RECORDS_MIN: Final = 64
+_TRIM_INTERVAL_NS: Final = 10_000_000_000
+_COUNTED: Final = (
+    "granted", "redelivered", "acked", "ack_ignored", "ack_refused", "skipped", "expired", "damaged"
+)  # fmt: skip
+
+KeyOf = Callable[[int], bytes]
+Hashes = npt.NDArray[np.uint64]
+
 
 class Subscription:
-    pass
+    """See the module.  Not thread-safe; every method is an ordinary function of its arguments."""
+
+    def __init__(
+        self, name: str, mode: Mode, state: CursorState, *, max_unacked: int, failure: FailurePolicy
+    ) -> None:
+        """Start where ``state`` left off; nothing is in flight, and only what it names is acked."""
+        if not 1 <= max_unacked <= MAX_UNACKED_LIMIT:
+            raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")
+        failure.check()
+        self.name = name
+        self.mode = mode
+        self.max_unacked = max_unacked
+        self.version = 0
+        self._state = state
+        self._span_max = max(max_unacked, SPAN_MAX)
+        self._consumers = Consumers(mode)
+        self._ring = KeyRing()
+        self._keys = KeyTable(self._ring) if mode is Mode.KEY_SHARED else None
+        self._window = Window(state.ack_floor, self._keys)
+        self._failures = Failures(self._window, failure)
+        self._ahead = Ahead(state.acked)
+        self._key_of: KeyOf | None = None
+        self._available_end = 0
+        self._trim_at_ns = 0
+        self._counters = dict.fromkeys(_COUNTED, 0)
+
+    # -- what stands where -------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> FailurePolicy:
+        return self._failures.policy
+
+    @property
+    def next(self) -> int:
+        """The first offset that was never granted (and is not known to be acked or damaged)."""
+        return self._window.next
+
+    @property
+    def ack_floor(self) -> int:
+        return self._window.floor
+
+    @property
+    def in_flight_count(self) -> int:
+        return self._window.counts[IN_FLIGHT]
+
+    @property
+    def wants_records(self) -> bool:
+        """Whether a consumer could take new records now."""
+        if self._stopped or self._room() <= 0:
+            return False
+        if self.mode.single:
+            return self._consumers.active_credit() > 0
+        return self._consumers.eligible != 0
+
+    @property
+    def _stopped(self) -> bool:
+        """New records must wait: for an operator, or for redeliveries that come first."""
+        counts = self._window.counts
+        return self._keys is None and (counts[BLOCKED] > 0 or counts[READY] > 0)
+
+    def _room(self) -> int:
+        window = self._window
+        return min(self.max_unacked - window.outstanding, self._span_max - (window.next - window.floor))
+
+    # -- consumers ---------------------------------------------------------------------------------
+
+    def join(
+        self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int
+    ) -> JoinResult:
+        """Connect a consumer, without credit.  One of the same name is displaced and gives back its records.
+
+        Raises SubscriptionBusy (exclusive, another name is connected) or LimitExceeded.
+        """
+        key_filter = KeyFilter(filters)
+        consumers = self._consumers
+        displaced = consumers.check_join(consumer_id, name)
+        place = self._remove(displaced.consumer_id) if displaced is not None else None
+        consumer = consumers.add(consumer_id, name, key_filter, place)
+        if self._keys is not None:
+            self._ring.add(consumer.seat, consumer_id, key_filter)
+            self._keys.ring_changed()
+            self._window.freed = True
+        return consumers.result(consumer, displaced)
+
+    def leave(self, consumer_id: int, now_ns: int) -> None:
+        """Disconnect a consumer (if it is one); what it had in flight may be granted again at once."""
+        if consumer_id in self._consumers.by_id:
+            self._remove(consumer_id)
+
+    def _remove(self, consumer_id: int) -> int:
+        consumer = self._consumers.by_id[consumer_id]
+        self._window.move(self._window.owned(consumer.seat), READY)
+        if self._keys is not None:
+            self._ring.remove(consumer.seat)
+            self._keys.ring_changed()
+            self._window.freed = True
+        return self._consumers.remove(consumer)
+
+    def credit(self, consumer_id: int, records: int) -> None:
+        """Let a consumer have ``records`` more."""
+        self._consumers.add_credit(consumer_id, records)
+        self._window.freed = True
+
+    def set_ready(self, consumer_id: int, ready: bool) -> None:
+        """Pause a consumer or let it go on, its credit as it is."""
+        self._consumers.set_ready(consumer_id, ready)
+        self._window.freed = True
+
+    # -- grants ------------------------------------------------------------------------------------
+
+    def grant(
+        self,
+        available_end: int,
+        now_ns: int,
+        hashes: Hashes | None = None,
+        hashes_start: int = 0,
+        key_of: KeyOf | None = None,
+    ) -> list[Grant]:
+        """Grant new records below ``available_end``, within credit and window.
+
+        Key-shared needs ``hashes`` (uint64, ``hashes[i]`` is the key hash of ``hashes_start + i``;
+        granting ends where they end) and, for filters, ``key_of``, which answers for any unacked
+        offset and is kept for later calls of ``due``.
+        """
+        self._available_end = max(self._available_end, available_end)
+        grants: list[Grant] = []
+        if self._keys is not None:
+            if hashes is None:
+                broken("a key-shared subscription needs key hashes", subscription=self.name)
+            self._key_of = key_of or self._key_of
+            available_end = min(available_end, hashes_start + len(hashes))
+            if self._window.freed:
+                grants = self._grant_waiting(HELD, now_ns, self._window.counts[HELD])
+        while self._window.next < available_end and self.wants_records:
+            piece_end = self._pass_ahead(available_end)
+            if not self._window.next < piece_end:
+                continue
+            piece_end = min(piece_end, self._window.next + self._room())
+            if hashes is not None and self._keys is not None:
+                grants += self._grant_keyed(piece_end, now_ns, hashes, hashes_start)
+            else:
+                grants += self._grant_piece(piece_end, now_ns)
+        return grants
+
+    def _pass_ahead(self, available_end: int) -> int:
+        """Take what is known to be acked or damaged at ``next``; return where the next of that begins."""
+        if not self._ahead:
+            return available_end
+        window = self._window
+        start, end = self._ahead.first
+        if start <= window.next:
+            if window.floor != window.next:
+                end = min(end, window.floor + self._span_max)
+            window.take_acked(max(end, window.next))
+            self._ahead.drop_below(window.next)
+            return window.next
+        return min(start, available_end)
+
+    def _grant_piece(self, end: int, now_ns: int) -> list[Grant]:
+        """New records up to ``end``, none of them acked, for the active consumer or in turn."""
+        window, consumers = self._window, self._consumers
+        start = window.next
+        if self.mode.single:
+            end = min(end, start + consumers.active_credit())
+            seat = consumers.order[0].seat
+            consumers.spend(seat, end - start)
+        elif end - start == 1:
+            seat = consumers.turn()
+        else:
+            return self._grant_in_turn(end, now_ns)
+        window.grant_new(end, seat, self._failures.granted(start, end, now_ns))
+        self._counters["granted"] += end - start
+        return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
+
+    def _grant_in_turn(self, end: int, now_ns: int) -> list[Grant]:
+        window = self._window
+        start = window.next
+        seats = self._consumers.turns(end - start)
+        end = start + len(seats)
+        window.grant_new(end, seats, self._failures.granted(start, end, now_ns))
+        self._counters["granted"] += end - start
+        return grants_of(np.arange(start, end, dtype=np.int64), seats, None, self._consumers.by_seat)
+
+    def _grant_keyed(self, end: int, now_ns: int, hashes: Hashes, hashes_start: int) -> list[Grant]:
+        window, keys, consumers = self._window, self._keys, self._consumers
+        if keys is None or hashes_start > window.next:
+            broken("key hashes do not cover what is granted", start=hashes_start, next=window.next)
+        start = window.next
+        # No more at a time than can nearly be granted: the rest would be held for nothing.
+        end = min(end, start + max(consumers.usable_credit, _KEYED_RECORDS_MIN))
+        keys.refresh()
+        wanted = np.ascontiguousarray(hashes[start - hashes_start : end - hashes_start], np.uint64)
+        numbers = keys.find(wanted, window.renumber)
+        if self._ring.filtered:
+            keys.resolve(numbers, np.arange(start, end, dtype=np.int64), self._key_of)
+        seats = keys.assign(numbers, FREE, end - start, consumers.credit, consumers.ready)
+        window.take_keyed(end, numbers, seats, self._failures.granted(start, end, now_ns))
+        skipped = int(np.count_nonzero(seats == SKIPPED))
+        if skipped:
+            self._counters["skipped"] += skipped
+            self._acked()
+        return self._keyed_grants(np.arange(start, end, dtype=np.int64), seats, None)
+
+    def _keyed_grants(
+        self, offsets: Offsets, seats: npt.NDArray[np.int16], before: npt.NDArray[np.uint16] | None
+    ) -> list[Grant]:
+        granted = seats >= 0
+        if before is None:
+            offsets, seats = offsets[granted], seats[granted]
+            self._counters["granted"] += len(seats)
+        grants = grants_of(offsets, seats, before, self._consumers.by_seat)
+        self._consumers.exhausted(np.unique(seats).tolist())
+        return grants
+
+    # -- redelivery --------------------------------------------------------------------------------
+
+    def due(self, now_ns: int, limit: int) -> list[Grant]:
+        """Grant up to ``limit`` records again whose time has come, in offset order.
+
+        Key-shared: also records that were held for their key and may go now (redelivery_count 0).
+        """
+        self._pass_time(now_ns)
+        window, consumers = self._window, self._consumers
+        if self._keys is not None:
+            return self._due_keyed(now_ns, limit)
+        if not window.counts[READY] or window.counts[BLOCKED] or not consumers.eligible:
+            return []
+        if self.mode.single:
+            offsets = window.find(READY, window.ready_from, min(limit, consumers.active_credit()))
+            seats = np.full(len(offsets), consumers.order[0].seat, np.int16)
+            consumers.spend(consumers.order[0].seat, len(offsets))
+        else:
+            seats = consumers.turns(min(limit, window.counts[READY]))
+            offsets = window.find(READY, window.ready_from, len(seats))
+        if not len(offsets):
+            return []
+        window.ready_from = int(offsets[-1]) + 1
+        return self._grant_again(offsets, seats, READY, now_ns)
+
+    def _due_keyed(self, now_ns: int, limit: int) -> list[Grant]:
+        window = self._window
+        if not window.freed:
+            return []
+        window.freed = False
+        grants = self._grant_waiting(READY, now_ns, limit)
+        missing = limit - sum(grant.record_count for grant in grants)
+        grants += self._grant_waiting(HELD, now_ns, missing)
+        # Grants end what made others wait, and the limit may have cut them short.
+        window.freed |= bool(grants)
+        return grants
+
+    def _grant_waiting(self, state: int, now_ns: int, limit: int) -> list[Grant]:
+        """Key-shared: grant what is READY or HELD and whose consumer can take it."""
+        window, keys, consumers = self._window, self._keys, self._consumers
+        if keys is None or not window.counts[state] or limit <= 0 or not consumers.eligible:
+            return []
+        keys.refresh()
+        offsets = window.find(state, window.floor, window.counts[state])
+        numbers = window.key[offsets & window.mask]
+        if self._ring.filtered:
+            keys.resolve(numbers, offsets, self._key_of)
+        seats = keys.assign(numbers, state, limit, consumers.credit, consumers.ready)
+        skipped = offsets[seats == SKIPPED]
+        if len(skipped):
+            self._skip_held(skipped)
+        granted = seats >= 0
+        offsets, seats = offsets[granted], seats[granted]
+        return self._grant_again(offsets, seats, state, now_ns) if len(offsets) else []
+
+    def _skip_held(self, offsets: Offsets) -> None:
+        """Nobody wants the key of these any more; the key table has counted them out."""
+        window = self._window
+        window.state[offsets & window.mask] = ACKED
+        window.counts[HELD] -= len(offsets)
+        window.counts[ACKED] += len(offsets)
+        self._counters["skipped"] += len(offsets)
+        self._acked()
+
+    def _grant_again(
+        self, offsets: Offsets, seats: npt.NDArray[np.int16], state: int, now_ns: int
+    ) -> list[Grant]:
+        stamp = self._failures.granted(int(offsets[0]), int(offsets[-1]) + 1, now_ns)
+        before = self._window.grant_again(offsets, seats, stamp, state)
+        self._counters["granted" if state == HELD else "redelivered"] += len(offsets)
+        if self._keys is not None:
+            return self._keyed_grants(offsets, seats, before)
+        return grants_of(offsets, seats, before, self._consumers.by_seat)
+
+    # -- what became of them -----------------------------------------------------------------------
+
+    def ack(self, consumer_id: int, ranges: Ranges) -> AckResult:
+        """Ack half-open ranges of offsets (int64 or uint64 [n][2]); see :mod:`danube.core.acks`."""
+        consumer = self._consumers.by_id.get(consumer_id)
+        window = self._window
+        dead = window.counts[DEAD] + window.counts[BURIED]
+        acked, ignored, refused = acknowledge(window, -1 if consumer is None else consumer.seat, ranges)
+        if acked:
+            self.version += 1
+            if dead:
+                self._failures.forget_acked()
+        counters = self._counters
+        counters["acked"] += acked
+        counters["ack_ignored"] += ignored
+        counters["ack_refused"] += refused
+        return AckResult(acked, ignored, refused)
+
+    def nack(self, consumer_id: int, ranges: Ranges, delay_ms: int, reason: str, now_ns: int) -> int:
+        """Records that the consumer has in flight go back after a delay; return how many.
+
+        The delay is the policy's or ``delay_ms`` if that is longer (-1 or 0: the policy's).
+        """
+        consumer = self._consumers.by_id.get(consumer_id)
+        if consumer is None or not len(ranges):
+            return 0
+        window = self._window
+        offsets = offsets_in(ranges, window.floor, window.next)
+        index = offsets & window.mask
+        offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
+        if len(offsets):
+            self._failures.nacked += len(offsets)
+            if self._failures.fail(offsets, delay_ms, reason, now_ns):
+                self.version += 1
+        return len(offsets)
+
+    def tick(self, now_ns: int) -> int | None:
+        """Apply ack timeouts and delays that have come; return when to call again (None: no need).
+
+        Returns ``now_ns`` when that made records ready that a consumer can take.
+        """
+        window = self._window
+        ready_before = window.counts[READY]
+        self._pass_time(now_ns)
+        if now_ns >= self._trim_at_ns:
+            self._trim_at_ns = now_ns + _TRIM_INTERVAL_NS
+            window.trim()
+        return now_ns if window.counts[READY] > ready_before else self._failures.next_ns
+
+    def _pass_time(self, now_ns: int) -> None:
+        if self._failures.pass_time(now_ns):
+            self.version += 1
+
+    def unblock(self, now_ns: int) -> int:
+        """Blocked records are delivered again with a fresh count; return how many."""
+        return self._failures.unblock()
+
+    def take_dead_letters(self, limit: int) -> list[DeadLetter]:
+        """Records to be copied to the dead letter topic; answer each with one of the next two."""
+        return self._failures.take_dead_letters(limit)
+
+    def dead_lettered(self, offset: int) -> None:
+        """The copy is stored as durably as the topic asks: the record counts as acked."""
+        if self._failures.dead_lettered(offset):
+            self.version += 1
+
+    def dead_letter_failed(self, offset: int, now_ns: int) -> None:
+        """The copy failed: the record stays unacked and is offered again later."""
+        self._failures.dead_letter_failed(offset, now_ns)
+
+    def _acked(self) -> None:
+        self._window.advance()
+        self.version += 1
+
+    # -- moving the cursor -------------------------------------------------------------------------
+
+    def seek(self, offset: int, log_end: int, now_ns: int) -> None:
+        """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten.
+
+        A late ack has no effect unless its offset has been granted again to the same consumer by then.
+        """
+        self._window.reset(min(max(offset, 0), log_end))
+        self._failures.clear()
+        self._ahead = Ahead()
+        self.version += 1
+
+    def skip_to(self, start: int) -> int:
+        """The log now begins at ``start``: what is below and unacked has expired; return how many."""
+        expired = self._settle(self.ack_floor, start)
+        self._counters["expired"] += expired
+        return expired
+
+    def skip_damaged(self, start: int, end: int) -> int:
+        """``start .. end`` cannot be read: they count as acked; return how many were not."""
+        damaged = self._settle(max(start, self.ack_floor), end)
+        self._counters["damaged"] += damaged
+        return damaged
+
+    def _settle(self, start: int, end: int) -> int:
+        """Count everything in ``start .. end`` as acked, in the window and before it."""
+        window = self._window
+        if end <= start:
+            return 0
+        settled = 0
+        inside = min(end, window.next)
+        if start < inside:
+            offsets = np.arange(start, inside, dtype=np.int64)
+            offsets = offsets[window.state[offsets & window.mask] != ACKED]
+            settled = len(offsets)
+            window.move(offsets, ACKED)
+            window.advance()
+        if end > window.next:
+            settled += self._ahead.add(max(start, window.next), end)
+            self._pass_ahead(end)
+        self._failures.forget_acked()
+        self.version += 1
+        return settled
+
+    # -- looking at it -----------------------------------------------------------------------------
+
+    def cursor_state(self) -> CursorState:
+        """What must be kept; at most ACKED_RANGES_STORED_MAX ranges, the lowest."""
+        acked = self._window.acked_ranges(ACKED_RANGES_STORED_MAX)
+        ahead = self._ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
+        if len(ahead):
+            acked = np.concatenate((acked, ahead))
+        state = self._state
+        return CursorState(self.mode, self.ack_floor, acked, state.max_unacked, state.failure)
+
+    def explain(self, now_ns: int) -> str:
+        """Why nothing moves, in one word; "ready" if something could."""
+        window, consumers = self._window, self._consumers
+        counts = window.counts
+        if not len(consumers):
+            return "no_consumer"
+        if counts[BLOCKED] and self._keys is None:
+            return "blocked"
+        more = window.next < self._available_end
+        if counts[READY] or counts[HELD] or more:
+            able = consumers.active_credit() if self.mode.single else consumers.eligible
+            if not able:
+                return "no_credit"
+            if (self.wants_records and more) or (counts[READY] and self._keys is None) or window.freed:
+                return "ready"
+            if self._room() <= 0:
+                return "window_full"
+            return "blocked" if counts[BLOCKED] else "waiting_redelivery"
+        if counts[BLOCKED]:
+            return "blocked"
+        return "waiting_redelivery" if counts[RETRY] + counts[DEAD] + counts[BURIED] else "caught_up"
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts in records, and where the cursor stands."""
+        window, failures = self._window, self._failures
+        counts = window.counts
+        blocked = window.find(BLOCKED, window.floor, _BLOCKED_OFFSETS_SHOWN).tolist()
+        return {
+            "mode": self.mode.label,
+            "consumers": len(self._consumers),
+            "ack_floor": window.floor,
+            "next": window.next,
+            "in_flight": counts[IN_FLIGHT],
+            "waiting_redelivery": counts[RETRY] + counts[READY],
+            "held": counts[HELD],
+            "blocked": counts[BLOCKED],
+            "blocked_offsets": blocked,
+            "dead": counts[DEAD] + counts[BURIED],
+            "acked_above_floor": counts[ACKED],
+            **self._counters,
+            "nacked": failures.nacked,
+            "timed_out": failures.timed_out,
+            "dropped": failures.dropped,
+            "dead_lettered": failures.dead_lettered_count,
+        }
+
+    def check(self) -> None:
+        """Raise InvariantBroken if anything here contradicts itself."""
+        window = self._window
+        window.check()
+        self._consumers.check()
+        if not window.floor <= window.next:
+            broken("ack_floor passed next", floor=window.floor, next=window.next)
+        if window.outstanding > self.max_unacked:
+            broken("too many records are unacked", unacked=window.outstanding, limit=self.max_unacked)
+        if self._ahead and self._ahead.first[0] < window.next:
+            broken("an acked range ahead was not taken", first=self._ahead.first, next=window.next)

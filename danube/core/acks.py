@@ -1,0 +1,127 @@
+"""Applying acks to a window.  Whatever a peer names, the work is bounded by the window and the frame.
+
+A record may be acked by the consumer that has it in flight, and by any member while nobody has it
+(it waits for redelivery, is blocked, or is dead).  Offsets that were never granted, are below the
+floor or were acked before have no effect; those in flight elsewhere are refused.  There is no other
+memory of earlier grants: after a seek back an old ack counts only if its offset is in flight again
+at the same consumer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from danube.core.grants import Offsets
+from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, IN_FLIGHT, READY, RETRY, STATES, Window
+
+_ONE_BY_ONE_MAX: Final = 4
+_OFFSET_MAX: Final = 1 << 62
+_COUNTED_PER_RANGE_MAX: Final = 1 << 40
+_WAITS_FOR_NOBODY: Final = np.zeros(STATES, np.bool_)
+_WAITS_FOR_NOBODY[[RETRY, READY, DEAD, BURIED, BLOCKED]] = True
+_ONE_IN_FLIGHT: Final = np.array([IN_FLIGHT], np.uint8)
+
+Ranges = npt.NDArray[Any]
+
+
+def acknowledge(window: Window, seat: int, ranges: Ranges) -> tuple[int, int, int]:
+    """Ack half-open ``ranges`` (int64 or uint64 [n][2], in any order) for the consumer at ``seat``.
+
+    Returns records acked, ignored and refused.  The floor has been advanced.
+    """
+    acked = refused = 0
+    if len(ranges) <= _ONE_BY_ONE_MAX:
+        named = 0
+        for start, end in ranges.tolist():
+            if end > start:
+                named += min(end - start, _COUNTED_PER_RANGE_MAX)
+                start, end = max(start, window.floor), min(end, window.next)
+                if start < end:
+                    done, foreign = _acknowledge_range(window, seat, start, end)
+                    acked += done
+                    refused += foreign
+    else:
+        named = named_count(ranges)
+        offsets = offsets_in(ranges, window.floor, window.next)
+        if len(offsets):
+            acked, refused = _acknowledge_index(window, seat, offsets & window.mask)
+    if acked:
+        window.advance()
+    return acked, named - acked - refused, refused
+
+
+def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple[int, int]:
+    keys = window.keys
+    if end - start == 1:
+        index = start & window.mask
+        if window.state[index] == IN_FLIGHT and window.owner[index] == seat:
+            window.state[index] = ACKED
+            window.counts[IN_FLIGHT] -= 1
+            window.counts[ACKED] += 1
+            if keys is not None:
+                window.freed |= keys.move(window.key[index : index + 1], _ONE_IN_FLIGHT, ACKED)
+            return 1, 0
+    acked = refused = 0
+    for part in window.slices(start, end):
+        state = window.state[part]
+        mine = state == IN_FLIGHT
+        mine &= window.owner[part] == seat
+        if mine.all():
+            if keys is not None:
+                window.freed |= keys.move(window.key[part], state, ACKED)
+            window.state[part] = ACKED
+            window.counts[IN_FLIGHT] -= len(state)
+            window.counts[ACKED] += len(state)
+            acked += len(state)
+        else:
+            done, foreign = _acknowledge_index(window, seat, np.arange(part.start, part.stop))
+            acked += done
+            refused += foreign
+    return acked, refused
+
+
+def _acknowledge_index(window: Window, seat: int, index: Offsets) -> tuple[int, int]:
+    state = window.state[index]
+    in_flight = state == IN_FLIGHT
+    mine = in_flight & (window.owner[index] == seat)
+    refused = int(np.count_nonzero(in_flight)) - int(np.count_nonzero(mine))
+    taken = mine | _WAITS_FOR_NOBODY[state]
+    index, state = index[taken], state[taken]
+    if not len(index):
+        return 0, refused
+    for name, count in enumerate(np.bincount(state, minlength=STATES).tolist()):
+        window.counts[name] -= count
+    window.counts[ACKED] += len(index)
+    if window.keys is not None:
+        window.freed |= window.keys.move(window.key[index], state, ACKED)
+    window.state[index] = ACKED
+    return len(index), refused
+
+
+def named_count(ranges: Ranges) -> int:
+    """How many records the ranges name; a range counts at most 2**40, an empty or reversed one 0."""
+    ends = np.minimum(ranges[:, 1], np.array(_OFFSET_MAX, ranges.dtype)).astype(np.int64)
+    starts = np.minimum(ranges[:, 0], np.array(_OFFSET_MAX, ranges.dtype)).astype(np.int64)
+    return int(np.clip(ends - starts, 0, _COUNTED_PER_RANGE_MAX).sum())
+
+
+def offsets_in(ranges: Ranges, low: int, high: int) -> Offsets:
+    """Offsets of ``low .. high`` that any of the ranges names: int64[m], ascending, each once."""
+    bounds = np.array([low, high], ranges.dtype)
+    starts = np.clip(ranges[:, 0], bounds[0], bounds[1]).astype(np.int64)
+    ends = np.clip(ranges[:, 1], bounds[0], bounds[1]).astype(np.int64)
+    inside = ends > starts
+    starts, ends = starts[inside], ends[inside]
+    if not len(starts):
+        return np.empty(0, np.int64)
+    if (starts[1:] < ends[:-1]).any():
+        # Ranges that overlap or go back: sort, and let each begin where all before it have ended.
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        starts[1:] = np.maximum(starts[1:], ends[:-1])
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))

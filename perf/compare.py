@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perf.child import Child
 from tests.broker_process import BrokerProcess
+from tests.child_process import Child
 
 GIB = 1 << 30
+CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
 Measure = Callable[[], float | dict[str, Any]]
 
@@ -38,7 +39,7 @@ class Settings:
 
     @property
     def batch_records(self) -> int:
-        return self.batch or max(1, min(10_000, (1 << 20) // self.size))
+        return self.batch or max(1, CLIENT_BATCH_BYTES // (self.size + 8))
 
     @property
     def frame_bytes(self) -> int:
@@ -114,7 +115,7 @@ class Bench:
         }
 
     def load(self, name: str, options: dict[str, Any]) -> Child:
-        return Child("loads.py", name, options)
+        return Child("perf/loads.py", name, options)
 
     def run(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """One load from set-up to result."""
@@ -136,7 +137,7 @@ class Bench:
                 "total_bytes": total_bytes,
                 "sync": self.settings.durability == "fsync",
             }
-            server = Child("pump.py", "serve", options)
+            server = Child("perf/pump.py", "serve", options)
             self._stack.callback(server.stop)
             self._floor_port = int(server.line())
         return self._floor_port
@@ -145,11 +146,12 @@ class Bench:
         """Records/s of the bare pump for the same frames."""
         port = self.floor_port(frame_count * self.settings.frame_bytes)
         options = {"port": port, "frame_bytes": self.settings.frame_bytes, "frame_count": frame_count}
-        seconds = Child("pump.py", "send", options).result()["seconds"]
+        seconds = Child("perf/pump.py", "send", options).result()["seconds"]
         return frame_count * self.settings.batch_records / float(seconds)
 
     def ping(self, count: int, rate: int = 0) -> dict[str, Any]:
-        return Child("pump.py", "ping", {"port": self.floor_port(0), "count": count, "rate": rate}).result()
+        options = {"port": self.floor_port(0), "count": count, "rate": rate}
+        return Child("perf/pump.py", "ping", options).result()
 
 
 def warm_page_cache(directory: Path, size: int) -> None:

@@ -41,7 +41,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
     parser.add_argument("--list", action="store_true", help="list the workloads")
     parser.add_argument("--size", type=int, default=100, help="payload bytes of a record (100)")
-    parser.add_argument("--batch", type=int, default=0, help="records a send_many; 0: about 1 MiB")
+    parser.add_argument("--batch", type=int, default=0, help="records a send_many; 0: one batch")
     parser.add_argument("--durability", choices=["memory", "written", "fsync"], default="written")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")

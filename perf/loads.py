@@ -89,7 +89,7 @@ async def nowait(options: dict[str, Any]) -> dict[str, Any]:
                 try:
                     producer.send_nowait(payload)
                 except Overloaded:
-                    await producer.flush()
+                    await producer.ready()
                     producer.send_nowait(payload)
             await asyncio.sleep(0)
         await producer.flush()

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: started with JSON, ready on a line, finished with a line of JSON."""
+"""Helper processes: started with a role and JSON, ready on a line, finished with a line of JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import select
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from tests.broker_process import ROOT, die_with_parent
@@ -19,10 +18,10 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One helper process; dies with this one."""
+    """One script of this repository in a process of its own; it dies with this one."""
 
     def __init__(self, script: str, role: str, options: dict[str, Any]) -> None:
-        command = [sys.executable, str(Path(ROOT) / "perf" / script), role, json.dumps(options)]
+        command = [sys.executable, str(ROOT / script), role, json.dumps(options)]
         self.role = role
         self._process = subprocess.Popen(
             command,

@@ -1,0 +1,278 @@
+"""The offline verdict: what clients wrote down against what the broker still has.
+
+Input is a set of journal events (:mod:`tests.crash.journal`), nothing else.  A violation is a sentence
+that begins with the name of the broken promise:
+
+    lost          an acknowledged record is not in the log
+    moved         an acknowledged record is at another offset than its acknowledgement said
+    invented      a record that nobody sent, or whose bytes are not what was sent
+    repeated      a record of an idempotent producer is in the log twice
+    reused        one offset was seen with two records
+    hole          an offset between the first and the last one is missing
+    order         a producer's records lie in the log, or first came to a subscription, out of order
+    undelivered   an acknowledged record was never delivered to, or never acked by, a subscription:
+                  the cursor went ahead of the acks
+    liveness      too little was acknowledged for the run to say anything, or no fault fired
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.crash.journal import Event, Identity
+
+Place = tuple[str, int, int]  # topic, partition, offset
+ORDERED_MODES = ("exclusive", "failover", "key_shared")
+SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What must have happened for a verdict to mean something."""
+
+    modes: dict[str, str] = field(default_factory=dict)  # subscription -> mode
+    topics: dict[str, str] = field(default_factory=dict)  # subscription -> topic that it reads wholly
+    acknowledged_min: int = 1
+    faults_min: int = 0
+    acknowledged_after_fault_min: int = 0
+    log_was_read: bool = True
+
+
+@dataclass
+class Verdict:
+    """Violations by name, shortened, and the counts behind the verdict."""
+
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    examples: list[str] = field(default_factory=list)
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.counts
+
+    def add(self, name: str, sentence: str) -> None:
+        self.counts[name] += 1
+        if self.counts[name] <= SHOWN_MAX:
+            self.examples.append(f"{name}: {sentence}")
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{name} {count}" for name, count in self.counts.items()) or "no violation"
+        return "\n".join([head, *self.examples])
+
+
+class _Ledger:
+    """The journals, sorted by what they speak of."""
+
+    def __init__(self, events: Iterable[Event], verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.attempted: dict[Identity, str | None] = {}  # key
+        self.topic_of: dict[Identity, str] = {}
+        self.acknowledged: dict[Identity, Place] = {}
+        self.at: dict[Place, Identity] = {}
+        self.log: dict[tuple[str, int], list[tuple[int, Identity]]] = defaultdict(list)
+        self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None]]] = defaultdict(list)
+        self.acked: dict[str, set[Place]] = defaultdict(set)
+        self.faults: list[Event] = []
+        self.moments: list[tuple[int, int]] = []  # of acknowledgements: when, how many records
+        self.failed = 0
+        self.received: list[tuple[Place, Identity, str | None, bool]] = []
+        for event in events:
+            getattr(self, f"_on_{event[0]}")(*event[1:])
+
+    def _on_try(self, producer: str, topic: str, first: int, end: int, key: str | None) -> None:
+        for sequence in range(first, end):
+            self.attempted[Identity(producer, sequence)] = key
+            self.topic_of[Identity(producer, sequence)] = topic
+
+    def _on_ok(
+        self,
+        producer: str,
+        topic: str,
+        first: int,
+        end: int,
+        partition: int,
+        offset: int,
+        durability: str,
+        moment_ns: int,
+    ) -> None:
+        self.moments.append((moment_ns, end - first))
+        for sequence in range(first, end):
+            identity, place = Identity(producer, sequence), (topic, partition, offset + sequence - first)
+            self.acknowledged[identity] = place
+            self._note(place, identity, "acknowledged")
+
+    def _on_fail(self, producer: str, topic: str, first: int, end: int, error: str) -> None:
+        self.failed += end - first
+
+    def _on_got(
+        self,
+        subscription: str,
+        consumer: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        producer: str,
+        sequence: int,
+        key: str | None,
+        intact: bool,
+        moment_ns: int,
+    ) -> None:
+        place, identity = (topic, partition, offset), Identity(producer, sequence)
+        self.received.append((place, identity, key, intact))
+        self._note(place, identity, f"delivered to {subscription}")
+        self.deliveries[subscription].append((moment_ns, consumer, place, identity, key))
+
+    def _on_ack(self, subscription: str, topic: str, partition: int, offset: int) -> None:
+        self.acked[subscription].add((topic, partition, offset))
+
+    def _on_log(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        producer: str,
+        sequence: int,
+        key: str | None,
+        intact: bool,
+    ) -> None:
+        place, identity = (topic, partition, offset), Identity(producer, sequence)
+        self.received.append((place, identity, key, intact))
+        self._note(place, identity, "read from the log")
+        self.log[topic, partition].append((offset, identity))
+
+    def _on_fault(self, *fields: Any) -> None:
+        self.faults.append(list(fields))
+
+    def _note(self, place: Place, identity: Identity, how: str) -> None:
+        known = self.at.setdefault(place, identity)
+        if known != identity:
+            self.verdict.add("reused", f"{place} held {known}, then {how} with {identity}")
+
+
+def check(events: Iterable[Event], expected: Expectation) -> Verdict:
+    """Decide every promise; a verdict that passed says that nothing was broken and enough happened."""
+    verdict = Verdict()
+    ledger = _Ledger(events, verdict)
+    _check_invented(ledger)
+    if expected.log_was_read:
+        _check_log(ledger)
+    for subscription, mode in expected.modes.items():
+        _check_first_deliveries(ledger, subscription, mode)
+    for subscription, topic in expected.topics.items():
+        _check_delivered(ledger, subscription, topic)
+    _check_liveness(ledger, expected)
+    verdict.statistics = _statistics(ledger)
+    return verdict
+
+
+def _check_invented(ledger: _Ledger) -> None:
+    for place, identity, key, intact in ledger.received:
+        if identity not in ledger.attempted:
+            ledger.verdict.add("invented", f"{identity} at {place} was never sent")
+        elif not intact or key != ledger.attempted[identity] or place[0] != ledger.topic_of[identity]:
+            ledger.verdict.add("invented", f"{identity} at {place} is not what was sent")
+
+
+def _check_log(ledger: _Ledger) -> None:
+    places: dict[Identity, Place] = {}
+    for (topic, partition), records in ledger.log.items():
+        records.sort()
+        last_sequence: dict[str, int] = {}
+        expected_offset = records[0][0]
+        for offset, identity in records:
+            place = (topic, partition, offset)
+            if offset > expected_offset:
+                ledger.verdict.add(
+                    "hole", f"{topic} {partition}: offsets {expected_offset} to {offset} are missing"
+                )
+            expected_offset = offset + 1
+            if places.setdefault(identity, place) != place:
+                ledger.verdict.add("repeated", f"{identity} at {places[identity]} and {place}")
+            elif identity.sequence < last_sequence.get(identity.producer, -1):
+                ledger.verdict.add(
+                    "order", f"{identity} at {place} comes after {last_sequence[identity.producer]}"
+                )
+            last_sequence[identity.producer] = identity.sequence
+    for identity, place in ledger.acknowledged.items():
+        found = places.get(identity)
+        if found is None:
+            ledger.verdict.add("lost", f"{identity}, acknowledged at {place}")
+        elif found != place:
+            ledger.verdict.add("moved", f"{identity}, acknowledged at {place}, is at {found}")
+
+
+def _check_first_deliveries(ledger: _Ledger, subscription: str, mode: str) -> None:
+    """First deliveries come in offset order: for the subscription, a key of it, or each shared consumer."""
+    seen: set[Place] = set()
+    last: dict[tuple[Any, ...], int] = {}
+    for _, consumer, place, identity, key in sorted(ledger.deliveries[subscription], key=lambda one: one[0]):
+        if place in seen:
+            continue
+        seen.add(place)
+        topic, partition, offset = place
+        stream: tuple[Any, ...] = (topic, partition)
+        if mode == "shared":
+            stream = (topic, partition, consumer)
+        elif mode == "key_shared":
+            stream = (topic, partition, key)
+        if offset < last.get(stream, -1):
+            ledger.verdict.add(
+                "order",
+                f"{subscription} ({mode}) first saw {identity} at {place} after offset {last[stream]}",
+            )
+        last[stream] = max(offset, last.get(stream, -1))
+
+
+def _check_delivered(ledger: _Ledger, subscription: str, topic: str) -> None:
+    delivered = {place for _, _, place, _, _ in ledger.deliveries[subscription]}
+    acked = ledger.acked[subscription]
+    for identity, place in ledger.acknowledged.items():
+        if place[0] != topic:
+            continue
+        if place not in delivered:
+            ledger.verdict.add("undelivered", f"{identity} at {place} never came to {subscription}")
+        elif place not in acked:
+            ledger.verdict.add(
+                "undelivered", f"{identity} at {place} was not acked by {subscription} and not redelivered"
+            )
+    for place in acked - delivered:
+        ledger.verdict.add("invented", f"{subscription} acked {place}, which it never got")
+
+
+def _check_liveness(ledger: _Ledger, expected: Expectation) -> None:
+    acknowledged = len(ledger.acknowledged)
+    if acknowledged < expected.acknowledged_min:
+        ledger.verdict.add(
+            "liveness", f"{acknowledged} records acknowledged, wanted {expected.acknowledged_min}"
+        )
+    if len(ledger.faults) < expected.faults_min:
+        ledger.verdict.add("liveness", f"{len(ledger.faults)} faults fired, wanted {expected.faults_min}")
+    healed_ns = max((fault[3] for fault in ledger.faults), default=0)
+    after = sum(count for moment_ns, count in ledger.moments if moment_ns > healed_ns)
+    if after < expected.acknowledged_after_fault_min:
+        ledger.verdict.add(
+            "liveness",
+            f"{after} records acknowledged after the last fault,"
+            f" wanted {expected.acknowledged_after_fault_min}",
+        )
+
+
+def _statistics(ledger: _Ledger) -> dict[str, Any]:
+    deliveries = sum(map(len, ledger.deliveries.values()))
+    distinct = sum(len({one[2] for one in found}) for found in ledger.deliveries.values())
+    names: dict[str, int] = defaultdict(int)
+    for fault in ledger.faults:
+        names[fault[0]] += 1
+    return {
+        "attempted": len(ledger.attempted),
+        "acknowledged": len(ledger.acknowledged),
+        "not_acknowledged": ledger.failed,
+        "in_log": sum(map(len, ledger.log.values())),
+        "deliveries": deliveries,
+        "redeliveries": deliveries - distinct,
+        "acks": sum(map(len, ledger.acked.values())),
+        "faults": dict(names),
+    }

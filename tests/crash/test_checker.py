@@ -1,0 +1,180 @@
+"""The checker passes honest journals and names every kind of lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.crash.checker import Expectation, Verdict, check
+from tests.crash.journal import Event, Journal, payload_of, read_journals, read_payload
+
+TOPIC = "/default/t"
+COUNT = 6
+
+
+def honest(keys: list[str | None] | None = None) -> list[Event]:
+    """Two producers take turns; one subscription reads and acks all; the log was read at the end."""
+    events: list[Event] = []
+    for offset in range(COUNT):
+        producer, sequence = f"p{offset % 2}", offset // 2
+        key = keys[offset] if keys else None
+        events += [
+            ["try", producer, TOPIC, sequence, sequence + 1, key],
+            ["ok", producer, TOPIC, sequence, sequence + 1, 0, offset, "written", 100 + offset],
+            ["got", "s", "c0", TOPIC, 0, offset, producer, sequence, key, True, 200 + offset],
+            ["ack", "s", TOPIC, 0, offset],
+            ["log", TOPIC, 0, offset, producer, sequence, key, True],
+        ]
+    return [*events, ["fault", "kill_worker", 1, 90, 95, {}]]
+
+
+def judged(events: list[Event], mode: str = "exclusive", **expected: int) -> Verdict:
+    return check(events, Expectation(modes={"s": mode}, topics={"s": TOPIC}, **expected))  # type: ignore[arg-type]
+
+
+def without(events: list[Event], kind: str, offset: int) -> list[Event]:
+    place = {"log": 3, "got": 5, "ack": 4, "ok": 6}[kind]
+    return [event for event in events if not (event[0] == kind and event[place] == offset)]
+
+
+def one(events: list[Event], kind: str, offset: int) -> Event:
+    place = {"log": 3, "got": 5, "ack": 4, "ok": 6}[kind]
+    return next(event for event in events if event[0] == kind and event[place] == offset)
+
+
+def test_an_honest_run_passes() -> None:
+    verdict = judged(honest(), acknowledged_min=COUNT, faults_min=1, acknowledged_after_fault_min=COUNT)
+    assert verdict.passed, verdict
+    assert verdict.statistics["acknowledged"] == verdict.statistics["in_log"] == COUNT
+    assert verdict.statistics["redeliveries"] == 0
+
+
+def test_redelivery_and_an_unknown_outcome_are_no_violation() -> None:
+    events = honest()
+    events.insert(-1, ["got", "s", "c1", TOPIC, 0, 2, "p0", 1, None, True, 900])
+    events.append(["try", "p0", TOPIC, 3, 5, None])
+    events.append(["fail", "p0", TOPIC, 3, 5, "OperationTimeout"])
+    events.append(["log", TOPIC, 0, COUNT, "p0", 3, None, True])
+    verdict = judged(events)
+    assert verdict.passed, verdict
+    assert verdict.statistics["redeliveries"] == 1
+
+
+def test_a_lost_record_is_found() -> None:
+    verdict = judged(without(honest(), "log", COUNT - 1))
+    assert verdict.counts == {"lost": 1}
+
+
+def test_a_hole_in_the_middle_is_found() -> None:
+    verdict = judged(without(honest(), "log", 2))
+    assert verdict.counts == {"lost": 1, "hole": 1}
+
+
+def test_an_acknowledgement_with_a_wrong_offset_is_found() -> None:
+    events = honest()
+    events = [event for event in events if not (event[0] in {"got", "ack"} and event[-1] == 5)]
+    one(events, "ok", 5)[6] = 9
+    assert "moved" in judged(events).counts
+
+
+def test_an_invented_record_is_found() -> None:
+    verdict = judged([*honest(), ["log", TOPIC, 0, COUNT, "ghost", 0, None, True]])
+    assert verdict.counts == {"invented": 1}
+
+
+@pytest.mark.parametrize(("place", "value"), [(-1, False), (-2, "other key"), (1, "/default/other")])
+def test_a_record_with_other_bytes_key_or_topic_is_found(place: int, value: object) -> None:
+    events = honest()
+    one(events, "log", 3)[place] = value
+    assert "invented" in judged(events).counts
+
+
+def test_a_stored_duplicate_is_found() -> None:
+    verdict = judged([*honest(), ["log", TOPIC, 0, COUNT, "p1", 2, None, True]])
+    assert verdict.counts == {"repeated": 1}
+
+
+def test_a_reused_offset_is_found() -> None:
+    events = honest()
+    events += [["try", "p0", TOPIC, 3, 4, None], ["ok", "p0", TOPIC, 3, 4, 0, 5, "written", 300]]
+    assert {"reused", "lost"} <= set(judged(events).counts)
+
+
+def test_a_log_out_of_a_producers_order_is_found() -> None:
+    events = [event for event in honest() if event[0] in {"try", "log"}]
+    one(events, "log", 0)[5], one(events, "log", 2)[5] = 1, 0
+    verdict = check(events, Expectation(acknowledged_min=0))
+    assert verdict.counts == {"order": 1}
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "failover"])
+def test_first_deliveries_out_of_order_are_found(mode: str) -> None:
+    events = honest()
+    one(events, "got", 1)[-1], one(events, "got", 4)[-1] = 204, 201
+    assert set(judged(events, mode).counts) == {"order"}
+
+
+def test_shared_consumers_may_interleave_but_each_sees_its_own_in_order() -> None:
+    events = honest()
+    one(events, "got", 1)[-1] = 210
+    one(events, "got", 1)[2] = "c1"
+    assert judged(events, "shared").passed
+    one(events, "got", 1)[2] = "c0"
+    assert judged(events, "shared").counts == {"order": 1}
+
+
+def test_key_shared_keeps_the_order_of_each_key_only() -> None:
+    keys: list[str | None] = ["a", "b", "a", "b", "a", "b"]
+    events = honest(keys)
+    for offset in (1, 3, 5):
+        one(events, "got", offset)[-1] += 10
+    assert judged(events, "key_shared").passed
+    one(events, "got", 0)[-1], one(events, "got", 2)[-1] = 202, 200
+    assert judged(events, "key_shared").counts == {"order": 1}
+
+
+def test_a_cursor_that_went_ahead_is_found() -> None:
+    never_delivered = without(without(honest(), "got", 3), "ack", 3)
+    assert judged(never_delivered).counts == {"undelivered": 1}
+    never_redelivered = without(honest(), "ack", 3)
+    assert judged(never_redelivered).counts == {"undelivered": 1}
+
+
+def test_a_run_that_says_nothing_fails() -> None:
+    assert judged([], acknowledged_min=1).counts == {"liveness": 1}
+    assert judged(honest(), faults_min=2).counts == {"liveness": 1}
+    late = [event for event in honest() if event[0] != "fault"] + [["fault", "kill_all", 1, 103, 104, {}]]
+    assert judged(late, acknowledged_after_fault_min=1).passed
+    assert judged(late, acknowledged_after_fault_min=2).counts == {"liveness": 1}
+
+
+@given(st.integers(0, COUNT - 1), st.sampled_from(["log", "got", "ack"]))
+def test_no_single_missing_line_goes_unnoticed(offset: int, kind: str) -> None:
+    assert not judged(without(honest(), kind, offset)).passed
+
+
+@given(st.text("abc-", min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 300))
+def test_a_payload_says_who_it_is(producer: str, sequence: int, size: int) -> None:
+    payload = payload_of(producer, sequence, size)
+    assert len(payload) == max(64, size)
+    assert read_payload(payload) == ((producer, sequence), True)
+
+
+@given(st.integers(0, 63), st.integers(1, 255))
+def test_no_changed_byte_goes_unnoticed(place: int, change: int) -> None:
+    payload = bytearray(payload_of("p", 7, 64))
+    payload[place] ^= change
+    identity, intact = read_payload(bytes(payload))
+    assert not intact or identity != ("p", 7)
+
+
+def test_a_journal_with_a_cut_last_line_is_read_up_to_there(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "one.jsonl")
+    journal.write("try", "p", TOPIC, 0, 1, None)
+    journal.close()
+    with (tmp_path / "one.jsonl").open("a") as file:
+        file.write('["ok", "p"')
+    assert list(read_journals([tmp_path / "one.jsonl"])) == [["try", "p", TOPIC, 0, 1, None]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -81,10 +81,10 @@ def attributes(text: str) -> dict[str, str]:
     return found
 
 
-def start_options(where: Position) -> dict[str, Any]:
-    """The client's arguments for a place to begin."""
+def start_argument(where: Position) -> str | int | datetime:
+    """What the client takes as the place to begin."""
     if where.kind == "offset":
-        return {"start": where.value}
+        return where.value
     if where.kind == "time":
-        return {"start": datetime.fromtimestamp(where.value / 1_000_000, UTC)}
-    return {"start": where.kind}
+        return datetime.fromtimestamp(where.value / 1_000_000, UTC)
+    return where.kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from danube.cli.addressing import Address, explaining
-from danube.cli.arguments import Position, start_options
+from danube.cli.arguments import Position, start_argument
 from danube.cli.output import note, plain
 from danube.cli.printing import Printer
 from danube.cli.services import Services
@@ -102,8 +102,11 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
 
 
 async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> None:
-    start: Any = wish.start or Position("latest")
-    options: dict[str, Any] = {"name": wish.consumer, "mode": wish.mode, **start_options(start)}
+    options: dict[str, Any] = {
+        "name": wish.consumer,
+        "mode": wish.mode,
+        "start": start_argument(wish.start or Position("latest")),
+    }
     if wish.filters:
         options["filters"] = list(wish.filters)
     async with client.consumer(wish.topic, subscription=wish.subscription, **options) as consumer:
@@ -152,7 +155,7 @@ async def _remark_on_start(client: Any, wish: Wish) -> None:
 async def _ends(client: Any, wish: Wish) -> dict[int, int]:
     """The end of each partition that holds anything."""
     described = plain(await client.admin.describe_topic(wish.topic))
-    if not described.get("reliable", True):
+    if not described["topic"]["reliable"]:
         raise InvalidArgument(
             f"--until-end cannot be used on {wish.topic}",
             why="a non-reliable topic stores nothing, so it has no end",
@@ -166,8 +169,7 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
 
 async def _ack_floors(client: Any, wish: Wish) -> dict[int, int]:
     described = plain(await client.admin.describe_subscription(wish.topic, wish.subscription))
-    rows = described if isinstance(described, list) else described.get("partitions", [described])
-    return {at: one["ack_floor"] for at, one in enumerate(rows)}
+    return {at: one["ack_floor"] for at, one in enumerate(described["partitions"])}
 
 
 async def _delete_temporary(client: Any, wish: Wish) -> None:

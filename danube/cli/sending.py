@@ -119,21 +119,19 @@ async def _send_groups(
 
 
 async def _send_group(producer: Any, records: list[Record], sent: Sent) -> None:
-    """Send records together; those with attributes go one by one, pipelined."""
+    """Send records and wait for their acknowledgements."""
     if len(records) == 1:
         one = records[0]
         ack = await producer.send(one.payload, key=one.key, attributes=one.attributes)
         sent.acknowledged(ack, 1, len(one.payload))
-    elif any(one.attributes for one in records):
-        futures = [
-            producer.send_nowait(one.payload, key=one.key, attributes=one.attributes) for one in records
-        ]
-        await producer.flush()
-        for one, future in zip(records, futures, strict=True):
-            sent.acknowledged(await future, 1, len(one.payload))
     else:
-        keys = [one.key for one in records] if any(one.key is not None for one in records) else None
-        acks = await producer.send_many([one.payload for one in records], keys=keys)
+        keys = [one.key for one in records]
+        attributes = [one.attributes for one in records]
+        acks = await producer.send_many(
+            [one.payload for one in records],
+            keys=keys if any(key is not None for key in keys) else None,
+            attributes=attributes if any(attributes) else None,
+        )
         size_bytes = sum(len(one.payload) for one in records)
         for ack in acks:
             share = size_bytes * ack.record_count // len(records)

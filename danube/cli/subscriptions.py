@@ -14,7 +14,7 @@ from danube.cli.output import output_option, plain, show
 from danube.cli.services import Services
 from danube.cli.topics import suggesting
 
-COLUMNS = ("subscription", "partition", "mode", "consumers", "lag", "in_flight", "ack_floor", "state")
+COLUMNS = ("subscription", "mode", "consumer_count", "lag_records", "in_flight")
 _topic_argument = click.argument("topic", type=topic_name, metavar="TOPIC")
 _subscription_argument = click.argument("subscription", metavar="SUBSCRIPTION")
 
@@ -35,7 +35,7 @@ def subscriptions() -> None:
 @output_option()
 @click.pass_obj
 def list_subscriptions(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
-    """List a topic's subscriptions, one row for each partition."""
+    """List a topic's subscriptions with their consumers and lag."""
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
         rows = plain(client.admin.list_subscriptions(topic))
     show(rows, output, COLUMNS)
@@ -53,7 +53,7 @@ def describe(
     """Show a subscription's cursor, lag, consumers and why it waits."""
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
         found = plain(client.admin.describe_subscription(topic, subscription))
-    show(found, output, COLUMNS)
+    show(found, output)
 
 
 @subscriptions.command("seek", short_help="Move a subscription to another place.")
@@ -85,8 +85,10 @@ def seek(
     """
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
         before = plain(client.admin.describe_subscription(topic, subscription))
-        after = plain(client.admin.seek(topic, subscription, **arguments.start_options(where)))
-    show({"topic": topic, "subscription": subscription, "before": _places(before), "after": after}, output)
+        client.admin.seek(topic, subscription, arguments.start_argument(where))
+        after = plain(client.admin.describe_subscription(topic, subscription))
+    moved = {"topic": topic, "subscription": subscription, "before": _places(before), "after": _places(after)}
+    show(moved, output)
 
 
 @subscriptions.command("unblock", short_help="Let a blocked subscription go on.")
@@ -98,8 +100,8 @@ def seek(
 def unblock(services: Services, /, topic: str, subscription: str, service_addr: Address, output: str) -> None:
     """Deliver the records that block a subscription (poison policy `block`) once more."""
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        answer = plain(client.admin.unblock(topic, subscription))
-    show({"topic": topic, "subscription": subscription, "result": answer}, output)
+        client.admin.unblock(topic, subscription)
+    show({"topic": topic, "subscription": subscription, "unblocked": True}, output)
 
 
 @subscriptions.command("delete", short_help="Delete a subscription and its progress.")
@@ -121,5 +123,5 @@ def delete(
 
 
 def _places(described: Any) -> Any:
-    rows = described if isinstance(described, list) else described.get("partitions", [described])
-    return [{name: row[name] for name in ("partition", "ack_floor", "lag") if name in row} for row in rows]
+    kept = ("partition", "ack_floor", "lag")
+    return [{name: row[name] for name in kept if name in row} for row in described["partitions"]]

@@ -181,6 +181,10 @@ class Channel:
         self._touched: dict[int, _Peer] = {}  # peers with unpublished claims or fragments to send
         self._drained: list[_Peer] = []
         self._next = 0
+        # A dead predecessor may have left these as they were when it slept or was refused.
+        self._bell.disarm()
+        for known in self._order:
+            known.unblock()
 
     def send(self, worker: int, kind: int, parts: Sequence[Bytes]) -> bool:
         """Copy ``parts`` (views of bytes) as one record for ``worker``; visible after flush().

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from danube.broker.consumers import SubscriptionHost
 from danube.broker.hosted import HostedPartition
+from danube.broker.lossy_host import LossyHost
 from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Admin
@@ -29,7 +31,10 @@ def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 
 def _list_subscriptions(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
-    hosts = [*hosted.subscriptions.items(), *hosted.lossy.items()]
+    hosts: list[tuple[str, SubscriptionHost | LossyHost]] = [
+        *hosted.subscriptions.items(),
+        *hosted.lossy.items(),
+    ]
     return [
         {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
         for name, host in sorted(hosts)

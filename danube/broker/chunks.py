@@ -156,7 +156,7 @@ class HotBatches:
         batches = self._batches
         if not batches or not batches[0][0] <= offset < batches[-1][1]:
             return None
-        parts = []
+        parts: list[bytes] = []
         size = 0
         first = next_offset = -1
         for base_offset, end_offset, batch in batches:

@@ -350,7 +350,8 @@ class HostedPartition:
             session.producers.pop(handle, None)
             session.send_error(error, 0, handle)
         self.producers.clear()
-        for host in [*self.subscriptions.values(), *self.lossy.values()]:
+        hosts: list[SubscriptionHost | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
+        for host in hosts:
             for link in list(host.links.values()):
                 link.session.consumers.pop(link.handle, None)
                 link.session.send_error(error, 0, link.handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from danube import clock, telemetry
@@ -41,10 +42,10 @@ class Housekeeping:
     def stop(self) -> None:
         self._stopped = True
 
-    def _every(self, interval_s: float, action: object) -> None:
+    def _every(self, interval_s: float, action: Callable[[], None]) -> None:
         def run() -> None:
             if not self._stopped:
-                action()  # type: ignore[operator]
+                action()
                 self._worker.loop.call_later(interval_s, run)
 
         run()

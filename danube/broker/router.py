@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from danube.broker.shard import Shard
     from danube.cluster.local_log import LocalLog
 
-_CLOSES = {Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER}
-_REQUESTS = {Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN}
+_BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
+_CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
+_REQUESTS = frozenset(
+    map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN))
+)
 
 
 class RoutedSession(Session):
@@ -80,14 +83,15 @@ class Router:
     def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
         """Take one frame; False when the owner's ring is full: offer the same frame again later."""
         kind = frame.kind
-        try:
-            if kind == Kind.LOOKUP:
-                self._lookup(session, frame, buffer)
+        worker: int | None
+        if kind in _BY_HANDLE:
+            worker = session.routes.get(frame.handle, self._worker)
+        else:
+            try:
+                worker = self._worker_for(session, frame, buffer)
+            except DanubeError as error:
+                session.send_error(error, frame.correlation)
                 return True
-            worker = self._worker_for(session, frame, buffer)
-        except DanubeError as error:
-            session.send_error(error, frame.correlation)
-            return True
         if worker is None:
             return True
         if worker == self._worker:
@@ -102,15 +106,17 @@ class Router:
         return True
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
+        """The worker that a request is for; None when it is answered here."""
         kind = frame.kind
         body = buffer[frame.start : frame.end]
-        if kind in (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK):
-            return session.routes.get(frame.handle, self._worker)
+        if kind == Kind.LOOKUP:
+            self._lookup(session, frame.correlation, wire.decode_control(body, Lookup))
+            return None
         if kind == Kind.OPEN_PRODUCER:
             worker = self.owner(wire.decode_control(body, OpenProducer).partition)
         elif kind == Kind.SUBSCRIBE:
             worker = self.owner(wire.decode_control(body, Subscribe).partition)
-        elif kind in (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER):
+        elif kind in _CLOSES:
             return session.routes.get(frame.handle, self._worker)
         elif kind == Kind.ADMIN:
             request = wire.decode_control(body, Admin)
@@ -143,6 +149,10 @@ class Router:
             for frame in wire.FrameDecoder().frames(frames, 0, len(frames)):
                 session.requests.pop(frame.correlation, None)
 
+    def session_writable(self, session: RoutedSession) -> None:
+        """The connection takes bytes again, or stopped taking them."""
+        self._shard.session_writable(session)
+
     def worker_restarted(self, session: RoutedSession, worker: int) -> None:
         """An owner is gone: its handles must be opened again, its open requests asked again."""
         error = OwnerMoved("the partition's owner started again", hint="the client opens it again by itself")
@@ -164,8 +174,7 @@ class Router:
 
     # -- topics -----------------------------------------------------------------------------------
 
-    def _lookup(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> None:
-        request = wire.decode_control(buffer[frame.start : frame.end], Lookup)
+    def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
         try:
             record = self._topic(request.topic)
         except TopicNotFound:
@@ -183,10 +192,10 @@ class Router:
                 self._check_mode(record, request)
                 return topic_view(record)
 
-            self._propose(session, frame.correlation, command, created)
+            self._propose(session, correlation, command, created)
             return
         self._check_mode(record, request)
-        session.send(wire.result_frame(topic_view(record), frame.correlation))
+        session.send(wire.result_frame(topic_view(record), correlation))
 
     def _topic(self, name: str) -> TopicRecord:
         check_topic_name(name)

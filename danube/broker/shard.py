@@ -286,19 +286,8 @@ class Shard:
     def _opened(self, name: str, done: Any) -> None:
         waiters = self._opening.pop(name)
         error = done.exception()
-        outcome: HostedPartition | DanubeError
         if error is None:
-            outcome = done.result()
-            self._adopt(outcome)
-            try:
-                current: TopicRecord | None = self._find_topic(name)[0]
-            except TopicNotFound:
-                current = None
-            if current is None or current.topic_id != outcome.topic_id:  # deleted while it was opening
-                del self.partitions[name]
-                gone = TopicNotFound(f"{name} was deleted")
-                self._forget(outcome, gone)
-                outcome = gone
+            outcome = self._adopt(done.result())
         elif isinstance(error, DanubeError):
             outcome = error
         elif isinstance(error, OSError):
@@ -311,13 +300,19 @@ class Shard:
         for then in waiters:
             then(outcome)
 
-    def _adopt(self, hosted: HostedPartition) -> None:
-        if hosted.log is not None:
-            report = hosted.log.recovery
-            for start, end in ((hole.start, hole.end) for hole in report.damaged):
-                hosted.damaged.append((start, end))
-        self.partitions[hosted.name] = hosted
+    def _adopt(self, hosted: HostedPartition) -> HostedPartition | DanubeError:
+        """Take over what a thread has opened, unless the topic was deleted meanwhile."""
         self.counters.add("partitions_open")
+        try:
+            current: TopicRecord | None = self._find_topic(hosted.name)[0]
+        except TopicNotFound:
+            current = None
+        if current is None or current.topic_id != hosted.topic_id:
+            gone = TopicNotFound(f"{hosted.name} was deleted")
+            self._forget(hosted, gone)
+            return gone
+        self.partitions[hosted.name] = hosted
+        return hosted
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
         epoch = hosted.core.epoch + 1

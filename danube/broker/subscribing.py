@@ -25,9 +25,9 @@ def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
     if log is None or kind == "latest":
         return hosted.high_watermark
     if kind == "earliest":
-        return log.start
+        return int(log.start)
     if kind == "time":
-        return min(log.offset_at_time(value), hosted.high_watermark)
+        return min(int(log.offset_at_time(value)), hosted.high_watermark)
     if kind != "offset":
         raise InvalidArgument(f"start {kind!r} is not known", hint="use earliest, latest, offset or time")
     if not log.start <= value <= hosted.high_watermark:

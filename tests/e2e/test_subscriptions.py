@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,11 +53,8 @@ def test_shared_is_an_exact_round_robin(broker: Any) -> None:
                             )
                         )
             numbers = [[int(message.payload) for message in messages] for messages in taken]
-            assert sorted(sum(numbers, [])) == list(range(36))
-            assert all(
-                [second - first for first, second in zip(row, row[1:], strict=False)] == [3] * 11
-                for row in numbers
-            )
+            assert sorted(number for row in numbers for number in row) == list(range(36))
+            assert all([second - first for first, second in pairwise(row)] == [3] * 11 for row in numbers)
 
     asyncio.run(scenario())
 
@@ -76,7 +74,7 @@ def test_a_failover_standby_takes_over_in_order(broker: Any, workers: int) -> No
             )
             taken: list[Any] = []
             async with standby as waiting:
-                async with active as consumer:
+                async with active:
                     pass
                 rest: list[Any] = []
                 async with asyncio.timeout(10):
@@ -94,11 +92,14 @@ def test_a_failover_standby_continues_after_what_was_acked(broker: Any) -> None:
             await publish(first, "/default/t", 10)
             taken: list[Any] = []
             rest: list[Any] = []
-            async with first.consumer(
-                "/default/t", subscription="s", mode="failover", start="earliest", name="a"
-            ) as active, second.consumer(
-                "/default/t", subscription="s", mode="failover", start="earliest", name="b"
-            ) as standby:
+            async with (
+                first.consumer(
+                    "/default/t", subscription="s", mode="failover", start="earliest", name="a"
+                ) as active,
+                second.consumer(
+                    "/default/t", subscription="s", mode="failover", start="earliest", name="b"
+                ) as standby,
+            ):
                 async with asyncio.timeout(10):
                     await collect(active, taken, 4)
                     await active.close()
@@ -165,9 +166,10 @@ def test_a_vanished_consumer_gives_its_records_back(broker: Any) -> None:
         async with danube.connect(process.address) as client:
             await publish(client, "/default/t", 10)
             held: list[Any] = []
-            async with danube.connect(process.address) as other, other.consumer(
-                "/default/t", subscription="s", start="earliest", name="a"
-            ) as consumer:
+            async with (
+                danube.connect(process.address) as other,
+                other.consumer("/default/t", subscription="s", start="earliest", name="a") as consumer,
+            ):
                 async with asyncio.timeout(10):
                     await collect(consumer, held, 10, ack=False)
             again: list[Any] = []

@@ -1,3 +1,71 @@
 """Danube: a message broker for Python teams."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from danube import sync as sync
+    from danube.client.ack import Ack as Ack
+    from danube.client.admin import SubscriptionInfo as SubscriptionInfo
+    from danube.client.admin import TopicDescription as TopicDescription
+    from danube.client.admin import TopicInfo as TopicInfo
+    from danube.client.client import Client as Client
+    from danube.client.client import connect as connect
+    from danube.client.consumer import Consumer as Consumer
+    from danube.client.message import Batch as Batch
+    from danube.client.message import Message as Message
+    from danube.client.producer import Producer as Producer
+    from danube.core.policy import FailurePolicy as FailurePolicy
+    from danube.errors import DanubeError as DanubeError
+
+# Imported on first use: `import danube` alone, as the command line does it, stays cheap.
+_MODULE_BY_NAME = {
+    "Ack": "danube.client.ack",
+    "Batch": "danube.client.message",
+    "Client": "danube.client.client",
+    "Consumer": "danube.client.consumer",
+    "DanubeError": "danube.errors",
+    "FailurePolicy": "danube.core.policy",
+    "Message": "danube.client.message",
+    "Producer": "danube.client.producer",
+    "SubscriptionInfo": "danube.client.admin",
+    "TopicDescription": "danube.client.admin",
+    "TopicInfo": "danube.client.admin",
+    "connect": "danube.client.client",
+}
+
+__all__ = [
+    "Ack",
+    "Batch",
+    "Client",
+    "Consumer",
+    "DanubeError",
+    "FailurePolicy",
+    "Message",
+    "Producer",
+    "SubscriptionInfo",
+    "TopicDescription",
+    "TopicInfo",
+    "__version__",
+    "connect",
+    "sync",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "sync":
+        return import_module("danube.sync")
+    module = _MODULE_BY_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'danube' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

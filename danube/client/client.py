@@ -1,0 +1,320 @@
+"""The asyncio client: one connection, its producers and consumers, and administration."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import danube
+from danube.client.address import URL_DEFAULT, parse_url
+from danube.client.admin import (
+    AdminPlans,
+    Start,
+    SubscriptionInfo,
+    TopicDescription,
+    TopicInfo,
+    policy_fields,
+)
+from danube.client.connection import Connection
+from danube.client.consumer import Consumer
+from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
+from danube.client.producer import Producer
+from danube.client.session import Session
+from danube.client.setup import PREFETCH_BYTES, consumer_options, producer_options
+from danube.core.policy import FailurePolicy
+from danube.errors import ClosedError, InvalidArgument
+
+
+class Client:
+    """A connection to a broker.  Made by :func:`danube.connect`; use it in ``async with``."""
+
+    def __init__(
+        self,
+        url: str = URL_DEFAULT,
+        *,
+        token: str = "",
+        name: str = "",
+        timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        reconnect_timeout: float | None = 60.0,
+    ) -> None:
+        self._addresses = parse_url(url)
+        self._url = url
+        self._timeout_ns = seconds_as_ns(timeout, "timeout")
+        self._connect_timeout_s = connect_timeout
+        self._session = new_session(name, token, reconnect_timeout, self._timeout_ns)
+        self._connection: Connection | None = None
+        self._closed = False
+        self._open: list[Producer | Consumer] = []
+        self.admin = Admin(self)
+
+    @property
+    def _live(self) -> Connection:
+        self._session.check_usable()
+        if self._connection is None:
+            raise ClosedError(
+                "the client is closed" if self._closed else "the client is not connected",
+                hint="use it in `async with danube.connect(...)`",
+            )
+        return self._connection
+
+    async def open(self) -> Client:
+        """Connect; raise ConnectionFailed when no address of the URL answers.  Done by ``async with``."""
+        if self._closed:
+            raise ClosedError("the client is closed", hint="make a new one")
+        if self._connection is None:
+            connection = Connection(self._session, self._addresses, self._connect_timeout_s)
+            await connection.open()
+            self._connection = connection
+        return self
+
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        reliable: bool | None = None,
+        durability: str | None = None,
+        partitions: int = 0,
+        compression: str = "none",
+        linger_us: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        max_in_flight_bytes: int = IN_FLIGHT_BYTES,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A producer of ``topic``, to be used in ``async with``; the topic is made when it is missing.
+
+        ``reliable``, ``durability`` and ``partitions`` are for a topic that is made.  ``linger_us``
+        waits for more records before a batch leaves.  ``timeout`` (seconds) is how long a send may
+        take; None takes the client's.
+        """
+        options = producer_options(
+            topic,
+            name,
+            reliable=reliable,
+            durability=durability,
+            partitions=partitions,
+            compression=compression,
+            linger_us=linger_us,
+            batch_bytes=batch_bytes,
+            max_in_flight_bytes=max_in_flight_bytes,
+            timeout_ns=self._timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout"),
+        )
+        return self._remember(Producer(self._live, options))
+
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        start: Start = "latest",
+        name: str | None = None,
+        prefetch_records: int | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        filters: Sequence[str] = (),
+        max_unacked: int = 0,
+        failure: FailurePolicy | dict[str, Any] | None = None,
+    ) -> Consumer:
+        """A consumer of ``topic`` through ``subscription``, to be used in ``async with``.
+
+        ``mode`` is shared, exclusive, failover or key_shared.  ``start`` holds when the subscription
+        is new: "earliest", "latest", an offset, a datetime or ("time", microseconds).
+        ``prefetch_records`` None fits itself to the pace of the application.
+        """
+        options = consumer_options(
+            topic,
+            subscription,
+            mode=mode,
+            start=start,
+            name=name,
+            prefetch_records=prefetch_records,
+            prefetch_bytes=prefetch_bytes,
+            filters=filters,
+            max_unacked=max_unacked,
+            failure=failure,
+        )
+        return self._remember(Consumer(self._live, options))
+
+    def _remember(self, opened: Any) -> Any:
+        self._open = [one for one in self._open if not one._closed]
+        self._open.append(opened)
+        return opened
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
+        return self._session.statistics.as_dict()
+
+    @property
+    def connected(self) -> bool:
+        return self._session.ready
+
+    async def close(self) -> None:
+        """Close producers (flushing them), consumers and the connection; raise what was not delivered."""
+        if self._closed:
+            return
+        self._closed = True
+        connection, self._connection = self._connection, None
+        opened, self._open = self._open, []
+        outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
+        self._session.flush_acks()
+        if connection is not None:
+            await connection.close()
+        self._session.fail(ClosedError("the client is closed"))
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def __aenter__(self) -> Client:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "connected" if self.connected else "not connected"
+        return f"<danube.Client {self._url} {state}>"
+
+
+class Admin:
+    """Topics, subscriptions and the broker's state: ``client.admin``."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._plans = AdminPlans(client._session)
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 0,
+        reliable: bool | None = None,
+        durability: str | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        max_record_bytes: int | None = None,
+        max_unacked: int | None = None,
+        failure: FailurePolicy | dict[str, Any] | None = None,
+    ) -> TopicInfo:
+        """Make a topic; raise TopicExists when there is one."""
+        policy = policy_fields(
+            reliable,
+            durability,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            max_record_bytes=max_record_bytes,
+            max_unacked=max_unacked,
+            failure=failure,
+        )
+        return await self._client._live.run(self._plans.create_topic(topic, partitions, policy))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and everything in it."""
+        await self._client._live.run(self._plans.delete_topic(topic))
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        durability: str | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        max_record_bytes: int | None = None,
+        max_unacked: int | None = None,
+        failure: FailurePolicy | dict[str, Any] | None = None,
+    ) -> TopicInfo:
+        """Change the given fields of a topic's policy."""
+        policy = policy_fields(
+            None,
+            durability,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            max_record_bytes=max_record_bytes,
+            max_unacked=max_unacked,
+            failure=failure,
+        )
+        return await self._client._live.run(self._plans.update_topic(topic, policy))
+
+    async def list_topics(self, namespace: str | None = None) -> list[TopicInfo]:
+        """All topics, or those of one namespace."""
+        return await self._client._live.run(self._plans.list_topics(namespace))
+
+    async def topic(self, topic: str) -> TopicInfo:
+        """One topic with its policy."""
+        return await self._client._live.run(self._plans.topic(topic))
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """One topic, and the state of each of its partitions."""
+        return await self._client._live.run(self._plans.describe_topic(topic))
+
+    async def list_subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+        """The topic's subscriptions by name."""
+        return await self._client._live.run(self._plans.list_subscriptions(topic))
+
+    async def describe_subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
+        """One subscription with the state of each partition."""
+        return await self._client._live.run(self._plans.describe_subscription(topic, subscription))
+
+    async def seek(self, topic: str, subscription: str, start: Start) -> None:
+        """Move a subscription to "earliest", "latest", an offset, a datetime or ("time", microseconds)."""
+        await self._client._live.run(self._plans.seek(topic, subscription, start))
+
+    async def delete_subscription(self, topic: str, subscription: str) -> None:
+        """Delete a subscription and its cursor on every partition."""
+        await self._client._live.run(self._plans.delete_subscription(topic, subscription))
+
+    async def unblock(self, topic: str, subscription: str) -> None:
+        """Let a subscription go on that a poison record blocks; the record is skipped."""
+        await self._client._live.run(self._plans.unblock(topic, subscription))
+
+    async def set_failure_policy(
+        self, topic: str, subscription: str, failure: FailurePolicy | dict[str, Any]
+    ) -> None:
+        """Change what happens to records of a subscription that are nacked or not acked in time."""
+        await self._client._live.run(self._plans.set_failure_policy(topic, subscription, failure))
+
+    async def status(self) -> dict[str, Any]:
+        """The broker's own account of itself."""
+        return await self._client._live.run(self._plans.status())
+
+
+def new_session(name: str, token: str, reconnect_timeout_s: float | None, timeout_ns: int) -> Session:
+    """The machine behind a client of either kind."""
+    reconnect_ns = None if reconnect_timeout_s is None else int(reconnect_timeout_s * 1e9)
+    client = name or f"danube-python/{danube.__version__} {socket.gethostname()}"
+    return Session(client=client, token=token, reconnect_timeout_ns=reconnect_ns, request_timeout_ns=timeout_ns)
+
+
+def seconds_as_ns(seconds: float, what: str) -> int:
+    if not 0 < seconds <= 86_400:
+        raise InvalidArgument(f"{what} of {seconds} s is not valid", hint="seconds above 0, at most a day")
+    return int(seconds * 1e9)
+
+
+def connect(
+    url: str = URL_DEFAULT,
+    *,
+    token: str = "",
+    name: str = "",
+    timeout: float = 30.0,
+    connect_timeout: float = 10.0,
+    reconnect_timeout: float | None = 60.0,
+) -> Client:
+    """A client for ``danube://host:port[,host:port]``, to be used in ``async with``.
+
+    ``timeout`` (seconds) bounds requests and sends.  After a lost connection the client dials again
+    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
+    """
+    return Client(
+        url,
+        token=token,
+        name=name,
+        timeout=timeout,
+        connect_timeout=connect_timeout,
+        reconnect_timeout=reconnect_timeout,
+    )

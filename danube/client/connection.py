@@ -1,0 +1,305 @@
+"""The asyncio shell: moves bytes between a socket and the session, and keeps a connection up.
+
+One receive buffer for the life of the connection; frames are read where they lie in it and what is
+kept is copied out once.  Output is gathered for a turn of the loop and written with one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from danube.client.address import Address
+from danube.client.dialling import closed_early, refused, tune_socket
+from danube.client.reply import Plan, Reply
+from danube.client.session import Session
+from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
+from danube.limits import FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S, RECEIVE_BUFFER_BYTES
+from danube.telemetry import events
+
+T = TypeVar("T")
+_telemetry = events("client")
+
+
+class Link(asyncio.BufferedProtocol):
+    """One socket's life."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._reason: DanubeError | None = None
+        self.transport: asyncio.Transport | None = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        tune_socket(transport.get_extra_info("socket"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._end += count
+        try:
+            self._start = self._session.received(self._view, self._start, self._end)
+        except DanubeError as error:
+            self.abort(error)
+            return
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > RECEIVE_BUFFER_BYTES:
+                self._resize(RECEIVE_BUFFER_BYTES)
+            return
+        wanted = self._session.wanted
+        if self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
+            self._make_room(wanted)
+
+    def _make_room(self, wanted: int) -> None:
+        """Move the incomplete frame to the front of a buffer that can hold all of it."""
+        if wanted > len(self._buffer):
+            self._resize(min(wanted, FRAME_BYTES_MAX))
+        else:
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+
+    def _resize(self, size: int) -> None:
+        rest = bytes(self._view[self._start : self._end])
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    def abort(self, error: DanubeError) -> None:
+        """Drop the connection because of what the broker sent."""
+        self._reason = error
+        if self.transport is not None:
+            self.transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        if self._reason is None:
+            self._reason = ConnectionFailed(
+                "the connection to the broker was lost", why=str(error or "the broker closed it")
+            )
+        self._session.disconnected(self._reason)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    @property
+    def reason(self) -> DanubeError | None:
+        return self._reason
+
+    def write(self, buffers: list[bytes]) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            if len(buffers) == 1:
+                self.transport.write(buffers[0])
+            else:
+                self.transport.writelines(buffers)
+
+
+class Connection:
+    """Keeps the session connected until closed: dials, greets, dials again with growing pauses."""
+
+    def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
+        self.session = session
+        self._addresses = addresses
+        self._connect_timeout_s = connect_timeout_s
+        self._link: Link | None = None
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        session.when_output = self.schedule_flush
+        session.when_timer = self._arm
+
+    async def open(self) -> None:
+        """Connect once, or raise what went wrong at the last address."""
+        await self._connect()
+        self._keeper = self._loop.create_task(self._keep(), name="danube client connection")
+
+    async def close(self) -> None:
+        """Write what is queued, as far as the broker takes it at once, and close the socket."""
+        self.flush()
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        link = self._link
+        if link is not None and link.transport is not None:
+            link.transport.close()
+            try:
+                await asyncio.wait_for(asyncio.shield(link.lost), 1.0)
+            except TimeoutError:
+                if link.transport is not None:
+                    link.transport.abort()
+        if self._keeper is not None:
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    # -- output and time ------------------------------------------------------------------------
+
+    def schedule_flush(self) -> None:
+        """Write at the end of this turn of the loop."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what is queued now."""
+        self._flush_scheduled = False
+        link = self._link
+        if link is not None:
+            output = self.session.take_output()
+            if output:
+                link.write(output)
+
+    def _arm(self) -> None:
+        moment_ns = self.session.next_timer_ns
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment_ns is not None:
+            delay_s = max(0.0, (moment_ns - self.session.now_ns()) / 1e9)
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.session.on_time()
+        if self._timer is None:
+            self._arm()
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    async def wait(self, reply: Reply) -> Any:
+        """The reply's value, or its error raised."""
+        if not reply.settled:
+            future: asyncio.Future[None] = self._loop.create_future()
+
+            def wake(_: Reply) -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            reply.when_settled(wake)
+            try:
+                await future
+            except asyncio.CancelledError:
+                reply.forget(wake)
+                raise
+        if reply.error is not None:
+            raise reply.error.with_traceback(None)
+        return reply.value
+
+    async def wait_within(self, reply: Reply, timeout_s: float | None, what: str) -> Any:
+        """Like wait(), but raise OperationTimeout after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.wait(reply)
+        except TimeoutError:
+            raise OperationTimeout(f"{what} took longer than {timeout_s:g} s") from None
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Carry out a plan: wait for each reply it yields and hand back value or error."""
+        return await _drive(plan, self.wait)
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        """Try every address once; raise the last failure."""
+        failure: DanubeError | None = None
+        for address in self._addresses:
+            try:
+                await self._connect_to(address)
+                return
+            except DanubeError as error:
+                failure = error
+        raise failure or ConnectionFailed("no broker address was given")
+
+    async def _connect_to(self, address: Address) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, link = await self._loop.create_connection(
+                    lambda: Link(self.session), address.host, address.port, family=socket.AF_UNSPEC
+                )
+        except (OSError, TimeoutError) as error:
+            raise refused(address, error) from None
+        self._link = link
+        self.session.connected()
+        self.flush()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                while not self.session.ready:
+                    if link.lost.done():
+                        raise closed_early(address, link.reason)
+                    await asyncio.wait([link.lost, self._welcome()], return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            link.abort(ConnectionFailed(f"the broker at {address} did not greet", hint="is this the native port?"))
+            raise link.reason or ConnectionFailed(str(address)) from None
+        except asyncio.CancelledError:
+            link.abort(ConnectionFailed("connecting was cancelled"))
+            raise
+
+    def _welcome(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def ready() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.session.when_ready = ready
+        return future
+
+    async def _keep(self) -> None:
+        """Dial again whenever the connection is lost, until the session gives up."""
+        while True:
+            link = self._link
+            if link is not None:
+                await asyncio.shield(link.lost)
+                _telemetry.warning("connection lost", reason=str(link.reason))
+            try:
+                await self._dial_until_connected()
+            except DanubeError as error:
+                self.session.fail(error)
+                return
+
+    async def _dial_until_connected(self) -> None:
+        last: DanubeError | None = None
+        while True:
+            try:
+                pause_ns = self.session.backoff_ns()
+            except ConnectionFailed as error:
+                error.why = str(last) if last is not None else error.why
+                raise
+            await asyncio.sleep(pause_ns / 1e9)
+            try:
+                await self._connect()
+                return
+            except DanubeError as error:
+                if not error.retryable:
+                    raise
+                last = error
+
+
+async def _drive(plan: Plan[T], wait: Callable[[Reply], Any]) -> T:
+    error: Exception | None = None
+    value: Any = None
+    try:
+        while True:
+            try:
+                reply = plan.send(value) if error is None else plan.throw(error)
+            except StopIteration as stop:
+                return cast(T, stop.value)
+            error = value = None
+            try:
+                value = await wait(reply)
+            except Exception as caught:
+                error = caught
+    finally:
+        plan.close()  # when the task was cancelled, what the plan opened is closed now

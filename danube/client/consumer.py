@@ -1,0 +1,146 @@
+"""The asyncio consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from danube.client.connection import Connection
+from danube.client.inbox import Inbox
+from danube.client.message import Batch, Message
+from danube.client.reply import all_settled
+from danube.client.setup import ConsumerOptions, open_consumer
+from danube.errors import ClosedError, InvalidArgument, OperationTimeout
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Consumer:
+    """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
+
+    def __init__(self, connection: Connection, options: ConsumerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._inbox: Inbox[Message, Batch] | None = None
+        self._closed = False
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def subscription(self) -> str:
+        return self._options.subscription
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def active(self) -> bool:
+        """False for a failover standby that was given no partition when it subscribed."""
+        return any(partition.active for partition in self._box.partitions)
+
+    @property
+    def _box(self) -> Inbox[Message, Batch]:
+        if self._inbox is None:
+            raise ClosedError(
+                "the consumer is closed" if self._closed else "the consumer is not open",
+                hint="use it in `async with client.consumer(...)`",
+            )
+        return self._inbox
+
+    async def open(self) -> Consumer:
+        """Subscribe to every partition; done by ``async with``."""
+        if self._inbox is None:
+            if self._closed:
+                raise ClosedError("the consumer is closed", hint="make a new one")
+            plan = open_consumer(self._connection.session, self._options, Message, Batch)
+            self._inbox = await self._connection.run(plan)
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        inbox = self._box
+        while True:
+            messages = inbox.messages
+            for message in messages:
+                yield message
+                if inbox.messages is not messages:
+                    break  # subscribed anew: the rest of that batch will come again
+            else:
+                await asyncio.sleep(0)  # let others run, even where messages never cease
+                if inbox.messages is messages and not inbox.advance():
+                    self._connection.flush()
+                    await self._connection.wait(inbox.arrival())
+
+    async def receive(self, timeout: float | None = None) -> Message:
+        """The next message; raise OperationTimeout when none comes within ``timeout`` seconds."""
+        inbox = self._box
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    for message in inbox.messages:
+                        return message
+                    if not inbox.advance():
+                        self._connection.flush()
+                        await self._connection.wait(inbox.arrival())
+        except TimeoutError:
+            raise OperationTimeout(f"no message came within {timeout:g} s") from None
+
+    async def batches(
+        self, max_records: int | None = None, max_wait: float | None = None
+    ) -> AsyncIterator[Batch]:
+        """Batches of at most ``max_records`` records of one partition.
+
+        With ``max_wait`` (seconds) a batch is handed out when it is full or its first record has
+        waited so long; without, as soon as there is one, and nothing is copied to join deliveries.
+        """
+        if max_records is not None and max_records < 1:
+            raise InvalidArgument(f"max_records must be at least 1, not {max_records}")
+        inbox = self._box
+        inbox.begin_batches(max_records)
+        wait_ns = int((max_wait or 0) * 1e9)
+        while True:
+            batch, due_ns = inbox.next_batch(max_records, wait_ns)
+            if batch is not None:
+                yield batch
+                await asyncio.sleep(0)
+                continue
+            self._connection.flush()
+            timeout_s = None if due_ns is None else (due_ns - self._connection.session.now_ns()) / 1e9
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connection.wait(inbox.arrival())
+            except TimeoutError:
+                continue
+
+    async def flush(self) -> None:
+        """Wait until the broker has stored every acknowledgement given so far."""
+        replies = self._box.synced()
+        self._connection.flush()
+        for reply in replies:
+            await self._connection.wait(reply)
+
+    async def close(self) -> None:
+        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers."""
+        inbox, self._inbox = self._inbox, None
+        self._closed = True
+        if inbox is not None:
+            replies = inbox.close()
+            self._connection.flush()
+            try:
+                await self._connection.wait_within(all_settled(replies), CLOSE_TIMEOUT_S, "closing the consumer")
+            except OperationTimeout:
+                return  # the connection's end closes it at the broker; its un-acked records come again
+
+    async def __aenter__(self) -> Consumer:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

@@ -1,0 +1,182 @@
+"""All partitions of one consumer as one stream: fair between partitions, in order within each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar
+
+from danube.client.message import BaseBatch, BaseMessage, Part, messages_of
+from danube.client.reply import Reply, settled_reply
+from danube.client.subscribing import PartitionConsumer
+from danube.errors import ClosedError
+from danube.limits import MIB
+
+BATCH_BYTES_SOFT: Final = 1 * MIB  # deliveries that wait are handed out together up to this size
+
+M = TypeVar("M", bound=BaseMessage)
+B = TypeVar("B", bound=BaseBatch)
+
+
+class Inbox(Generic[M, B]):
+    """What was delivered and not yet handed to the application.
+
+    ``messages`` is the batch that is being handed out one by one; it is replaced when the
+    subscription was made anew, because its records will come again.
+    """
+
+    def __init__(
+        self, topic: str, partitions: list[PartitionConsumer], message_cls: type[M], batch_cls: type[B]
+    ) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.closed = False
+        self.messages: Iterator[M] = iter(())
+        self._message_cls = message_cls
+        self._batch_cls = batch_cls
+        self._current: PartitionConsumer | None = None
+        self._ready: deque[PartitionConsumer] = deque()
+        self._ready_since_ns: dict[PartitionConsumer, int] = {}
+        self._rest: dict[PartitionConsumer, Part] = {}
+        self._waiter: Reply | None = None
+        for partition in partitions:
+            partition.when_ready = self._on_ready
+            partition.when_reset = self._on_reset
+
+    def _on_ready(self, partition: PartitionConsumer) -> None:
+        if partition.ready and partition not in self._ready_since_ns:
+            self._ready.append(partition)
+            self._ready_since_ns[partition] = partition.session.now_ns()
+        self._wake()
+
+    def _on_reset(self, partition: PartitionConsumer) -> None:
+        self._rest.pop(partition, None)
+        if self._ready_since_ns.pop(partition, None) is not None:
+            self._ready.remove(partition)
+        if self._current is partition:
+            self._current = None
+            self.messages = iter(())
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            waiter, self._waiter = self._waiter, None
+            waiter.resolve(None)
+
+    def arrival(self) -> Reply:
+        """Settles when something came, or a partition failed, or the consumer was closed."""
+        if self._waiter is None:
+            self._waiter = Reply()
+        return self._waiter
+
+    def check(self) -> None:
+        """Raise what ended the consumer."""
+        if self.closed:
+            raise ClosedError("the consumer is closed")
+        for partition in self.partitions:
+            if partition.failure is not None:
+                raise partition.failure.with_traceback(None)
+
+    # -- one by one -----------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Put the next batch into ``messages``; False when there is none."""
+        if self.closed or not self._ready:
+            self.check()
+            if not self._ready:
+                return False
+        partition = self._ready.popleft()
+        part = self._rest.pop(partition, None)
+        if part is None:
+            batch = partition.take()
+            part = Part(batch, 0, batch.record_count)
+        self._after_take(partition)
+        self._current = partition
+        self.messages = messages_of(self._message_cls, self.topic, partition, part)
+        return True
+
+    def _after_take(self, partition: PartitionConsumer) -> None:
+        """Queue the partition again, behind the others, while it has more."""
+        if partition.ready or partition in self._rest:
+            self._ready.append(partition)
+            self._ready_since_ns[partition] = partition.session.now_ns()
+        else:
+            self._ready_since_ns.pop(partition, None)
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def begin_batches(self, records_max: int | None) -> None:
+        """Go over to batches: what is left of ``messages`` comes first."""
+        message: Any = next(self.messages, None)
+        if message is not None and self._current is not None:
+            batch = message._source.batch
+            self._put_rest(self._current, Part(batch, message._index, batch.record_count))
+        self._current = None
+        self.messages = iter(())
+        if records_max is not None:
+            for partition in self.partitions:
+                partition.widen(2 * records_max)
+
+    def _put_rest(self, partition: PartitionConsumer, part: Part) -> None:
+        self._rest[partition] = part
+        if partition not in self._ready_since_ns:
+            self._ready.appendleft(partition)
+            self._ready_since_ns[partition] = partition.session.now_ns()
+
+    def next_batch(self, records_max: int | None, wait_ns: int) -> tuple[B | None, int | None]:
+        """The next batch that is full or has waited long enough, else (None, when one will have)."""
+        if self.closed or not self._ready:
+            self.check()
+        if wait_ns <= 0:
+            return (self._collect(self._ready[0], records_max) if self._ready else None), None
+        soonest: int | None = None
+        now_ns = self.partitions[0].session.now_ns()
+        for partition in self._ready:
+            due_ns = self._ready_since_ns[partition] + wait_ns
+            rest = self._rest.get(partition)
+            missing = (records_max or 1 << 62) - (rest.stop - rest.start if rest else 0)
+            if due_ns <= now_ns or missing <= 0 or partition.half_full(missing):
+                return self._collect(partition, records_max), None
+            soonest = due_ns if soonest is None else min(soonest, due_ns)
+        return None, soonest
+
+    def _collect(self, partition: PartitionConsumer, records_max: int | None) -> B:
+        parts: list[Part] = []
+        records = size = 0
+        rest = self._rest.pop(partition, None)
+        while rest is not None or partition.ready:
+            if rest is None:
+                if parts and size + partition.ready[0].header.size > BATCH_BYTES_SOFT and records_max is None:
+                    break
+                batch = partition.take()
+                size += batch.header.size
+                rest = Part(batch, 0, batch.record_count)
+            batch, start, stop = rest
+            if records_max is not None and records + stop - start > records_max:
+                middle = start + records_max - records
+                if middle > start:
+                    parts.append(Part(batch, start, middle))
+                self._rest[partition] = Part(batch, middle, stop)
+                break
+            parts.append(rest)
+            records += stop - start
+            rest = None
+            if records_max is not None and records >= records_max:
+                break
+        self._ready.remove(partition)
+        self._after_take(partition)
+        return self._batch_cls(self.topic, partition, parts)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def synced(self) -> list[Reply]:
+        """Settle when the broker has stored every acknowledgement given so far."""
+        return [partition.sync_acks() for partition in self.partitions]
+
+    def close(self) -> list[Reply]:
+        """Unsubscribe everywhere; acknowledgements given so far are sent first."""
+        if self.closed:
+            return [settled_reply()]
+        self.closed = True
+        replies = [partition.close() for partition in self.partitions]
+        self._wake()
+        return replies

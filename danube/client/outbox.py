@@ -1,0 +1,541 @@
+"""Between an application's records and a partition's batches: splitting, coalescing and the bound.
+
+The outbox of one producer.  Records sent one at a time gather in a *group* that leaves as one batch
+at the end of the turn, when it is full, or, while the broker is busy with earlier batches, when
+one of those is answered: the slower the broker, the larger the batches.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+
+from danube.client.ack import Ack
+from danube.client.publishing import Outgoing, PartitionProducer
+from danube.client.reply import Reply, all_settled, settled_reply
+from danube.clock import wall_us
+from danube.core.batch import Compression
+from danube.core.columns import encode, key_partitions
+from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
+from danube.limits import (
+    ATTRIBUTE_BYTES_MAX,
+    ATTRIBUTES_PER_RECORD_MAX,
+    BATCH_RECORDS_MAX,
+    KEY_BYTES_MAX,
+    MIB,
+)
+from danube.telemetry import events
+
+BATCH_BYTES: Final = 512 * 1024
+IN_FLIGHT_BYTES: Final = 16 * MIB
+UNANSWERED_BATCHES_HOLD: Final = 4  # while so many are out, a group waits to grow
+RECORD_OVERHEAD: Final = 8
+FAILURES_KEPT: Final = 100
+
+Attributes = Mapping[str, str]
+outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
+_telemetry = events("client")
+
+
+class Group:
+    """Records sent one at a time that leave together."""
+
+    __slots__ = ("attributes", "flushed", "keys", "parts", "payloads", "reported", "rows", "size", "withdrawn")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.keys: list[bytes | None] | None = None
+        self.attributes: list[Attributes | None] | None = None
+        self.size = 0
+        self.withdrawn: set[int] | None = None
+        self.reported = False  # someone has looked at an error of it
+        self.flushed: Reply | None = None  # settles when the group has left; made when someone waits
+        self.parts: list[Outgoing | DanubeError] = []
+        self.rows: list[tuple[int, int]] | None = None  # (part, row in it) of each record; None: one part
+
+    def outcome(self, index: int) -> Outgoing | DanubeError | None:
+        """The batch that holds record ``index``, once the group has left."""
+        if not self.parts:
+            return None
+        return self.parts[self.rows[index][0] if self.rows is not None else 0]
+
+    def row(self, index: int) -> int:
+        return self.rows[index][1] if self.rows is not None else index
+
+
+class SendFuture:
+    """The outcome of one send_nowait: ``done()``, ``result()``, ``exception()``."""
+
+    __slots__ = ("_group", "_index")
+
+    def __init__(self, group: Group, index: int) -> None:
+        self._group = group
+        self._index = index
+
+    def done(self) -> bool:
+        """Whether the broker has answered, or will not."""
+        outcome = self._group.outcome(self._index)
+        return outcome is not None and (not isinstance(outcome, Outgoing) or outcome.settled)
+
+    def exception(self) -> BaseException | None:
+        """The error, or None when the record was acknowledged; only when done()."""
+        outcome = self._group.outcome(self._index)
+        error = outcome
+        if isinstance(outcome, Outgoing) and outcome.settled:
+            error = outcome.error  # type: ignore[assignment]
+        if error is None or isinstance(error, DanubeError):
+            self._group.reported |= error is not None
+            if outcome is not None:
+                return error
+        raise InvalidArgument("the send is not answered yet", hint="await it, or flush() the producer first")
+
+    def _ack(self) -> Ack:
+        """The record's own Ack, or the error raised; only when done()."""
+        error = self.exception()
+        if error is not None:
+            raise error.with_traceback(None)
+        outcome = self._group.outcome(self._index)
+        batch: Ack = outcome.value  # type: ignore[union-attr]
+        offset = batch.offset + self._group.row(self._index)
+        return Ack(offset, batch.partition, batch.durability, batch.epoch, batch.duplicate, 1)
+
+    def __repr__(self) -> str:
+        return f"<SendFuture {'done' if self.done() else 'waiting'}>"
+
+
+class Outbox:
+    """All that one producer has not had answered yet, bounded by ``in_flight_bytes_max``."""
+
+    def __init__(
+        self,
+        topic: str,
+        name: str,
+        partitions: list[PartitionProducer],
+        *,
+        compression: str,
+        batch_bytes: int,
+        in_flight_bytes_max: int,
+    ) -> None:
+        if not 1024 <= batch_bytes <= 8 * MIB:
+            raise InvalidArgument(f"batch_bytes must be 1 KiB to 8 MiB, not {batch_bytes}")
+        if in_flight_bytes_max < batch_bytes:
+            raise InvalidArgument("max_in_flight_bytes must be at least batch_bytes")
+        self.topic = topic
+        self.name = name
+        self.partitions = partitions
+        self.batch_bytes = batch_bytes
+        self.in_flight_bytes_max = in_flight_bytes_max
+        self.in_flight_bytes = 0
+        self.in_flight_batches = 0
+        self.group: Group | None = None
+        self.record_bytes_max = min((one.max_record_bytes or 8 * MIB for one in partitions), default=8 * MIB)
+        self.closed = False
+        self.when_group: Callable[[], None] = _nothing  # a group was begun: flush it at the end of the turn
+        self._compression = _compression(compression)
+        self._next_partition = 0
+        self._room: Reply | None = None
+        self._held = False
+        self._unreported: list[tuple[Group, BaseException]] = []
+        for partition in partitions:
+            partition.when_settled = self._on_settled
+        outboxes.add(self)
+
+    # -- one record at a time -------------------------------------------------------------------
+
+    def add(self, payload: bytes, key: str | bytes | None, attributes: Attributes | None) -> tuple[Group, int]:
+        """Put a record into the group; return the group and the record's place in it."""
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        size = len(payload)
+        if size > self.record_bytes_max:
+            self._refuse_record(size)
+        group = self.group
+        if group is None or group.size + size > self.batch_bytes or len(group.payloads) >= BATCH_RECORDS_MAX:
+            group = self._begin_group()
+        payloads = group.payloads
+        index = len(payloads)
+        if key is not None or attributes is not None or group.keys is not None or group.attributes is not None:
+            size += self._add_extras(group, index, key, attributes)
+        payloads.append(payload)
+        group.size += size + RECORD_OVERHEAD
+        return group, index
+
+    def _begin_group(self) -> Group:
+        if self.closed:
+            raise ClosedError(f"the producer {self.name!r} is closed")
+        if self.group is not None:
+            self.flush_group()
+        if self.in_flight_bytes >= self.in_flight_bytes_max:
+            raise Overloaded(
+                f"{self.in_flight_bytes} bytes are not acknowledged yet",
+                why=f"max_in_flight_bytes is {self.in_flight_bytes_max}",
+                hint="call producer.ready() (awaited where it is async) before sending on",
+                limit=self.in_flight_bytes_max,
+            )
+        for partition in self.partitions:
+            if partition.failure is not None:
+                raise partition.failure.with_traceback(None)
+        self.group = group = Group()
+        self.when_group()
+        return group
+
+    def _add_extras(
+        self, group: Group, index: int, key: str | bytes | None, attributes: Attributes | None
+    ) -> int:
+        """Key and attributes of a record, checked now so that one bad record spoils no batch."""
+        size = 0
+        key_bytes = _key_bytes(key)
+        if key_bytes is not None:
+            size += len(key_bytes)
+        if attributes:
+            size += _attributes_size(attributes)
+            attributes = dict(attributes)
+        if key_bytes is not None and group.keys is None:
+            group.keys = [None] * index
+        if attributes and group.attributes is None:
+            group.attributes = [None] * index
+        if group.keys is not None:
+            group.keys.append(key_bytes)
+        if group.attributes is not None:
+            group.attributes.append(attributes)
+        return size
+
+    def withdraw(self, group: Group, index: int) -> bool:
+        """Take a record back that has not left yet; False when it may have been sent."""
+        if group is self.group:
+            group.withdrawn = group.withdrawn or set()
+            group.withdrawn.add(index)
+            return True
+        outcome = group.outcome(index)
+        if isinstance(outcome, Outgoing) and outcome.record_count == 1:
+            return outcome.partition.withdraw(outcome)
+        return False
+
+    def end_turn(self) -> None:
+        """Send the group, unless the broker is busy: then it grows until an answer comes."""
+        if self.group is not None:
+            if self.in_flight_batches >= UNANSWERED_BATCHES_HOLD * len(self.partitions):
+                self._held = True
+            else:
+                self.flush_group()
+
+    def flush_group(self) -> None:
+        """Send what was gathered."""
+        group, self.group = self.group, None
+        self._held = False
+        if group is None:
+            return
+        positions = None
+        if group.withdrawn is not None:
+            positions = [index for index in range(len(group.payloads)) if index not in group.withdrawn]
+            if not positions:
+                group.parts = [ClosedError("the send was cancelled")]
+        try:
+            self._send_group(group, positions)
+        except DanubeError as error:
+            group.parts = [error]
+            group.rows = None
+            self._note_failure(group, error)
+        if group.flushed is not None:
+            group.flushed.resolve(None)
+
+    def _send_group(self, group: Group, positions: list[int] | None) -> None:
+        payloads, keys, attributes = group.payloads, group.keys, group.attributes
+        count = len(payloads)
+        if positions is not None:
+            if not positions:
+                return
+            payloads = [payloads[one] for one in positions]
+            keys = None if keys is None else [keys[one] for one in positions]
+            attributes = None if attributes is None else [attributes[one] for one in positions]
+        elif keys is None or len(self.partitions) == 1:
+            partition = self.partitions[0] if len(self.partitions) == 1 else self._turn()
+            group.parts = [self._send(partition, payloads, keys, attributes, group)]
+            return
+        parts: list[Outgoing | DanubeError] = []
+        rows: list[tuple[int, int]] = [(0, 0)] * count
+        for partition, chosen in self._by_partition(len(payloads), keys):
+            indexes = range(len(payloads)) if chosen is None else chosen
+            for row, index in enumerate(indexes):
+                rows[index if positions is None else positions[index]] = (len(parts), row)
+            parts.append(
+                self._send(
+                    partition, _pick(payloads, chosen), _pick(keys, chosen), _pick(attributes, chosen), group
+                )
+            )
+        group.parts, group.rows = parts, rows
+
+    # -- many records ---------------------------------------------------------------------------
+
+    def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[Outgoing]:
+        """Send ``payloads`` batch by batch; the caller waits for room between two steps."""
+        self.flush_group()
+        payloads, count = _countable(payloads)
+        if keys is not None and len(keys) != count:
+            raise InvalidArgument(f"there are {len(keys)} keys for {count} records")
+        if isinstance(attributes, Mapping):
+            attributes = [attributes] * count
+        elif attributes is not None and len(attributes) != count:
+            raise InvalidArgument(f"there are {len(attributes)} attributes for {count} records")
+        start = 0
+        step = self._first_step(payloads, count)
+        while start < count:
+            if self.closed:
+                raise ClosedError(f"the producer {self.name!r} is closed")
+            stop = min(start + step, count)
+            chunk = _cut(payloads, start, stop)
+            size = _byte_size(chunk)
+            while size > 2 * self.batch_bytes and stop - start > 1:
+                stop = start + max(1, (stop - start) * self.batch_bytes // size)
+                chunk = _cut(payloads, start, stop)
+                size = _byte_size(chunk)
+            chunk_keys = None if keys is None else _key_list(keys[start:stop])
+            chunk_attributes = None if attributes is None else attributes[start:stop]
+            for partition, chosen in self._by_partition(stop - start, chunk_keys):
+                yield self._send(
+                    partition, _pick(chunk, chosen), _pick(chunk_keys, chosen), _pick(chunk_attributes, chosen)
+                )
+            wanted = (stop - start) * self.batch_bytes // max(size, 1)
+            step = max(1, min(wanted, BATCH_RECORDS_MAX))
+            start = stop
+
+    def _first_step(self, payloads: Any, count: int) -> int:
+        if count == 0:
+            return 1
+        sample = _cut(payloads, 0, min(count, 16))
+        mean = _byte_size(sample) // min(count, 16) + RECORD_OVERHEAD
+        return max(1, min(self.batch_bytes // mean, BATCH_RECORDS_MAX))
+
+    def _by_partition(
+        self, count: int, keys: list[bytes | None] | None
+    ) -> Iterator[tuple[PartitionProducer, list[int] | None]]:
+        """Partitions and the places of their records (None: all of them), in record order."""
+        if len(self.partitions) == 1:
+            yield self.partitions[0], None
+            return
+        if keys is None:
+            yield self._turn(), None
+            return
+        present = [key for key in keys if key is not None]
+        if len(present) == count:
+            places = key_partitions(present, len(self.partitions))
+        else:
+            keyed = np.fromiter((key is not None for key in keys), np.bool_, count)
+            places = np.full(count, self.partitions.index(self._turn()), np.int64)
+            if present:
+                places[keyed] = key_partitions(present, len(self.partitions))
+        order = np.argsort(places, kind="stable")
+        bounds = np.flatnonzero(np.diff(places[order])) + 1
+        for indexes in np.split(order, bounds):
+            chosen = indexes.tolist()
+            yield self.partitions[int(places[chosen[0]])], (None if len(chosen) == count else chosen)
+
+    def _turn(self) -> PartitionProducer:
+        partition = self.partitions[self._next_partition]
+        self._next_partition = (self._next_partition + 1) % len(self.partitions)
+        return partition
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _send(
+        self, partition: PartitionProducer, payloads: Any, keys: Any, attributes: Any, group: Group | None = None
+    ) -> Outgoing:
+        sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
+        encoded = encode(
+            payloads,
+            producer_name=self.name,
+            keys=keys,
+            attributes=attributes,
+            publish_time_us=wall_us(),
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            compression=self._compression,
+        )
+        outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
+        outgoing.group = group
+        self.in_flight_bytes += outgoing.size
+        self.in_flight_batches += 1
+        try:
+            partition.send(outgoing, producer_id, epoch, sequence)
+        except BaseException:
+            self.in_flight_bytes -= outgoing.size
+            self.in_flight_batches -= 1
+            raise
+        return outgoing
+
+    def _on_settled(self, outgoing: Outgoing) -> None:
+        self.in_flight_bytes -= outgoing.size
+        self.in_flight_batches -= 1
+        if outgoing.error is not None and outgoing.group is not None:
+            self._note_failure(outgoing.group, outgoing.error)
+        if self._held:
+            self.flush_group()
+        if self._room is not None and self.in_flight_bytes <= self.in_flight_bytes_max // 2:
+            room, self._room = self._room, None
+            room.resolve(None)
+
+    def _note_failure(self, group: Group, error: BaseException) -> None:
+        self._unreported.append((group, error))
+        del self._unreported[:-FAILURES_KEPT]
+
+    @property
+    def has_room(self) -> bool:
+        return self.in_flight_bytes < self.in_flight_bytes_max
+
+    def room(self) -> Reply:
+        """Settles when there is room for more; half of the bound is free then, if it was full."""
+        if self.has_room:
+            return settled_reply()
+        if self._room is None:
+            self._room = Reply()
+        return self._room
+
+    def emptied(self) -> Reply:
+        """Sends the group; settles when everything sent so far is answered."""
+        self.flush_group()
+        return all_settled([outgoing for partition in self.partitions for outgoing in partition.unanswered()])
+
+    def take_failures(self) -> list[BaseException]:
+        """Errors of send_nowait since the last call that nobody has looked at (at most the last 100)."""
+        failures, self._unreported = self._unreported, []
+        return [error for group, error in failures if not group.reported]
+
+    @property
+    def unanswered(self) -> int:
+        """Batches, and a group not yet sent, that the broker has not answered."""
+        return self.in_flight_batches + (self.group is not None)
+
+    def close(self) -> list[Reply]:
+        """Close the partitions; what is not answered fails."""
+        self.closed = True
+        self.flush_group()
+        return [partition.close() for partition in self.partitions]
+
+    def _refuse_record(self, size: int) -> None:
+        raise RecordTooLarge(
+            f"record of {size} bytes is too large",
+            why=f"the limit of topic {self.topic} is {self.record_bytes_max} bytes",
+            hint="send smaller records or raise the topic's max_record_bytes",
+            size=size,
+            limit=self.record_bytes_max,
+        )
+
+
+def warn_unflushed() -> None:
+    """At exit: say which producers were never closed and still hold records."""
+    for outbox in list(outboxes):
+        if not outbox.closed and outbox.unanswered:
+            _telemetry.warning(
+                "a producer was never closed and may have lost records; use it in a with block, or call close()",
+                topic=outbox.topic,
+                producer=outbox.name,
+                unanswered_batches=outbox.unanswered,
+            )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _compression(text: str) -> Compression:
+    try:
+        return Compression[text.upper()]
+    except (KeyError, AttributeError):
+        raise InvalidArgument(f"compression {text!r} is not known", hint="use none, lz4 or zstd") from None
+
+
+def _as_bytes(payload: Any) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise InvalidArgument(
+        f"a payload is bytes, not {type(payload).__name__}", hint="encode text first, for example with text.encode()"
+    )
+
+
+def _key_bytes(key: Any) -> bytes | None:
+    if key is None or type(key) is bytes:
+        encoded: bytes | None = key
+    elif isinstance(key, str):
+        try:
+            encoded = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument("key is not valid text", why=str(error)) from None
+    elif isinstance(key, bytearray | memoryview):
+        encoded = bytes(key)
+    else:
+        raise InvalidArgument(f"a key is text or bytes, not {type(key).__name__}")
+    if encoded is not None and len(encoded) > KEY_BYTES_MAX:
+        raise RecordTooLarge(f"key of {len(encoded)} bytes is too large", why=f"the limit is {KEY_BYTES_MAX}")
+    return encoded
+
+
+def _attributes_size(attributes: Attributes) -> int:
+    size = 0
+    try:
+        for name, value in attributes.items():
+            name_size, value_size = len(name.encode()), len(value.encode())
+            if name_size > 0xFFFF:
+                raise RecordTooLarge("attribute name is longer than 65535 bytes")
+            size += 6 + name_size + value_size
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidArgument("attributes are not valid", why=str(error), hint="they map text to text") from None
+    if len(attributes) > ATTRIBUTES_PER_RECORD_MAX or size > ATTRIBUTE_BYTES_MAX:
+        raise RecordTooLarge(
+            f"{len(attributes)} attributes of {size} bytes are too many",
+            why=f"limits are {ATTRIBUTES_PER_RECORD_MAX} and {ATTRIBUTE_BYTES_MAX} bytes",
+        )
+    return size
+
+
+def _key_list(keys: Any) -> list[bytes | None]:
+    if hasattr(keys, "to_pylist"):
+        keys = keys.to_pylist()
+    return [key if type(key) is bytes else _key_bytes(key) for key in keys]
+
+
+def _countable(payloads: Any) -> tuple[Any, int]:
+    """Payloads as something that can be cut: a list, a numpy array or a pyarrow array; and how many."""
+    if isinstance(payloads, str | bytes | bytearray | memoryview):
+        raise InvalidArgument("send_many takes a sequence of payloads", hint="use send() for a single one")
+    if isinstance(payloads, np.ndarray):
+        if payloads.dtype.kind in "SO" and payloads.ndim == 1:
+            payloads = payloads.tolist()
+    elif hasattr(payloads, "combine_chunks") and hasattr(payloads, "chunks"):
+        payloads = payloads.combine_chunks()
+    elif not isinstance(payloads, list) and not hasattr(payloads, "buffers"):
+        payloads = list(payloads)
+    return payloads, len(payloads)
+
+
+def _cut(payloads: Any, start: int, stop: int) -> Any:
+    return payloads[start:stop]
+
+
+def _byte_size(payloads: Any) -> int:
+    """Payload bytes of a chunk; errors in single payloads are left to the encoder."""
+    if isinstance(payloads, list):
+        try:
+            return sum(map(len, payloads))
+        except TypeError:
+            return 0
+    return int(payloads.nbytes)
+
+
+def _pick(values: Any, chosen: list[int] | None) -> Any:
+    """The values at these places, as the same kind of sequence."""
+    if values is None or chosen is None:
+        return values
+    if isinstance(values, list):
+        return [values[chosen[0]]] if len(chosen) == 1 else list(itemgetter(*chosen)(values))
+    return values[chosen] if isinstance(values, np.ndarray) else _take_arrow(values, chosen)
+
+
+def _take_arrow(values: Any, chosen: list[int]) -> Any:
+    import pyarrow
+
+    return values.take(pyarrow.array(chosen))

@@ -1,0 +1,444 @@
+"""The sending half of one partition: pipelined batches with sequences, answered once each.
+
+A batch is numbered when it is encoded and checked again when it is sent, because the epoch or the
+numbers may have changed in between; only then is it stamped anew (rare, and one copy of it).
+
+    opening   an OPEN_PRODUCER is on its way, or will be after a pause
+    open      batches go out as publish credit and the window allow
+    settling  a batch was refused: its number is missing from the log, so the rest cannot follow.
+              Wait for the answers to what is out, then open with a new epoch and send on.
+    closed, failed
+
+After a lost connection or a moved owner the producer resumes its epoch and sends every un-answered
+batch again, in order and with its old sequence: the broker answers what it has with the old offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from danube.client.ack import Ack
+from danube.client.reply import Reply
+from danube.client.session import Request, Session, Timer
+from danube.core import wire
+from danube.core.batch import BODY_CRC_START
+from danube.core.checksum import crc32c
+from danube.core.policy import Durability
+from danube.core.wire import FrameFlag, Kind
+from danube.errors import (
+    ClosedError,
+    ConnectionFailed,
+    DanubeError,
+    Fenced,
+    NotFound,
+    OperationTimeout,
+    OwnerMoved,
+    SequenceGap,
+)
+from danube.limits import DEDUP_BATCHES_PER_PRODUCER
+
+UNACKED_BATCHES_MAX: Final = DEDUP_BATCHES_PER_PRODUCER // 2
+_LEVELS: Final = tuple(level.label for level in sorted(Durability))
+
+# Where the numbers lie in the body, which starts at byte 36 of the batch.
+_PRODUCER: Final = struct.Struct("<QQ")
+_PRODUCER_POSITION: Final = 56 - BODY_CRC_START
+_EPOCH: Final = struct.Struct("<I")
+_EPOCH_POSITION: Final = 80 - BODY_CRC_START
+_BODY_CRC: Final = struct.Struct("<I")
+_BODY_CRC_POSITION: Final = 28
+
+
+class Outgoing(Reply):
+    """One batch on its way; settles with its Ack."""
+
+    __slots__ = (
+        "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "partition",
+        "producer_id", "record_count", "sent", "size",
+    )  # fmt: skip
+
+    def __init__(self, partition: PartitionProducer, head: bytes, body: bytes, record_count: int) -> None:
+        super().__init__()
+        self.partition = partition
+        self.head = head
+        self.body = body
+        self.record_count = record_count
+        self.size = wire.FRAME_HEADER_BYTES + len(head) + len(body)
+        self.base_sequence = 0
+        self.producer_id = 0
+        self.epoch = 0
+        self.correlation = 0  # 0: not out on this connection
+        self.sent = False  # under this epoch: it may be in the log, so its number is taken
+        self.deadline_ns = 0
+        self.group: Any = None  # whose records they are, where someone wants to be told
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        self.partition.on_published(self, flags, wire.decode_published(body))
+
+    def on_error(self, error: DanubeError) -> None:
+        self.partition.on_refused(self, error)
+
+
+class State(Enum):
+    OPENING = "opening"
+    OPEN = "open"
+    SETTLING = "settling"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class PartitionProducer:
+    """Sends batches to one partition, in order."""
+
+    def __init__(self, session: Session, name: str, partition: str, index: int, timeout_ns: int) -> None:
+        self.session = session
+        self.name = name
+        self.partition = partition
+        self.index = index
+        self.opened = Reply()  # settles with the first ProducerOpened
+        self.producer_id = 0
+        self.epoch = 0
+        self.max_record_bytes = 0
+        self.failure: DanubeError | None = None
+        self.when_settled: Callable[[Outgoing], None] | None = None
+        self._timeout_ns = timeout_ns
+        self._state = State.OPENING
+        self._handle = 0
+        self._sent_sequence = 0  # of the next batch to be sent
+        self._queue: deque[Outgoing] = deque()
+        self._unacked: deque[Outgoing] = deque()
+        self.last_error: BaseException | None = None
+        self._attempts = 0
+        self._retry: Timer | None = None
+        self._expiry: Timer | None = None
+
+    def start(self) -> None:
+        """Open on the session's connection, now or when there is one."""
+        self.session.register(self)
+        if self.session.ready:
+            self._open()
+
+    def unanswered(self) -> list[Outgoing]:
+        """Batches that are queued or out, in order."""
+        return [*self._unacked, *self._queue]
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next batch to be encoded will most likely have."""
+        if self._queue:
+            last = self._queue[-1]
+            return last.base_sequence + last.record_count
+        return self._sent_sequence
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def send(self, outgoing: Outgoing, producer_id: int, epoch: int, base_sequence: int) -> None:
+        """Queue a batch that was encoded with these numbers."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        outgoing.producer_id = producer_id
+        outgoing.epoch = epoch
+        outgoing.base_sequence = base_sequence
+        outgoing.deadline_ns = self.session.now_ns() + self._timeout_ns
+        self._queue.append(outgoing)
+        if self._expiry is None:
+            self._expiry = self.session.call_at(outgoing.deadline_ns, self._expire)
+        if self._state is State.OPEN:
+            self.transmit()
+
+    def transmit(self) -> None:
+        """Send what the window and the connection's publish credit allow."""
+        queue, unacked, session = self._queue, self._unacked, self.session
+        if self._state is not State.OPEN:
+            return
+        while queue and len(unacked) < UNACKED_BATCHES_MAX:
+            outgoing = queue[0]
+            if not session.take_credit(outgoing.size, self):
+                return
+            queue.popleft()
+            if (
+                outgoing.base_sequence != self._sent_sequence
+                or outgoing.epoch != self.epoch
+                or outgoing.producer_id != self.producer_id
+            ):
+                self._stamp(outgoing)
+            outgoing.correlation = session.publish(outgoing, self._handle, outgoing.head, outgoing.body)
+            outgoing.sent = True
+            unacked.append(outgoing)
+            self._sent_sequence += outgoing.record_count
+
+    def _stamp(self, outgoing: Outgoing) -> None:
+        """Give a batch the numbers that hold now."""
+        body = bytearray(outgoing.body)
+        _PRODUCER.pack_into(body, _PRODUCER_POSITION, self.producer_id, self._sent_sequence)
+        _EPOCH.pack_into(body, _EPOCH_POSITION, self.epoch)
+        outgoing.body = bytes(body)
+        head = bytearray(outgoing.head)
+        _BODY_CRC.pack_into(head, _BODY_CRC_POSITION, crc32c(outgoing.body))
+        outgoing.head = bytes(head)
+        outgoing.producer_id, outgoing.epoch = self.producer_id, self.epoch
+        outgoing.base_sequence = self._sent_sequence
+
+    def withdraw(self, outgoing: Outgoing) -> bool:
+        """Take back a batch that was not sent; False when it was, and its outcome is open."""
+        if outgoing.sent or outgoing not in self._queue:
+            return False
+        self._queue.remove(outgoing)
+        self._settle(outgoing, None, ClosedError("the send was cancelled before the batch was sent"))
+        return True
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def on_published(self, outgoing: Outgoing, flags: int, published: wire.Published) -> None:
+        self._take_from_unacked(outgoing)
+        statistics = self.session.statistics
+        statistics.batches_published += 1
+        statistics.records_published += outgoing.record_count
+        statistics.bytes_published += outgoing.size
+        duplicate = bool(flags & FrameFlag.DUPLICATE)
+        statistics.duplicates += duplicate
+        level = _LEVELS[published.level] if published.level < len(_LEVELS) else str(published.level)
+        self._settle(
+            outgoing,
+            Ack(published.base_offset, self.index, level, published.epoch, duplicate, outgoing.record_count),
+            None,
+        )
+        self.session.return_credit(outgoing.size)
+        self._after_answer()
+
+    def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
+        """An ERROR answered this batch: it is not in the log."""
+        if isinstance(error, OwnerMoved):
+            outgoing.correlation = 0
+            self._reopen()
+            self.session.return_credit(outgoing.size)
+            return
+        self._take_from_unacked(outgoing)
+        if isinstance(error, Fenced | NotFound):
+            self._settle(outgoing, None, error)
+            self.session.return_credit(outgoing.size)
+            self._fail(error)
+            return
+        if isinstance(error, SequenceGap) and self._state is State.SETTLING:
+            # It follows a refused batch; nothing is wrong with it but its number.
+            outgoing.correlation = 0
+            outgoing.sent = False
+            position = 0
+            while position < len(self._queue) and self._queue[position].base_sequence < outgoing.base_sequence:
+                position += 1
+            self._queue.insert(position, outgoing)
+        else:
+            self._settle(outgoing, None, error)
+            if self._state is State.OPEN:
+                self._state = State.SETTLING
+        self.session.return_credit(outgoing.size)
+        self._after_answer()
+
+    def _take_from_unacked(self, outgoing: Outgoing) -> None:
+        unacked = self._unacked
+        if unacked and unacked[0] is outgoing:
+            unacked.popleft()
+        else:
+            unacked.remove(outgoing)
+
+    def _after_answer(self) -> None:
+        if self._state is State.OPEN:
+            if self._queue:
+                self.transmit()
+        elif self._state is State.SETTLING and not self._unacked:
+            self._open_anew()
+
+    def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
+        if error is None:
+            outgoing.resolve(ack)
+        else:
+            self.session.statistics.send_failures += 1
+            outgoing.fail(error)
+        if self.when_settled is not None:
+            self.when_settled(outgoing)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Ask for the partition: anew, or to go on with the epoch that is held."""
+        self._state = State.OPENING
+        self._retry = None
+        if not self.session.ready:
+            return
+        self._handle = self.session.new_handle(self)
+        body = wire.OpenProducer(self.partition, self.name, self.producer_id, self.epoch)
+        request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
+        handle = self._handle
+        request.when_settled(lambda _: self._on_opened(request, handle))
+
+    def _open_anew(self) -> None:
+        """Start a new epoch: the old one's numbers have a hole."""
+        if self.session.ready:
+            self.session.drop_handle(self._handle)
+            self.session.send(wire.control_frame(Kind.CLOSE_PRODUCER, None, 0, self._handle))
+        self.producer_id = self.epoch = 0
+        self._open()
+
+    def _on_opened(self, request: Request, handle: int) -> None:
+        if handle != self._handle or self._state is not State.OPENING:
+            return
+        if request.error is not None:
+            self.session.drop_handle(handle)
+            self._on_open_failed(request.error)
+            return
+        opened: wire.ProducerOpened = request.value
+        self._attempts = 0
+        resumed = (opened.producer_id, opened.epoch) == (self.producer_id, self.epoch) and self.epoch != 0
+        self.producer_id, self.epoch = opened.producer_id, opened.epoch
+        self.max_record_bytes = opened.max_record_bytes
+        self._queue.extendleft(reversed(self._unacked))
+        self._unacked.clear()
+        for outgoing in self._queue:
+            outgoing.correlation = 0
+            outgoing.sent = outgoing.sent and resumed
+        first = self._queue[0].base_sequence if self._queue and self._queue[0].sent else self._sent_sequence
+        self._sent_sequence = min(first, opened.next_sequence) if resumed else opened.next_sequence
+        self._state = State.OPEN
+        self.opened.resolve(opened)
+        self.transmit()
+
+    def _on_open_failed(self, error: BaseException) -> None:
+        if not isinstance(error, DanubeError):
+            error = DanubeError("the producer could not be opened", why=str(error))
+        self.last_error = error
+        if not error.retryable:
+            self._fail(error)
+        elif self.session.ready:
+            self._reopen()
+        # Without a connection on_connected() comes when there is one.
+
+    def _reopen(self) -> None:
+        """Resume after a pause; what is out is sent again then."""
+        if self._retry is not None or self._state in (State.CLOSED, State.FAILED):
+            return
+        if self._state is State.SETTLING:
+            self.producer_id = self.epoch = 0
+        self._state = State.OPENING
+        self._give_up_handle()
+        pause_ns = self.session.pause_ns(self._attempts - 1) if self._attempts else 0
+        self._attempts += 1
+        self._retry = self.session.call_at(self.session.now_ns() + pause_ns, self._open)
+
+    def _give_up_handle(self) -> None:
+        """Nothing that was sent on the handle will be answered any more."""
+        self.session.drop_handle(self._handle)
+        for outgoing in list(self._unacked):
+            if outgoing.correlation:
+                self.session.forget(outgoing.correlation)
+                outgoing.correlation = 0
+                self.session.return_credit(outgoing.size)
+
+    # -- what the session tells -----------------------------------------------------------------
+
+    def on_connected(self) -> None:
+        if self._state not in (State.CLOSED, State.FAILED):
+            if self._retry is not None:
+                self._retry.cancel()
+            self._open()
+
+    def on_disconnected(self) -> None:
+        for outgoing in self._unacked:
+            outgoing.correlation = 0
+        if self._state is State.SETTLING:
+            self.producer_id = self.epoch = 0
+        if self._state not in (State.CLOSED, State.FAILED):
+            self._state = State.OPENING
+
+    def on_handle_closed(self, error: DanubeError) -> None:
+        if self._state in (State.CLOSED, State.FAILED):
+            return
+        if error.retryable:
+            self._reopen()
+        else:
+            self._give_up_handle()
+            self._fail(error)
+
+    def on_deliver(self, body: memoryview) -> None:
+        """A producer is sent no batches; a broker that does so is ignored."""
+
+    def on_session_failed(self, error: DanubeError) -> None:
+        self._fail(error)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def close(self) -> Reply:
+        """Close the handle; what is still queued fails.  Flush first."""
+        if self._state in (State.CLOSED, State.FAILED):
+            done = Reply()
+            done.resolve(None)
+            return done
+        opened = self._state in (State.OPEN, State.SETTLING)
+        handle = self._handle
+        self._end(State.CLOSED, ClosedError("the producer was closed before the batch was answered"))
+        if opened and self.session.ready:
+            return self.session.request(Kind.CLOSE_PRODUCER, None, handle=handle)
+        done = Reply()
+        done.resolve(None)
+        return done
+
+    def _fail(self, error: DanubeError) -> None:
+        if self._state not in (State.CLOSED, State.FAILED):
+            self._end(State.FAILED, error)
+
+    def _end(self, state: State, error: DanubeError) -> None:
+        self._state = state
+        self.failure = error if state is State.FAILED else ClosedError("the producer is closed")
+        for timer in (self._retry, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        left = [*self._unacked, *self._queue]
+        self._unacked.clear()
+        self._queue.clear()
+        self.session.unregister(self)
+        returned = 0
+        for outgoing in left:
+            if outgoing.correlation:
+                self.session.forget(outgoing.correlation)
+                returned += outgoing.size
+            self._settle(outgoing, None, self._lost(outgoing, error))
+        self.opened.fail(error)
+        if returned and self.session.ready:
+            self.session.return_credit(returned)
+
+    def _lost(self, outgoing: Outgoing, error: DanubeError) -> DanubeError:
+        if isinstance(error, ConnectionFailed) and outgoing.sent:
+            return ConnectionFailed(
+                error.what,
+                why=error.why,
+                hint="these records were sent; whether they are stored is not known",
+            )
+        return error
+
+    def _expire(self) -> None:
+        """Fail what took too long.  A batch that was sent keeps its place, so the numbers stay whole."""
+        self._expiry = None
+        now_ns = self.session.now_ns()
+        for outgoing in [*self._unacked, *self._queue]:
+            if outgoing.deadline_ns > now_ns or outgoing.settled:
+                continue
+            if outgoing.sent:
+                self.session.statistics.send_failures += 1
+                outgoing.fail(self._timeout("it was sent and not answered; whether it is stored is not known"))
+            else:
+                self._queue.remove(outgoing)
+                self._settle(outgoing, None, self._timeout("it was not sent"))
+        waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
+        if waiting:
+            self._expiry = self.session.call_at(min(waiting), self._expire)
+
+    def _timeout(self, why: str) -> OperationTimeout:
+        return OperationTimeout(
+            f"a batch for {self.partition} was not acknowledged within {self._timeout_ns / 1e9:g} s",
+            why=why,
+            hint="records that were sent are still stored at most once",
+            partition=self.partition,
+        )

@@ -1,0 +1,584 @@
+"""The client's end of the native protocol as a machine: bytes and time go in, bytes and settled replies come out.
+
+No socket, task or thread lives here.  A shell (asyncio or blocking) owns the socket and calls::
+
+    connected()                  a socket is open: HELLO is queued
+    received(view, start, end)   bytes came; returns how many were taken, the rest comes again
+    disconnected(error)          the socket is gone
+    take_output()                buffers to write, in order
+    next_timer_ns / on_time()    the next moment something must happen, and its coming
+
+What outlives a connection (producers, consumers, requests that may be repeated) is kept here, and
+opened again on the next one.  Everything is called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from danube.client.reply import Reply
+from danube.clock import monotonic_ns
+from danube.core import wire
+from danube.core.wire import Kind
+from danube.errors import (
+    ClosedError,
+    ConnectionFailed,
+    DanubeError,
+    LimitExceeded,
+    OperationTimeout,
+    Overloaded,
+    ProtocolError,
+)
+from danube.limits import CONTROL_BYTES_MAX, HANDLES_PER_CONNECTION_MAX, PUBLISH_CREDIT_BYTES
+from danube.telemetry import events
+
+BACKOFF_FIRST_NS = 50_000_000
+BACKOFF_LAST_NS = 2_000_000_000
+REQUESTS_MAX = 10_000
+
+_telemetry = events("client")
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Opened(Protocol):
+    """What a handle belongs to: a producer or consumer of one partition."""
+
+    def on_connected(self) -> None:
+        """The connection is ready; open yourself on it."""
+
+    def on_disconnected(self) -> None:
+        """The connection is gone; the session will be back or fail."""
+
+    def on_handle_closed(self, error: DanubeError) -> None:
+        """The broker closed the handle."""
+
+    def on_deliver(self, body: memoryview) -> None:
+        """Batches came; raise to drop the connection."""
+
+    def on_session_failed(self, error: DanubeError) -> None:
+        """There will be no further connection."""
+
+
+class Awaited(Protocol):
+    """What a correlation belongs to."""
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None: ...
+
+    def on_error(self, error: DanubeError) -> None: ...
+
+
+class Sender(Protocol):
+    """A producer that waits for publish credit."""
+
+    def transmit(self) -> None: ...
+
+
+class Timer:
+    """A moment at which ``action`` is called, unless cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+class Request(Reply):
+    """A control frame and its answer, decoded by ``kind``."""
+
+    __slots__ = ("_answer", "body", "correlation", "handle", "kind", "repeatable", "timer")
+
+    def __init__(self, kind: int, body: Any, handle: int, repeatable: bool, answer: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self.body = body
+        self.handle = handle
+        self.repeatable = repeatable
+        self.correlation = 0
+        self.timer: Timer | None = None
+        self._answer = answer
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if kind == Kind.RESULT:
+            self.resolve(wire.decode_result(body))
+        elif self._answer is not None and kind == self._answer[0]:
+            self.resolve(wire.decode_control(body, self._answer[1]))
+        else:
+            raise ProtocolError(f"answer of kind {kind} does not fit the request of kind {self.kind}")
+
+    def on_error(self, error: DanubeError) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.fail(error)
+
+
+_ANSWERS: dict[int, tuple[int, type]] = {
+    Kind.OPEN_PRODUCER: (Kind.PRODUCER_OPENED, wire.ProducerOpened),
+    Kind.SUBSCRIBE: (Kind.SUBSCRIBED, wire.Subscribed),
+}
+
+
+class Statistics:
+    """Counters of one client since it was made."""
+
+    __slots__ = (
+        "batches_delivered", "batches_published", "bytes_delivered", "bytes_published", "connections",
+        "damaged_batches", "duplicates", "records_delivered", "records_published", "send_failures",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    batches_delivered: int
+    batches_published: int
+    bytes_delivered: int
+    bytes_published: int
+    connections: int
+    damaged_batches: int
+    duplicates: int
+    records_delivered: int
+    records_published: int
+    send_failures: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Session:
+    """One client's state over all its connections, of which there is at most one at a time."""
+
+    def __init__(
+        self,
+        *,
+        client: str = "",
+        token: str = "",
+        reconnect_timeout_ns: int | None = 60_000_000_000,
+        request_timeout_ns: int = 30_000_000_000,
+        now_ns: Callable[[], int] = monotonic_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.now_ns = now_ns
+        self.ready = False
+        self.welcome = wire.Welcome()
+        self.failure: DanubeError | None = None
+        self.statistics = Statistics()
+        self.request_timeout_ns = request_timeout_ns
+        self.when_output: Callable[[], None] = _nothing
+        self.when_timer: Callable[[], None] = _nothing
+        self.when_ready: Callable[[], None] = _nothing
+        self.publish_credit = 0
+        self._hello = wire.Hello(client=client, token=token)
+        self._reconnect_timeout_ns = reconnect_timeout_ns
+        self._jitter = jitter
+        self._open = False
+        self._decoder = wire.FrameDecoder()
+        self._output: list[bytes] = []
+        self._awaited: dict[int, Awaited] = {}
+        self._handles: dict[int, Opened] = {}
+        self._opened: dict[Opened, None] = {}
+        self._waiting: dict[Request, None] = {}
+        self._credit_queue: deque[Sender] = deque()
+        self._credit_whole = 0
+        self._served: Sender | None = None
+        self._dirty: dict[Any, None] = {}
+        self._correlations = itertools.count(1)
+        self._handle_numbers = itertools.count(1)
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._timer_order = itertools.count()
+        self._lost_since_ns = -1
+        self._attempts = 0
+        self.process = os.getpid()
+        _sessions.add(self)
+
+    # -- what a shell calls ---------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame that is incomplete: the receive buffer must hold as many."""
+        return self._decoder.wanted
+
+    def connected(self) -> None:
+        """A socket is open; greet."""
+        self._open = True
+        self._decoder = wire.FrameDecoder()
+        self._output.clear()
+        self._write(wire.control_frame(Kind.HELLO, self._hello))
+
+    def received(self, view: memoryview, start: int, end: int) -> int:
+        """Take the frames in ``view[start:end]``; return the position after the last whole one.
+
+        Raises DanubeError when the peer broke the protocol or bytes are damaged: the shell then
+        closes the socket and calls disconnected() with that error.
+        """
+        decoder = self._decoder
+        for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
+            body = view[body_start:body_end]
+            if kind == Kind.PUBLISHED:
+                awaited = self._awaited.pop(correlation, None)
+                if awaited is not None:
+                    awaited.on_answer(kind, flags, body)
+            elif kind == Kind.DELIVER:
+                opened = self._handles.get(handle)
+                if opened is not None:
+                    opened.on_deliver(body)
+            else:
+                self._on_control(kind, flags, correlation, handle, body)
+        return decoder.position
+
+    def disconnected(self, error: DanubeError) -> None:
+        """The socket is gone: requests that must not be repeated fail, the rest waits for the next one."""
+        if not self._open:
+            return
+        self._open = self.ready = False
+        if self._lost_since_ns < 0:
+            self._lost_since_ns = self.now_ns()
+        self._output.clear()
+        self._handles.clear()
+        self._credit_queue.clear()
+        awaited, self._awaited = self._awaited, {}
+        for one in awaited.values():
+            if isinstance(one, Request):
+                self._keep_or_fail(one, error)
+        for opened in list(self._opened):
+            opened.on_disconnected()
+
+    def take_output(self) -> list[bytes]:
+        """Buffers to write, in order; acknowledgements that were merged meanwhile go along."""
+        if self._dirty:
+            self.flush_acks()
+        output = self._output
+        if output:
+            self._output = []
+        return output
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output or self._dirty)
+
+    def backoff_ns(self) -> int:
+        """How long to wait before the next attempt to connect; raises when it is time to give up."""
+        waited_ns = self.now_ns() - self._lost_since_ns if self._lost_since_ns >= 0 else 0
+        if self._reconnect_timeout_ns is not None and waited_ns >= self._reconnect_timeout_ns:
+            raise ConnectionFailed(
+                f"the broker was not reached again for {waited_ns / 1e9:.0f} s",
+                why="reconnect_timeout has passed",
+                hint="check the broker, then make a new client",
+            )
+        self._attempts += 1
+        return self.pause_ns(self._attempts - 1)
+
+    def pause_ns(self, attempt: int) -> int:
+        """A pause before attempt 0, 1, ...: random in the upper half of 50 ms * 2**attempt, at most 2 s."""
+        bound = min(BACKOFF_FIRST_NS << min(attempt, 10), BACKOFF_LAST_NS)
+        return int(bound * (0.5 + self._jitter() / 2))
+
+    def fail(self, error: DanubeError) -> None:
+        """End for good: everything that waits fails with ``error``, and so does every later call."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.ready = self._open = False
+        self._output.clear()
+        requests = [one for one in self._awaited.values() if isinstance(one, Request)]
+        requests += self._waiting
+        self._awaited.clear()
+        self._waiting.clear()
+        for opened in list(self._opened):
+            opened.on_session_failed(error)
+        for request in requests:
+            request.on_error(error)
+
+    def abandon(self, error: DanubeError) -> None:
+        """Refuse every later call with ``error`` and write nothing more; nobody is told."""
+        self.failure = error
+        self.ready = self._open = False
+        self._output = []
+        self._dirty = {}
+
+    def check_usable(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    # -- time -----------------------------------------------------------------------------------
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """Moment on the monotonic clock of the first live timer."""
+        timers = self._timers
+        while timers and timers[0][2].action is None:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def call_at(self, moment_ns: int, action: Callable[[], None]) -> Timer:
+        """Call ``action`` from on_time() once ``moment_ns`` has come."""
+        timer = Timer(action)
+        heapq.heappush(self._timers, (moment_ns, next(self._timer_order), timer))
+        if self._timers[0][2] is timer:
+            self.when_timer()
+        return timer
+
+    def on_time(self) -> None:
+        """Run what is due."""
+        now_ns = self.now_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)[2]
+            action, timer.action = timer.action, None
+            if action is not None:
+                action()
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def request(
+        self, kind: int, body: Any, *, handle: int = 0, repeatable: bool = True, timeout_ns: int | None = None
+    ) -> Request:
+        """Send a control frame; the reply settles with the decoded answer.
+
+        A ``repeatable`` one without a handle waits for a connection and is sent again after a loss.
+        """
+        self.check_usable()
+        if len(self._waiting) >= REQUESTS_MAX:
+            raise Overloaded("too many requests are waiting for the broker", limit=REQUESTS_MAX)
+        request = Request(kind, body, handle, repeatable and handle == 0, _ANSWERS.get(kind))
+        timeout_ns = self.request_timeout_ns if timeout_ns is None else timeout_ns
+        request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
+        if self.ready:
+            self._transmit(request)
+        elif handle == 0:
+            self._waiting[request] = None
+        else:
+            request.on_error(ConnectionFailed("the connection to the broker is down"))
+        return request
+
+    def await_ack(self, handle: int, ranges: bytes, flags: int) -> Request:
+        """Send an ACK that is answered."""
+        request = Request(Kind.ACK, None, handle, False, None)
+        request.correlation = self.next_correlation()
+        timeout_ns = self.request_timeout_ns
+        request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
+        self._awaited[request.correlation] = request
+        self._write(wire.ack_frame(handle, ranges, request.correlation, flags))
+        return request
+
+    def admin(self, op: str, partition: str = "", *, repeatable: bool = True, **arguments: Any) -> Request:
+        """An ADMIN request."""
+        return self.request(Kind.ADMIN, wire.Admin(op, partition, arguments), repeatable=repeatable)
+
+    def _transmit(self, request: Request) -> None:
+        frame = wire.control_frame(request.kind, request.body, 0, request.handle)
+        if len(frame) - wire.FRAME_HEADER_BYTES > CONTROL_BYTES_MAX:
+            request.on_error(ProtocolError("request is too large", why=f"the limit is {CONTROL_BYTES_MAX} bytes"))
+            return
+        request.correlation = self.next_correlation()
+        self._awaited[request.correlation] = request
+        self._write(wire.control_frame(request.kind, request.body, request.correlation, request.handle))
+
+    def _expire(self, request: Request, timeout_ns: int) -> None:
+        self._awaited.pop(request.correlation, None)
+        self._waiting.pop(request, None)
+        why = "the broker did not answer" if request.correlation else "there was no connection to a broker"
+        request.fail(
+            OperationTimeout(
+                f"{Kind(request.kind).name} took longer than {timeout_ns / 1e9:g} s",
+                why=why,
+                hint="whether it was done is not known; ask again",
+            )
+        )
+
+    def _keep_or_fail(self, request: Request, error: DanubeError) -> None:
+        if request.repeatable:
+            request.correlation = 0
+            self._waiting[request] = None
+        else:
+            request.on_error(
+                ConnectionFailed(
+                    f"the connection was lost before {Kind(request.kind).name} was answered",
+                    why=str(error),
+                    hint="whether it was done is not known; look before doing it again",
+                )
+            )
+
+    # -- what producers and consumers call -------------------------------------------------------
+
+    def register(self, opened: Opened) -> None:
+        """Tell ``opened`` of connections until it is unregistered."""
+        self.check_usable()
+        if len(self._opened) >= HANDLES_PER_CONNECTION_MAX:
+            raise LimitExceeded(
+                "too many producers and consumers are open",
+                why=f"the limit is {HANDLES_PER_CONNECTION_MAX} partitions on a connection",
+                hint="close some, or use a second client",
+            )
+        self._opened[opened] = None
+
+    def unregister(self, opened: Opened) -> None:
+        self._opened.pop(opened, None)
+        self._dirty.pop(opened, None)
+        for number in [number for number, owner in self._handles.items() if owner is opened]:
+            del self._handles[number]
+
+    def new_handle(self, opened: Opened) -> int:
+        """A handle number that was never used on this connection, so that late frames cannot be mistaken."""
+        number = next(self._handle_numbers) & 0xFFFFFFFF or next(self._handle_numbers)
+        self._handles[number] = opened
+        return number
+
+    def drop_handle(self, number: int) -> None:
+        self._handles.pop(number, None)
+
+    def next_correlation(self) -> int:
+        number = next(self._correlations) & 0xFFFFFFFF
+        while number == 0 or number in self._awaited:
+            number = next(self._correlations) & 0xFFFFFFFF
+        return number
+
+    def send(self, *buffers: bytes) -> None:
+        """Queue bytes for the socket; only while ``ready``."""
+        for one in buffers:
+            self._write(one)
+
+    def publish(self, awaited: Awaited, handle: int, head: bytes, body: bytes) -> int:
+        """Queue a PUBLISH frame; return its correlation.  The caller took publish_credit before."""
+        correlation = self.next_correlation()
+        self._awaited[correlation] = awaited
+        size = len(head) + len(body)
+        header = wire.frame_header(Kind.PUBLISH, size, correlation, handle)
+        if size < 16_384:
+            self._write(header + head + body)
+        else:
+            self._write(header + head)
+            self._output.append(body)
+        return correlation
+
+    def forget(self, correlation: int) -> None:
+        """An answer is no longer waited for."""
+        self._awaited.pop(correlation, None)
+
+    def take_credit(self, size_bytes: int, sender: Sender) -> bool:
+        """Take publish credit, or queue ``sender`` to be called when some came back.
+
+        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
+        larger than the whole credit goes out when nothing else is in flight.
+        """
+        credit = self.publish_credit
+        first = not self._credit_queue or self._served is sender
+        if first and (size_bytes <= credit or credit == self._credit_whole):
+            self.publish_credit = credit - size_bytes
+            return True
+        if self._served is sender:
+            self._credit_queue.appendleft(sender)
+            self._served = None
+        elif sender not in self._credit_queue:
+            self._credit_queue.append(sender)
+        return False
+
+    def return_credit(self, size_bytes: int) -> None:
+        """A PUBLISH was answered."""
+        self.publish_credit += size_bytes
+        queue = self._credit_queue
+        while queue:
+            self._served = sender = queue.popleft()
+            sender.transmit()
+            blocked = self._served is None
+            self._served = None
+            if blocked:
+                return
+
+    def mark_dirty(self, consumer: Any) -> None:
+        """``consumer.write_acks()`` is called before the next output is taken."""
+        if not self._dirty:
+            self._dirty[consumer] = None
+            self.when_output()
+        else:
+            self._dirty[consumer] = None
+
+    def flush_acks(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for consumer in dirty:
+            consumer.write_acks()
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        output = self._output
+        output.append(frame)
+        if len(output) == 1:
+            self.when_output()
+
+    def _on_control(self, kind: int, flags: int, correlation: int, handle: int, body: memoryview) -> None:
+        if not self.ready:
+            self._on_handshake(kind, body)
+        elif kind == Kind.ERROR:
+            self._on_error(correlation, handle, wire.decode_error(body))
+        elif correlation:
+            awaited = self._awaited.pop(correlation, None)
+            if awaited is not None:
+                awaited.on_answer(kind, flags, body)
+        elif kind < 32:
+            raise ProtocolError(f"the broker sent a frame of kind {kind}")
+
+    def _on_handshake(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.ERROR:
+            raise wire.decode_error(body)
+        if kind != Kind.WELCOME:
+            raise ProtocolError(f"the broker greeted with a frame of kind {kind}", hint="is this Danube's native port?")
+        welcome = wire.decode_control(body, wire.Welcome)
+        if welcome.version not in self._hello.versions:
+            raise ProtocolError(f"the broker chose protocol version {welcome.version}, which was not offered")
+        self.welcome = welcome
+        self.publish_credit = self._credit_whole = welcome.publish_credit_bytes or PUBLISH_CREDIT_BYTES
+        self.ready = True
+        if self.statistics.connections:
+            waited_ms = (self.now_ns() - self._lost_since_ns) // 1_000_000 if self._lost_since_ns >= 0 else 0
+            _telemetry.info("connected again", broker=welcome.broker, away_ms=waited_ms)
+        self.statistics.connections += 1
+        self._lost_since_ns = -1
+        self._attempts = 0
+        waiting, self._waiting = self._waiting, {}
+        for opened in list(self._opened):
+            opened.on_connected()
+        for request in waiting:
+            self._transmit(request)
+        self.when_ready()
+
+    def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
+        if correlation:
+            awaited = self._awaited.pop(correlation, None)
+            if awaited is not None:
+                awaited.on_error(error)
+        elif handle:
+            opened = self._handles.pop(handle, None)
+            if opened is not None:
+                opened.on_handle_closed(error)
+        else:
+            raise error
+
+
+def _nothing() -> None:
+    pass
+
+
+def _after_fork_in_child() -> None:
+    """The child shares the parent's sockets; a byte from it would ruin the parent's stream."""
+    for session in list(_sessions):
+        session.abandon(
+            ClosedError(
+                "this client was made before a fork",
+                why=f"process {session.process} owns its connection",
+                hint="make a new client in the child process",
+            )
+        )
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

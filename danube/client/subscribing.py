@@ -1,0 +1,357 @@
+"""The receiving half of one partition: credit, prefetched batches, and acknowledgements merged into ranges.
+
+Credit is counted as the broker counts it: a delivery takes its records and the bytes of its
+batches.  When half of the window was taken by the application the broker gets it back in one frame.
+Without a fixed ``prefetch_records`` the window starts small and doubles while the application
+empties half of it in less than a second, so slow handlers do not hoard records that others could
+have had, and fast ones never wait.
+
+After a lost connection or a moved owner the consumer subscribes again under the same name:
+batches that were prefetched and not yet handed out are dropped (the broker sends them again),
+acknowledgements that were not sent are kept and sent then.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from danube.client.received import ReceivedBatch, ranges_of, take_batch
+from danube.client.reply import Reply, settled_reply
+from danube.client.session import Request, Session, Timer
+from danube.core import wire
+from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
+from danube.errors import ClosedError, Damage, DanubeError
+
+ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
+RANGES_PER_FRAME: Final = 4096
+WINDOW_FIRST: Final = 256
+WINDOW_MAX: Final = 262_144
+GROW_BELOW_NS: Final = 1_000_000_000
+SHRINK_ABOVE_NS: Final = 5_000_000_000
+_RANGE: Final = struct.Struct("<QQ")
+
+
+class PartitionConsumer:
+    """Receives the batches of one partition for one consumer."""
+
+    def __init__(
+        self, session: Session, body: wire.Subscribe, index: int, reliable: bool, adaptive: bool
+    ) -> None:
+        self.session = session
+        self.partition = body.partition
+        self.index = index
+        self.opened = Reply()  # settles with the first Subscribed
+        self.ready: deque[ReceivedBatch] = deque()
+        self.ready_records = 0
+        self.ready_bytes = 0
+        self.active = True
+        self.failure: DanubeError | None = None
+        self.when_ready: Callable[[PartitionConsumer], None] = _nothing
+        self.when_reset: Callable[[PartitionConsumer], None] = _nothing
+        self._body = body
+        self._reliable = reliable
+        self._adaptive = adaptive
+        self._handle = 0
+        self._subscribed = False
+        self._closed = False
+        self._window_records = body.credit_records
+        self._taken_records = 0
+        self._taken_bytes = 0
+        self._replenished_ns = 0
+        self.last_error: BaseException | None = None
+        self._attempts = 0
+        self._retry: Timer | None = None
+        self._ack_start = 0  # one open range; equal: none
+        self._ack_end = 0
+        self._acked: list[int] = []
+        self._acked_ranges: list[tuple[int, int]] = []
+        self._nacked: list[tuple[list[tuple[int, int]], int, str]] = []
+        self._dirty = False
+        self._last_range: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Subscribe on the session's connection, now or when there is one."""
+        self.session.register(self)
+        if self.session.ready:
+            self._open()
+
+    # -- deliveries -----------------------------------------------------------------------------
+
+    def on_deliver(self, body: memoryview) -> None:
+        delivery = wire.decode_delivery(body)
+        position, end = DELIVERY_BYTES, len(body)
+        statistics = self.session.statistics
+        ready = self.ready
+        while position < end:
+            try:
+                batch = take_batch(body, position, delivery.redelivery_count)
+            except Damage:
+                statistics.damaged_batches += 1
+                raise
+            size = batch.header.size
+            position += size
+            statistics.batches_delivered += 1
+            statistics.records_delivered += batch.record_count
+            statistics.bytes_delivered += size
+            ready.append(batch)
+            self.ready_records += batch.record_count
+            self.ready_bytes += size
+        self.when_ready(self)
+
+    def take(self) -> ReceivedBatch:
+        """Hand the oldest batch to the application and give its credit back; only when one is ``ready``."""
+        batch = self.ready.popleft()
+        self.ready_records -= batch.record_count
+        self.ready_bytes -= batch.header.size
+        self._taken_records += batch.record_count
+        self._taken_bytes += batch.header.size
+        if 2 * self._taken_records >= self._window_records or 2 * self._taken_bytes >= self._body.credit_bytes:
+            self._replenish()
+        return batch
+
+    def _replenish(self) -> None:
+        if not self._subscribed:
+            return
+        records, size_bytes = self._taken_records, self._taken_bytes
+        if self._adaptive:
+            records += self._adapt()
+        self._taken_bytes = 0
+        self._taken_records = min(records, 0)
+        if records > 0 or size_bytes > 0:
+            self.session.send(wire.credit_frame(self._handle, max(records, 0), size_bytes))
+
+    def half_full(self, records: int) -> bool:
+        """Whether ``records`` are here, or as many as credit lets come."""
+        return (
+            self.ready_records >= min(records, self._window_records // 2)
+            or 2 * self.ready_bytes >= self._body.credit_bytes
+        )
+
+    def widen(self, records: int) -> None:
+        """Let at least so many records come, where the window is not fixed."""
+        more = min(records, WINDOW_MAX) - self._window_records
+        if self._adaptive and more > 0:
+            self._window_records += more
+            if self._subscribed:
+                self.session.send(wire.credit_frame(self._handle, more, 0))
+
+    def _adapt(self) -> int:
+        """Change the window to fit the pace of the application; return by how much."""
+        now_ns = self.session.now_ns()
+        elapsed_ns = now_ns - self._replenished_ns
+        self._replenished_ns = now_ns
+        window = self._window_records
+        if elapsed_ns < GROW_BELOW_NS and 2 * self._taken_records >= window:
+            self._window_records = min(2 * window, WINDOW_MAX)
+        elif elapsed_ns > SHRINK_ABOVE_NS:
+            self._window_records = max(window // 2, WINDOW_FIRST)
+        return self._window_records - window
+
+    # -- acknowledgements -----------------------------------------------------------------------
+
+    def ack(self, offset: int) -> None:
+        """Acknowledge one record; sent with others at the end of the turn."""
+        if offset == self._ack_end and self._ack_end != self._ack_start:
+            self._ack_end = offset + 1
+            return
+        if not self._reliable:
+            return
+        if self._ack_end != self._ack_start:
+            self._close_range()
+        self._ack_start, self._ack_end = offset, offset + 1
+        if not self._dirty:
+            self._mark_dirty()
+
+    def ack_ranges(self, ranges: list[tuple[int, int]]) -> None:
+        """Acknowledge half-open offset ranges."""
+        if not self._reliable:
+            return
+        self._acked_ranges += ranges
+        if len(self._acked_ranges) >= ACKED_OFFSETS_MAX:
+            self._merge()
+        if not self._dirty:
+            self._mark_dirty()
+
+    def _close_range(self) -> None:
+        start, end = self._ack_start, self._ack_end
+        if end - start == 1:
+            self._acked.append(start)
+            if len(self._acked) >= ACKED_OFFSETS_MAX:
+                self._merge()
+        else:
+            self._acked_ranges.append((start, end))
+        self._ack_start = self._ack_end = 0
+
+    def nack(self, ranges: list[tuple[int, int]], delay_ms: int, reason: str) -> None:
+        """Give records back, to be delivered again after ``delay_ms`` (-1: the policy's delay)."""
+        if not self._reliable:
+            return
+        nacked = self._nacked
+        if nacked and nacked[-1][1:] == (delay_ms, reason) and len(nacked[-1][0]) < RANGES_PER_FRAME:
+            nacked[-1][0].extend(ranges)
+        else:
+            nacked.append((list(ranges), delay_ms, reason))
+        if not self._dirty:
+            self._mark_dirty()
+
+    def _mark_dirty(self) -> None:
+        self._dirty = True
+        if self._subscribed:
+            self.session.mark_dirty(self)
+
+    def _merge(self) -> None:
+        """Fold what is pending into few ranges; while disconnected they are all that is kept."""
+        ranges = self._acked_ranges
+        if self._acked:
+            ranges += ranges_of(np.array(self._acked, np.int64))
+            self._acked = []
+        ranges.sort()
+        merged: list[tuple[int, int]] = []
+        last_start, last_end = ranges[0] if ranges else (0, 0)
+        for start, end in ranges[1:]:
+            if start <= last_end:
+                last_end = max(end, last_end)
+            else:
+                merged.append((last_start, last_end))
+                last_start, last_end = start, end
+        if ranges:
+            merged.append((last_start, last_end))
+        self._acked_ranges = merged
+        if len(merged) >= ACKED_OFFSETS_MAX and self._subscribed:
+            self._write_ranges()
+
+    def write_acks(self) -> None:
+        """Queue everything pending; the session calls this before it hands out its output."""
+        if not self._subscribed:
+            return
+        self._dirty = False
+        if self._ack_end != self._ack_start:
+            self._acked_ranges.append((self._ack_start, self._ack_end))
+            self._ack_start = self._ack_end = 0
+        if self._acked or len(self._acked_ranges) > 1:
+            self._merge()
+        if self._acked_ranges:
+            self._write_ranges()
+        for ranges, delay_ms, reason in self._nacked:
+            body = wire.Nack(ranges, delay_ms, reason)
+            self.session.send(wire.control_frame(Kind.NACK, body, 0, self._handle))
+        self._nacked.clear()
+
+    def _write_ranges(self) -> None:
+        ranges, self._acked_ranges = self._acked_ranges, []
+        self._last_range = ranges[-1]
+        for position in range(0, len(ranges), RANGES_PER_FRAME):
+            few = ranges[position : position + RANGES_PER_FRAME]
+            packed = _RANGE.pack(*few[0]) if len(few) == 1 else np.array(few, "<u8").tobytes()
+            self.session.send(wire.ack_frame(self._handle, packed))
+
+    def sync_acks(self) -> Reply:
+        """Settles when the broker has stored the cursor with every ack so far."""
+        if self._subscribed:
+            self.write_acks()
+        if not self._subscribed or self._last_range is None:
+            return settled_reply()
+        return self.session.await_ack(self._handle, _RANGE.pack(*self._last_range), int(FrameFlag.SYNC))
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._retry = None
+        if self._closed or not self.session.ready:
+            return
+        self._handle = handle = self.session.new_handle(self)
+        self._body.credit_records = self._window_records
+        request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
+        request.when_settled(lambda _: self._on_subscribed(request, handle))
+
+    def _on_subscribed(self, request: Request, handle: int) -> None:
+        if handle != self._handle or self._closed:
+            return
+        error = request.error
+        if error is None:
+            self._attempts = 0
+            self._taken_records = self._taken_bytes = 0
+            self._replenished_ns = self.session.now_ns()
+            self._subscribed = True
+            self.active = request.value.active
+            if self._dirty:
+                self.session.mark_dirty(self)
+            self.opened.resolve(request.value)
+            return
+        self.last_error = error
+        self.session.drop_handle(handle)
+        if isinstance(error, DanubeError) and not error.retryable:
+            self._fail(error)
+        elif self.session.ready:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._forget_deliveries()
+        pause_ns = self.session.pause_ns(self._attempts - 1) if self._attempts else 0
+        self._attempts += 1
+        self._retry = self.session.call_at(self.session.now_ns() + pause_ns, self._open)
+
+    def _forget_deliveries(self) -> None:
+        """What was prefetched on the old subscription will come again."""
+        self._subscribed = False
+        self.ready.clear()
+        self.ready_records = self.ready_bytes = 0
+        self.when_reset(self)
+
+    # -- what the session tells -----------------------------------------------------------------
+
+    def on_connected(self) -> None:
+        if not self._closed:
+            if self._retry is not None:
+                self._retry.cancel()
+            self._open()
+
+    def on_disconnected(self) -> None:
+        self._forget_deliveries()
+
+    def on_handle_closed(self, error: DanubeError) -> None:
+        if self._closed:
+            return
+        if error.retryable:
+            self._reopen()
+        else:
+            self._fail(error)
+
+    def on_session_failed(self, error: DanubeError) -> None:
+        self._fail(error)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def close(self) -> Reply:
+        """Send what is pending, then unsubscribe; settles when the broker has applied every ack."""
+        if self._closed:
+            return settled_reply()
+        reply = settled_reply()
+        if self._subscribed and self.session.ready:
+            self.write_acks()
+            reply = self.session.request(Kind.CLOSE_CONSUMER, None, handle=self._handle)
+        self._end(ClosedError("the consumer is closed"))
+        return reply
+
+    def _fail(self, error: DanubeError) -> None:
+        if not self._closed:
+            self._end(error)
+            self.when_ready(self)
+
+    def _end(self, error: DanubeError) -> None:
+        self._closed = True
+        self.failure = error
+        self._forget_deliveries()
+        if self._retry is not None:
+            self._retry.cancel()
+        self.session.unregister(self)
+        self.opened.fail(error)
+
+
+def _nothing(_: PartitionConsumer) -> None:
+    pass

@@ -140,6 +140,10 @@ class SubscriptionHost:
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
                 chunk = self.hosted.chunk(start)
+                if chunk.first_offset > start:  # damaged since it was granted: never served, counted
+                    start = min(chunk.first_offset, grant.end)
+                    self.core.skip_damaged(grant.start, start)
+                    continue
             end = min(grant.end, chunk.next_offset)
             if grant.offsets is None:
                 parts, count = chunk.cut(start, end), end - start

@@ -12,12 +12,11 @@ Growth:   a log that has outgrown its snapshot is written anew under another nam
 
 Files: ``metadata.log`` (see danube.cluster.log_file), ``metadata.lock`` (empty, never replaced) and,
 during a compaction, ``metadata.new``.  An object belongs to the process that made it, and to one
-thread at a time.
+thread at a time; one that an exception interrupted while it stored something is closed.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
@@ -47,6 +46,7 @@ from danube.core.commands import (
 from danube.core.metadata import Metadata
 from danube.errors import (
     CallerError,
+    ClosedError,
     Damage,
     DanubeError,
     LimitExceeded,
@@ -64,7 +64,6 @@ COMPACT_RATIO: Final = 4
 LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_POLL_S: Final = 0.001
 _CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Statistics(NamedTuple):
@@ -193,17 +192,21 @@ class LocalLog:
         accepted = self._accept(commands, places, results)
         if not accepted:
             return
+        completed = False
         try:
-            with self._storage_errors():
-                self._append(join_commands([entry.encoded for entry in accepted]))
-        except (StorageFull, StorageFailed) as error:
-            self._forget_append()
-            for place in places:
-                if not isinstance(results[place], DanubeError):
-                    results[place] = error
-            return
-        for entry in accepted:
-            results[entry.place] = self._apply(entry.command)
+            error = self._append_or_forget(join_commands([entry.encoded for entry in accepted]))
+            if error is None:
+                for entry in accepted:
+                    results[entry.place] = self._apply(entry.command)
+            else:
+                for place in places:
+                    if not isinstance(results[place], DanubeError):
+                        results[place] = error
+            completed = True
+        finally:
+            # Interrupted between storing and applying, this object no longer knows where it is.
+            if not completed:
+                self.close()
 
     def _accept(
         self, commands: Sequence[Command], places: range, results: list[TopicRecord | DanubeError | None]
@@ -231,6 +234,14 @@ class LocalLog:
                 ahead.apply(ahead.version + 1, command)
             accepted.append(_Accepted(place, command, encoded))
         return accepted
+
+    def _append_or_forget(self, content: bytes) -> StorageFull | StorageFailed | None:
+        try:
+            self._append(content)
+        except OSError as error:
+            self._forget_append()
+            return log_file.storage_error(error, self._path)
+        return None
 
     def _append(self, content: bytes) -> None:
         """Store one entry and commit it; raises OSError."""
@@ -277,12 +288,14 @@ class LocalLog:
 
         Each change comes once, in order, own ones too.  Cheap (one system call) when there is none.
         """
+        if self._descriptor < 0:
+            raise ClosedError("the metadata log was closed")
         try:
             status = os.fstat(self._descriptor)
             if status.st_size != self._position or not status.st_nlink:
                 self._catch_up()
         except OSError as error:
-            raise _storage_error(error, self._path) from error
+            raise log_file.storage_error(error, self._path) from error
         if not self._changes:
             return []
         changes, self._changes = self._changes, []
@@ -323,6 +336,8 @@ class LocalLog:
         try:
             head = log_file.read_head(descriptor, self._path)
             state = Metadata.restore(head.snapshot)
+            if state.version < self._state.version:
+                raise self._damage("the file was replaced by an older one")
         except BaseException:
             os.close(descriptor)
             raise
@@ -345,6 +360,8 @@ class LocalLog:
     def _locked(self) -> Iterator[None]:
         if os.getpid() != self._process_id:
             broken("a metadata log is used by a process that did not open it", directory=self._directory)
+        if self._lock_descriptor < 0:
+            raise ClosedError("the metadata log was closed")
         deadline_ns = monotonic_ns() + int(self._lock_timeout_s * 1e9)
         while True:
             try:
@@ -361,14 +378,15 @@ class LocalLog:
         try:
             yield
         finally:
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
+            if self._lock_descriptor >= 0:
+                fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _storage_error(error, self._path) from error
+            raise log_file.storage_error(error, self._path) from error
 
     def _mend_tail(self) -> None:
         """Take over or cut what a dead writer left behind the mark."""
@@ -416,7 +434,7 @@ class LocalLog:
     def _write_new(self, state: Metadata, generation: int) -> None:
         """Replace the file by one that holds only a snapshot of ``state``; raises OSError."""
         content = log_file.new_file(generation, state.snapshot())
-        _unlink(self._new_path)
+        log_file.unlink(self._new_path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self._new_path, flags, 0o600)
         try:
@@ -425,19 +443,19 @@ class LocalLog:
             os.rename(self._new_path, self._path)
         except BaseException:
             os.close(descriptor)
-            _unlink(self._new_path)
+            log_file.unlink(self._new_path)
             raise
         self._install(descriptor, generation, len(content))
         self._sync_directory()
 
     def _sync_directory(self) -> None:
         """Make the name of the open file durable; no entry is stored in it before."""
-        _sync_path(self._directory)
+        log_file.sync_directory(self._directory)
         self._directory_synced = True
 
     def _sync_parent(self) -> None:
         try:
-            _sync_path(os.path.dirname(os.path.abspath(self._directory)))
+            log_file.sync_directory(os.path.dirname(os.path.abspath(self._directory)))
         except PermissionError:
             # The directory was made by someone who may write there, and made durable by them.
             pass
@@ -471,24 +489,3 @@ def _topic_named(state: Metadata, command: Command) -> TopicRecord | None:
     if isinstance(command, CreateNamespace | DeleteNamespace):
         return None
     return state.topic(command.topic)
-
-
-def _storage_error(error: OSError, path: str) -> StorageFull | StorageFailed:
-    cls = StorageFull if error.errno in _FULL else StorageFailed
-    hint = "free some space" if cls is StorageFull else "look at the system's log for the device"
-    return cls("metadata could not be stored or read", why=str(error), hint=hint, file=path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
-def _sync_path(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

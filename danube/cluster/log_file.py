@@ -25,13 +25,14 @@ follows it is either whole, and then counts, or the torn tail of a writer that n
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from danube.core.checksum import crc32c
-from danube.errors import Damage, StorageIncompatible
+from danube.errors import Damage, StorageFailed, StorageFull, StorageIncompatible
 
 COMMANDS_PER_ENTRY_MAX: Final = 256
 COMMAND_BYTES_MAX: Final = 16 * 1024
@@ -44,6 +45,7 @@ _ENTRY: Final = struct.Struct("<IIQ")
 _MARK_POSITION: Final = 24
 _SNAPSHOT_POSITION: Final = 40
 _MARK_READS_MAX: Final = 1_000
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FileHead(NamedTuple):
@@ -116,8 +118,11 @@ def read_head(descriptor: int, path: str) -> FileHead:
     _, crc, generation, snapshot_size = _HEADER.unpack(content)
     if crc != crc32c(content[8:]):
         raise damage(path, 0, "the header fails its checksum")
-    snapshot = read_all(descriptor, _SNAPSHOT_POSITION, _SNAPSHOT_POSITION + snapshot_size, path)
-    return FileHead(generation, snapshot, _padded(_SNAPSHOT_POSITION + snapshot_size))
+    entries_start = _padded(_SNAPSHOT_POSITION + snapshot_size)
+    content = read_all(descriptor, _SNAPSHOT_POSITION, entries_start, path)
+    if any(content[snapshot_size:]):
+        raise damage(path, _SNAPSHOT_POSITION + snapshot_size, "the padding is not zero")
+    return FileHead(generation, content[:snapshot_size], entries_start)
 
 
 def read_all(descriptor: int, start: int, end: int, path: str) -> bytes:
@@ -190,3 +195,27 @@ def damage(path: str, position: int, why: str) -> Damage:
 
 def _padded(size: int) -> int:
     return (size + 7) & ~7
+
+
+def storage_error(error: OSError, path: str) -> StorageFull | StorageFailed:
+    """The error for a system call that failed."""
+    cls = StorageFull if error.errno in _FULL else StorageFailed
+    hint = "free some space" if cls is StorageFull else "look at the system's log for the device"
+    return cls("metadata could not be stored or read", why=str(error), hint=hint, file=path)
+
+
+def unlink(path: str) -> None:
+    """Remove a file that may be missing."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def sync_directory(directory: str) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -300,12 +300,12 @@ class Metadata:
         """Take the command with number ``index``, which is ``version`` + 1, and return what changed.
 
         A command that the machine refuses uses up its index and changes nothing else; the error is
-        raised.  An ensured creation of what exists changes nothing.
+        raised.  What is so already (an ensured creation, an equal policy) changes nothing.
         """
         if index != self.version + 1:
             broken("a metadata command is out of order", index=index, version=self.version)
         self.version = index
-        if self._ensured(command):
+        if self._unneeded(command):
             return []
         self._refuse(command)
         match command:
@@ -332,11 +332,15 @@ class Metadata:
                 del self._namespaces[command.namespace]
                 return [NamespaceDeleted(command.namespace)]
 
-    def _ensured(self, command: Command) -> bool:
+    def _unneeded(self, command: Command) -> bool:
+        """Whether what the command asks for is so already, and that is no error."""
         match command:
             case CreateTopic(ensure=True):
                 existing = self.find_topic(command.topic)
                 return existing is not None and self._same(existing, command)
+            case UpdatePolicy():
+                existing = self.find_topic(command.topic)
+                return existing is not None and existing.policy == command.policy
             case CreateNamespace(ensure=True):
                 return command.namespace in self._namespaces
             case _:

@@ -53,7 +53,9 @@ def cases(records: int, size: int) -> Iterator[tuple[str, Call, Call | None]]:
     expected = header.base_offset
     view = BatchView(keyed, keyed_header)
 
-    yield "crc32c", lambda: checksum_kernel()(body), lambda: checksum.crc32c(bytes(body))
+    if kernels.available:
+        crc = checksum_kernel()
+        yield "crc32c", lambda: crc(body), lambda: checksum.crc32c(bytes(body))
     yield "scan", lambda: scan(plain, 0, None, expected), lambda: scan_twin(plain, 0, len(plain), expected)
     yield (
         "check_columns",

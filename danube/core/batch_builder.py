@@ -255,7 +255,8 @@ class _Builder:
                 raise InvalidArgument(f"{what} are not 64-bit integers", why=str(error)) from None
         if values.ndim != 1 or values.dtype.kind not in "iu" or (dtype == "<u8" and values.min() < 0):
             raise InvalidArgument(f"{what} are not 64-bit integers", why=f"they are {values.dtype}")
-        return values.astype(dtype).tobytes()
+        column: bytes = values.astype(dtype).tobytes()
+        return column
 
     def _check_length(self, values: Any, what: str) -> None:
         if isinstance(values, str | bytes | bytearray | Mapping):

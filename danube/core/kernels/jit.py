@@ -78,6 +78,9 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
     cached: list[str] = []
     for number, (dispatcher, arguments) in enumerate(_registered, 1):
         name = dispatcher.py_func.__name__
+        if arguments in dispatcher.overloads:  # by an earlier call, or for a kernel that calls it
+            cached.append(name)
+            continue
         dispatcher.compile(arguments)
         if dispatcher.stats.cache_hits.get(arguments):
             cached.append(name)
@@ -105,13 +108,13 @@ def _cpu_has(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature, False))
 
 
-def _is_architecture(prefix: str) -> bool:
+def _runs_on(prefix: str) -> bool:
     return str(binding.get_process_triple()).startswith(prefix)
 
 
 if not reason:
-    _X86 = _is_architecture("x86_64") and _cpu_has("sse4.2")
-    _ARM = _is_architecture("aarch64") and _cpu_has("crc")
+    _X86 = _runs_on("x86_64") and _cpu_has("sse4.2")
+    _ARM = _runs_on("aarch64") and _cpu_has("crc")
     hardware_crc = _X86 or _ARM
     _BYTE, _WORD, _HALF = ir.IntType(8), ir.IntType(64), ir.IntType(32)
 

@@ -1,0 +1,146 @@
+"""The one door for file-system calls of everything that must survive a crash.
+
+Callers write ``files.pwritev(...)`` on the module, so a test replaces one function here and every
+caller meets the fault: see ``tests/unit/test_wal_faults.py``.  Nothing is retried and nothing is
+caught; errors leave as OSError and the caller decides what they mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
+
+_CREATE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
+
+def open_new(path: Path) -> int:
+    """Create ``path`` for reading and writing; FileExistsError when it is there."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _CREATE_MODE)
+
+
+def open_existing(path: Path, *, writable: bool) -> int:
+    return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+
+def close(fd: int) -> None:
+    os.close(fd)
+
+
+def pwritev(fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+    """Write the buffers with one call (at most IOV_MAX of them); return how many bytes were taken."""
+    return os.pwritev(fd, buffers, position)
+
+
+def pread(fd: int, size: int, position: int) -> bytes:
+    """Read up to ``size`` bytes; fewer only at the end of the file."""
+    return os.pread(fd, size, position)
+
+
+def fallocate(fd: int, position: int, size: int) -> None:
+    """Reserve blocks for the range and grow the file over it; the new bytes read as zero."""
+    os.posix_fallocate(fd, position, size)
+
+
+def ftruncate(fd: int, size: int) -> None:
+    os.ftruncate(fd, size)
+
+
+def fdatasync(fd: int) -> None:
+    os.fdatasync(fd)
+
+
+def size_of(fd: int) -> int:
+    return os.fstat(fd).st_size
+
+
+def inode_of(fd: int) -> int:
+    return os.fstat(fd).st_ino
+
+
+def rename(source: Path, target: Path) -> None:
+    """Atomically give ``source`` the name ``target``, replacing it; durable after fsync_directory."""
+    os.rename(source, target)
+
+
+def unlink(path: Path) -> None:
+    os.unlink(path)
+
+
+def list_names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def lock(fd: int) -> None:
+    """Take the exclusive lock of an open file; BlockingIOError when another open file holds it."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in ``directory`` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(directory: Path) -> None:
+    """Create ``directory`` and its missing parents durably; nothing happens when it exists."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    try:
+        os.mkdir(directory, _DIRECTORY_MODE)
+    except FileExistsError:
+        return
+    fsync_directory(directory.parent)
+
+
+def read_bounded(path: Path, size_max: int) -> bytes:
+    """Whole content of a small file; OSError(EFBIG) when it is larger than ``size_max`` bytes."""
+    fd = open_existing(path, writable=False)
+    try:
+        if size_of(fd) > size_max:
+            raise OSError(errno.EFBIG, f"larger than {size_max} bytes", str(path))
+        return pread(fd, size_max, 0)
+    finally:
+        close(fd)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    """Write all of ``data``; OSError(ENOSPC) when the file takes no more."""
+    view = memoryview(data)
+    while view:
+        taken = pwritev(fd, [view], position)
+        if taken <= 0:
+            raise OSError(errno.ENOSPC, "no bytes were taken")
+        view = view[taken:]
+        position += taken
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Give ``path`` the content ``data``: all of it or, after any failure or crash, the old content."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        unlink(temporary)
+    except FileNotFoundError:
+        pass
+    fd = open_new(temporary)
+    try:
+        write_all(fd, data, 0)
+        fdatasync(fd)
+    finally:
+        close(fd)
+    rename(temporary, path)
+    fsync_directory(path.parent)

@@ -1,0 +1,1 @@
+"""The durable log: segment files, recovery, cursors and group commit.  See README.md."""

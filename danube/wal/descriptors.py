@@ -1,0 +1,150 @@
+"""Open files of the log, within a bound: least recently used ones are closed and opened again on demand.
+
+A file is *pinned* while it has unsynced bytes or a job in another thread uses its descriptor; a
+pinned file is never closed, because an error that the kernel could not write back must be reported
+to the descriptor that wrote it.  A file opened for appending holds an exclusive ``flock``: a stale
+owner that still lives keeps it, and the new owner is refused instead of both writing.  Within one
+process a newer owner takes the lock over and the older one's next use fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Final
+
+from danube import files
+from danube.errors import AlreadyRunning, StorageFailed
+
+DESCRIPTORS_MAX: Final = 2048
+
+
+class LogFile:
+    """One file on disk.  ``failed``: a sync failed, it is never synced again; ``lost``: taken over."""
+
+    __slots__ = ("failed", "fd", "locked", "lost", "path", "pins", "retired", "writable")
+
+    def __init__(self, path: Path, *, writable: bool = False, locked: bool = False) -> None:
+        self.path = path
+        self.writable = writable or locked
+        self.locked = locked
+        self.fd = -1
+        self.pins = 0
+        self.failed = False
+        self.lost = False
+        self.retired = False
+
+    def __repr__(self) -> str:
+        return f"LogFile({self.path.name}, fd={self.fd}, pins={self.pins})"
+
+
+class Descriptors:
+    """All LogFiles of the process that are open, least recently used first.  Safe for threads."""
+
+    def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+        self.descriptors_max = descriptors_max
+        self._open: dict[LogFile, None] = {}
+        self._locked: dict[Path, LogFile] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def fd(self, file: LogFile) -> int:
+        """Descriptor of ``file``, opened when needed; valid until the next call unless pinned."""
+        with self._lock:
+            if file.lost:
+                raise StorageFailed("the file was taken over by a newer owner", file=file.path.name)
+            if file.fd >= 0:
+                self._open[file] = self._open.pop(file)
+                return file.fd
+            return self._opened(file, self._retry_when_full(file))
+
+    def create(self, file: LogFile) -> int:
+        """Create the file (FileExistsError when it is there) and open it for writing."""
+        with self._lock:
+            return self._opened(file, files.open_new(file.path))
+
+    def pin(self, file: LogFile) -> int:
+        with self._lock:
+            fd = self.fd(file)
+            file.pins += 1
+            return fd
+
+    def unpin(self, file: LogFile) -> None:
+        with self._lock:
+            file.pins -= 1
+            if file.retired and not file.pins:
+                self._close(file)
+
+    def close(self, file: LogFile) -> None:
+        """Give up the lock now, and the descriptor as soon as no job uses it."""
+        with self._lock:
+            self._release_lock(file)
+            file.retired = True
+            if not file.pins:
+                self._close(file)
+
+    def _retry_when_full(self, file: LogFile) -> int:
+        try:
+            return files.open_existing(file.path, writable=file.writable)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._evict(0)
+            return files.open_existing(file.path, writable=file.writable)
+
+    def _opened(self, file: LogFile, fd: int) -> int:
+        if file.locked:
+            try:
+                self._take_lock(file, fd)
+            except BaseException:
+                files.close(fd)
+                raise
+        file.fd = fd
+        file.retired = False
+        self._open[file] = None
+        self._evict(self.descriptors_max)
+        return fd
+
+    def _take_lock(self, file: LogFile, fd: int) -> None:
+        older = self._locked.get(file.path)
+        if older is not None and older is not file:
+            self._release_lock(older)
+            older.lost = True
+        try:
+            files.lock(fd)
+        except BlockingIOError as error:
+            raise AlreadyRunning(
+                f"{file.path.name} is still being written by another process",
+                why="its owner has not ended",
+                hint="end the older worker first",
+                file=str(file.path),
+            ) from error
+        self._locked[file.path] = file
+
+    def _release_lock(self, file: LogFile) -> None:
+        if self._locked.get(file.path) is file:
+            del self._locked[file.path]
+            if file.fd >= 0:
+                files.unlock(file.fd)
+
+    def _evict(self, keep: int) -> None:
+        if len(self._open) <= keep:
+            return
+        newest = next(reversed(self._open))
+        for file in list(self._open):
+            if len(self._open) <= keep:
+                return
+            if not file.pins and file is not newest:
+                self._close(file)
+
+    def _close(self, file: LogFile) -> None:
+        if file.fd >= 0:
+            del self._open[file]
+            fd, file.fd = file.fd, -1
+            files.close(fd)
+
+
+descriptors = Descriptors()

@@ -1,0 +1,135 @@
+"""What lies in a partition's directory before recovery touches anything.
+
+Every file is looked at and nothing is changed, so a file of a newer version stops the opening with
+the directory as it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from danube import files
+from danube.errors import Damage, Fenced
+from danube.wal.mark import MarkReading, read_mark
+from danube.wal.segment import (
+    HEADER_BYTES,
+    SUMMARY_BYTES,
+    LogIdentity,
+    SegmentHeader,
+    Summary,
+    base_offset_of,
+    read_header,
+    read_summary,
+)
+
+TEMPORARY_SUFFIX = ".new"
+ASIDE_SUFFIX = ".aside"
+
+
+class FoundFile(NamedTuple):
+    """One segment file: ``header`` or ``summary`` is None where there is none that can be trusted."""
+
+    path: Path
+    base_offset: int
+    size: int
+    header: SegmentHeader | None
+    summary: Summary | None
+    flaws: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        return self.size <= HEADER_BYTES
+
+
+class Inventory(NamedTuple):
+    """``files`` by base offset; ``foreign`` belong elsewhere and are set aside, with the reason."""
+
+    files: list[FoundFile]
+    foreign: list[tuple[FoundFile, str]]
+    temporary: list[Path]
+    mark: MarkReading
+
+
+def take_inventory(directory: Path, identity: LogIdentity, epoch: int) -> Inventory:
+    """Read all headers, footers' summaries and the mark.
+
+    Raises StorageIncompatible for a newer version, Fenced for a newer owner's file.
+    """
+    found: list[FoundFile] = []
+    foreign: list[tuple[FoundFile, str]] = []
+    temporary: list[Path] = []
+    for name in files.list_names(directory):
+        base_offset = base_offset_of(name)
+        if base_offset is not None:
+            file = _examine(directory / name, base_offset)
+            reason = _why_foreign(file, identity)
+            if reason:
+                foreign.append((file, reason))
+            else:
+                found.append(file)
+        elif name.endswith(TEMPORARY_SUFFIX):
+            temporary.append(directory / name)
+    found = _without_duplicates(found, foreign)
+    newest = max((file.header.epoch for file in found if file.header), default=0)
+    if newest > epoch:
+        raise Fenced(
+            f"the log was opened with epoch {newest}",
+            why=f"this owner has epoch {epoch}",
+            hint="the partition has a newer owner; nothing was touched",
+            epoch=newest,
+        )
+    return Inventory(found, foreign, temporary, read_mark(directory, identity))
+
+
+def _examine(path: Path, base_offset: int) -> FoundFile:
+    header: SegmentHeader | None = None
+    summary: Summary | None = None
+    flaws: list[str] = []
+    fd = files.open_existing(path, writable=False)
+    try:
+        size = files.size_of(fd)
+        head = files.pread(fd, HEADER_BYTES, 0)
+        tail = files.pread(fd, SUMMARY_BYTES, max(0, size - SUMMARY_BYTES))
+    finally:
+        files.close(fd)
+    try:
+        if head.strip(b"\0"):
+            header = read_header(head)
+    except Damage as error:
+        _refuse_newer(error)
+        flaws.append(error.what)
+    try:
+        if size >= HEADER_BYTES + SUMMARY_BYTES:
+            summary = read_summary(tail, size)
+    except Damage as error:
+        _refuse_newer(error)
+        flaws.append(error.what)
+    return FoundFile(path, base_offset, size, header, summary, tuple(flaws))
+
+
+def _refuse_newer(error: Damage) -> None:
+    if type(error) is not Damage:
+        raise error
+
+
+def _why_foreign(file: FoundFile, identity: LogIdentity) -> str:
+    for part in (file.header, file.summary):
+        if part is not None and part.identity != identity:
+            return "the file belongs to another partition"
+        if part is not None and part.base_offset != file.base_offset:
+            return "the file has another segment's name"
+    return ""
+
+
+def _without_duplicates(found: list[FoundFile], foreign: list[tuple[FoundFile, str]]) -> list[FoundFile]:
+    """Take out files whose offsets a sealed segment of the same owner, or a later one, holds."""
+    kept: list[FoundFile] = []
+    for file in found:
+        holder = kept[-1].summary if kept else None
+        inside = holder is not None and file.base_offset < holder.end_offset
+        if holder is not None and inside and file.header is not None and file.header.epoch <= holder.epoch:
+            foreign.append((file, "the file repeats offsets of another segment"))
+        else:
+            kept.append(file)
+    return kept

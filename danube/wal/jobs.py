@@ -1,0 +1,102 @@
+"""What the syncer's thread carries out for a log: syncing and sealing.
+
+A job is made on the loop's thread, holds its files pinned, runs in the thread and is handed back to
+the log (``synced``, ``sealed`` or ``sync_failed``), which unpins.  A file whose sync failed is
+marked in the thread, before anything else can run, so a later job never syncs it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from danube import files
+from danube.errors import StorageFailed
+from danube.wal.descriptors import LogFile, descriptors
+from danube.wal.segment import NO_HASH, Summary
+from danube.wal.stored_segment import StoredSegment, write_footer
+
+
+def sync_file(file: LogFile, fd: int) -> None:
+    """One fdatasync; after it failed once, StorageFailed without asking the kernel again."""
+    if file.failed:
+        raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
+    try:
+        files.fdatasync(fd)
+    except OSError:
+        file.failed = True
+        raise
+
+
+class SyncJob:
+    """Makes everything below ``end_offset`` durable: older files first, then the directory."""
+
+    __slots__ = ("base_offset", "created", "directory", "end_offset", "epoch", "pinned", "position")
+
+    def __init__(
+        self, pinned: list[tuple[LogFile, int]], directory: Path | None, created: int,
+        end_offset: int, base_offset: int, position: int, epoch: int,
+    ) -> None:  # fmt: skip
+        self.pinned = pinned
+        self.directory = directory
+        self.created = created
+        self.end_offset = end_offset
+        self.base_offset = base_offset
+        self.position = position
+        self.epoch = epoch
+
+    def run(self, synced: set[object] | None = None) -> None:
+        """Sync; ``synced`` holds what the same group has synced already, and is added to."""
+        done = set() if synced is None else synced
+        for file, fd in self.pinned:
+            if file not in done or file.failed:
+                sync_file(file, fd)
+                done.add(file)
+        if self.directory is not None and self.directory not in done:
+            files.fsync_directory(self.directory)
+            done.add(self.directory)
+
+    def release(self) -> None:
+        """Give the files back; once, on the loop's thread."""
+        pinned, self.pinned = self.pinned, []
+        for file, _ in pinned:
+            descriptors.unpin(file)
+
+
+class SealJob:
+    """Hashes a rolled segment and writes its footer.
+
+    ``deferred``: the disk was too full for the footer; the segment stays as it is, and readable.
+    """
+
+    __slots__ = ("_fd", "_pinned", "_previous", "deferred", "segment", "size_bytes", "snapshot", "summary")
+
+    def __init__(self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None) -> None:
+        self.segment = segment
+        self.snapshot = snapshot
+        self.summary: Summary | None = None
+        self.size_bytes = 0
+        self.deferred = False
+        self._previous = previous
+        self._fd = descriptors.pin(segment.file)
+        self._pinned = True
+
+    def run(self, synced: set[object] | None = None) -> None:
+        previous_hash = self._previous.content_hash if self._previous is not None else NO_HASH
+        file: Final = self.segment.file
+        try:
+            self.summary, self.size_bytes = write_footer(
+                self._fd, self.segment, previous_hash, self.snapshot, lambda fd: sync_file(file, fd)
+            )
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS or file.failed:
+                raise
+            self.deferred = True
+        else:
+            # Read by the next SealJob, which runs after this one and before the loop hears of either.
+            self.segment.content_hash = self.summary.content_hash
+
+    def release(self) -> None:
+        if self._pinned:
+            self._pinned = False
+            descriptors.unpin(self.segment.file)

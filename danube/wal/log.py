@@ -1,0 +1,572 @@
+"""One partition's durable log: append, write, sync, read, roll, delete.
+
+    append()     queues a stamped batch                            log_end moves
+    write()      one pwritev of all that is queued                 written_end moves
+    sync_job()   run in the syncer's thread, then synced()         synced_end moves
+    roll()       a new file from here on; the old one is sealed by a SealJob
+    read()       whole, verified batches at any offset below written_end
+    retain()     deletes sealed segments from the front
+
+Owner: one thread (the worker's loop), except that jobs run in another.  After StorageFull the log
+goes on as before and the next write tries again.  After StorageFailed it is *fenced*: nothing is
+appended or synced any more, reading goes on, and the owner opens the log anew with a new epoch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+from danube import files
+from danube.core.batch import BatchHeader
+from danube.errors import (
+    DanubeError,
+    Fenced,
+    OffsetOutOfRange,
+    StorageFailed,
+    StorageFull,
+    broken,
+)
+from danube.limits import (
+    READ_CHUNK_BYTES,
+    SEGMENT_BYTES,
+    SEGMENT_PREALLOCATE_FIRST,
+    SEGMENT_PREALLOCATE_STEP_MAX,
+)
+from danube.wal.carry import create_empty
+from danube.wal.damage import DamagedRange, DamageRegister
+from danube.wal.descriptors import LogFile, descriptors
+from danube.wal.index import index_cache
+from danube.wal.jobs import SealJob, SyncJob
+from danube.wal.mark import MarkWriter
+from danube.wal.producers import Checkpoint, write_checkpoint
+from danube.wal.reading import Chunk, OffsetRange, offset_at_time, read_segment
+from danube.wal.recovery import Recovered, Recovery, RecoveryReport
+from danube.wal.segment import HEADER_BYTES, LogIdentity
+from danube.wal.stored_segment import StoredSegment
+from danube.wal.walk import Gap, Place
+from danube.wal.writer import Buffer, SegmentWriter
+
+__all__ = [
+    "Chunk", "Log", "LogIdentity", "LogOptions", "OffsetRange", "RecoveryReport", "SealJob", "SyncJob",
+]  # fmt: skip
+
+_PLACES_MAX: Final = 256
+_AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of the retention time
+
+
+class LogOptions(NamedTuple):
+    """Sizes in bytes.  ``preallocate_first`` 0 reserves nothing ahead."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    preallocate_first: int = SEGMENT_PREALLOCATE_FIRST
+    preallocate_step_max: int = SEGMENT_PREALLOCATE_STEP_MAX
+
+
+class Log:
+    """Made by :meth:`open`.  ``recovery`` tells what opening found."""
+
+    def __init__(
+        self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered
+    ) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.epoch = epoch
+        self.options = options
+        self.recovery: RecoveryReport = recovered.report
+        self.damage = DamageRegister(directory)
+        self._segments: list[StoredSegment] = recovered.segments
+        self._bases: list[int] = [segment.base_offset for segment in self._segments]
+        self._writer: SegmentWriter | None = None
+        if recovered.active is not None:
+            self._writer = self._writer_of(recovered.active, created=False)
+        self._log_end = self._written_end = self._synced_end = recovered.report.log_end
+        self._pending: list[Buffer] = []
+        self._headers: list[BatchHeader] = []
+        self._pending_bytes = 0
+        self._mark = MarkWriter(directory, identity, recovered.mark)
+        self._unsynced: dict[LogFile, int] = {}
+        self._files_created = self._files_synced = 0
+        self._requested_end = self._synced_end
+        self._places: OrderedDict[int, tuple[StoredSegment, Place]] = OrderedDict()
+        self._age_due = False
+        self._failure: DanubeError | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions | None = None,
+        *, trusted_end: int | None = None,
+    ) -> Log:  # fmt: skip
+        """Recover the log in ``directory`` (created when missing) as owner ``epoch``.
+
+        With ``trusted_end`` the log is truncated there: records above it were never acknowledged.
+        Raises Fenced for a newer owner's files, AlreadyRunning while an older owner's process still
+        writes, StorageIncompatible for a newer format (nothing is touched), StorageFull, StorageFailed.
+        """
+        try:
+            files.make_directory(directory)
+            recovered = Recovery(directory, identity, epoch, trusted_end).run()
+            log = cls(directory, identity, epoch, options or LogOptions(), recovered)
+        except OSError as error:
+            if error.errno in files.FULL_ERRNOS:
+                raise StorageFull("the log cannot be opened: the disk is full", why=str(error)) from error
+            raise StorageFailed("the log cannot be opened", why=str(error)) from error
+        log._note_recovery()
+        return log
+
+    def _note_recovery(self) -> None:
+        for record in self.recovery.damaged:
+            self.damage.note(record)
+        self.damage.store()
+        if self._log_end:
+            self._write_mark()
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """First offset that is still stored; log_end when nothing is."""
+        return self._bases[0] if self._bases else self._written_end
+
+    @property
+    def log_end(self) -> int:
+        return self._log_end
+
+    @property
+    def written_end(self) -> int:
+        return self._written_end
+
+    @property
+    def synced_end(self) -> int:
+        return self._synced_end
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that append() queued and write() has not taken yet."""
+        return self._pending_bytes
+
+    @property
+    def dirty(self) -> bool:
+        return self._written_end > self._synced_end
+
+    @property
+    def fenced(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of all segment files, space reserved ahead included."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def should_roll(self) -> bool:
+        """The active segment is full, or so old that retention waits for it."""
+        active = self._active
+        if active is None or not active.batch_count:
+            return False
+        return self._age_due or active.data_end >= self.options.segment_bytes
+
+    @property
+    def _active(self) -> StoredSegment | None:
+        return self._writer.segment if self._writer is not None else None
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for people; no key is removed once it is here."""
+        return {
+            "start": self.start,
+            "log_end": self._log_end,
+            "written_end": self._written_end,
+            "synced_end": self._synced_end,
+            "segments": len(self._segments),
+            "sealed_segments": sum(segment.sealed for segment in self._segments),
+            "local_bytes": self.local_bytes,
+            "pending_bytes": self._pending_bytes,
+            "damaged_ranges": self.damage.count,
+            "fenced": self.fenced,
+        }
+
+    # -- append and write -------------------------------------------------------------------------
+
+    def append(self, batch: Buffer, header: BatchHeader) -> None:
+        """Queue a stamped batch; its bytes must stay as they are until write() returns."""
+        if self._failure is not None:
+            raise self._fenced_error()
+        if header.base_offset != self._log_end or header.size != len(batch):
+            broken(
+                "appended batch does not continue the log",
+                base_offset=header.base_offset, log_end=self._log_end, size=header.size, present=len(batch),
+            )  # fmt: skip
+        self._pending.append(batch)
+        self._headers.append(header)
+        self._pending_bytes += header.size
+        self._log_end = header.base_offset + header.record_count
+
+    def write(self) -> int:
+        """Write all that is queued and return written_end.
+
+        StorageFull: nothing of it is stored, log_end is back at written_end, the log goes on.
+        StorageFailed: the same, and the log is fenced.
+        """
+        if self._failure is not None:
+            self.discard_pending()
+            raise self._fenced_error()
+        if not self._pending:
+            return self._written_end
+        try:
+            writer = self._writer or self._create_writer()
+            writer.write(self._pending, self._pending_bytes, self._headers[0].append_time_us)
+        except OSError as error:
+            self.discard_pending()
+            if error.errno in files.FULL_ERRNOS:
+                raise StorageFull(
+                    "the disk is full", why=str(error), hint="free space; the log goes on by itself"
+                ) from error
+            self._fence(StorageFailed("write failed", why=str(error)), error)
+        except DanubeError as error:
+            self.discard_pending()
+            self._fence(error, error)
+        self._count_written(writer.segment)
+        return self._written_end
+
+    def _count_written(self, segment: StoredSegment) -> None:
+        position = segment.data_end
+        count = segment.count
+        for header in self._headers:
+            base_offset = header.base_offset
+            count(base_offset, base_offset + header.record_count, position, header.append_time_us)
+            position += header.size
+        segment.data_end = position
+        if segment.file not in self._unsynced:
+            descriptors.pin(segment.file)
+        self._unsynced[segment.file] = self._written_end = self._log_end
+        self._pending.clear()
+        self._headers.clear()
+        self._pending_bytes = 0
+
+    def discard_pending(self) -> None:
+        """Forget what was queued; log_end goes back to written_end."""
+        self._pending.clear()
+        self._headers.clear()
+        self._pending_bytes = 0
+        self._log_end = self._written_end
+
+    def _writer_of(self, segment: StoredSegment, *, created: bool) -> SegmentWriter:
+        options = self.options
+        return SegmentWriter(segment, options.preallocate_first, options.preallocate_step_max, created=created)
+
+    def _create_writer(self) -> SegmentWriter:
+        segment = StoredSegment(self.directory, self.identity, self._written_end, self.epoch)
+        segment.file = LogFile(segment.file.path, locked=True)
+        writer = self._writer_of(segment, created=True)
+        writer.create()
+        self._writer = writer
+        self._files_created += 1
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        return writer
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def _fence(self, failure: DanubeError, cause: BaseException | None = None) -> NoReturn:
+        if self._failure is None:
+            self._failure = failure
+        raise self._fenced_error() from cause
+
+    def _fenced_error(self) -> StorageFailed:
+        failure = self._failure
+        if isinstance(failure, StorageFailed):
+            return StorageFailed(failure.what, why=failure.why, hint="the log is opened anew by its owner")
+        return StorageFailed("the log is fenced", why=str(failure))
+
+    # -- sync -------------------------------------------------------------------------------------
+
+    def sync_job(self) -> SyncJob | None:
+        """What a thread must do to make all that is written durable; None when that is under way."""
+        active_end = self._written_end
+        if self._failure is not None or active_end <= self._requested_end or not self._unsynced:
+            return None
+        self._requested_end = active_end
+        last = self._segments[-1]
+        created = self._files_created
+        return SyncJob(
+            [(file, descriptors.pin(file)) for file in self._unsynced],
+            self.directory if created > self._files_synced else None,
+            created, active_end, last.base_offset, last.data_end, self.epoch,
+        )  # fmt: skip
+
+    def synced(self, job: SyncJob) -> None:
+        """``job`` succeeded: advance synced_end and rewrite the sync mark."""
+        job.release()
+        if self._failure is not None or self._closed:
+            return
+        if job.end_offset > self._written_end:
+            broken("sync moved outside the log", end=job.end_offset, written_end=self._written_end)
+        self._files_synced = max(self._files_synced, job.created)
+        for file, end in list(self._unsynced.items()):
+            if end <= job.end_offset:
+                del self._unsynced[file]
+                descriptors.unpin(file)
+        if job.end_offset > self._synced_end:
+            self._synced_end = job.end_offset
+            self._rewrite_mark(job.end_offset, job.base_offset, job.position)
+
+    def sync_failed(self, job: SyncJob, error: Exception) -> None:
+        """``job`` failed: the log is fenced, and none of its descriptors is synced again."""
+        for file, _ in job.pinned:
+            file.failed = True
+        job.release()
+        if self._failure is None:
+            self._failure = StorageFailed("sync failed", why=str(error))
+
+    def _write_mark(self) -> None:
+        last = self._segments[-1]
+        self._rewrite_mark(self._synced_end, last.base_offset, last.data_end)
+
+    def _rewrite_mark(self, end_offset: int, base_offset: int, position: int) -> None:
+        try:
+            self._mark.write(end_offset, base_offset, position, self.epoch)
+        except OSError:
+            return  # an older mark is safe: recovery then scans and copies more
+
+    # -- roll and seal ----------------------------------------------------------------------------
+
+    def roll(self, producer_snapshot: bytes = b"") -> SealJob | None:
+        """End the active segment here; the returned job seals it (run it in a thread, then sealed()).
+
+        ``producer_snapshot`` describes the producers at written_end.  None: there was nothing to end.
+        """
+        if self._failure is not None:
+            raise self._fenced_error()
+        active = self._active
+        if active is None or not active.batch_count:
+            return None
+        self._writer = None
+        self._age_due = False
+        return self._seal_job(active, producer_snapshot or None)
+
+    def _seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
+        number = self._segments.index(segment)
+        segment.sealing = True
+        return SealJob(segment, self._segments[number - 1] if number else None, snapshot)
+
+    def sealed(self, job: SealJob) -> None:
+        """``job`` succeeded (or was deferred by a full disk: then the next retain() offers it again)."""
+        segment = job.segment
+        segment.sealing = False
+        job.release()
+        if job.deferred or job.summary is None:
+            return
+        segment.take_summary(job.summary, job.size_bytes)
+        if segment.file not in self._unsynced:
+            self._make_read_only(segment)
+
+    def seal_failed(self, job: SealJob, error: Exception) -> None:
+        """``job`` failed: the log is fenced."""
+        job.segment.sealing = False
+        job.release()
+        if self._failure is None:
+            self._failure = StorageFailed("seal failed", why=str(error))
+
+    def _make_read_only(self, segment: StoredSegment) -> None:
+        if segment.file.writable:
+            descriptors.close(segment.file)
+            segment.file = LogFile(segment.file.path)
+
+    def checkpoint(self, producer_snapshot: bytes) -> None:
+        """Store what is known of the producers at synced_end, so that no later recovery reads their
+        headers again.  Worth calling once after a recovery that scanned much.  OSError passes."""
+        write_checkpoint(self.directory, self.identity, Checkpoint(self._synced_end, producer_snapshot))
+
+    # -- read -------------------------------------------------------------------------------------
+
+    def read(self, offset: int, end: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk:
+        """Stored batches from the one that holds ``offset``, none that starts at or above ``end``.
+
+        At least one batch, however large; an empty chunk where nothing is left below ``end`` or all
+        up to ``next_offset`` is damaged.  Raises OffsetOutOfRange, and StorageFailed where the disk
+        does not answer: the log itself stays as it is.
+        """
+        end = min(end, self._written_end)
+        if not self.start <= offset <= self._log_end:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in the log",
+                why=f"it holds {self.start} .. {self._written_end}",
+                start=self.start, end=self._written_end,
+            )  # fmt: skip
+        if offset >= end:
+            return Chunk(b"", offset, offset)
+        segment, place = self._places.pop(offset, (None, None))
+        if segment is None:
+            segment = self._segments[bisect_right(self._bases, offset) - 1]
+        if offset >= segment.end_offset:
+            return self._hole(segment, offset, end)
+        try:
+            reading = read_segment(segment, offset, end, bytes_max, place)
+        except OSError as error:
+            raise StorageFailed("read failed", why=str(error), file=segment.name) from error
+        if reading.gaps:
+            self._note_gaps(segment, reading.gaps)
+        chunk = reading.chunk
+        if chunk.next_offset < segment.end_offset:
+            self._places[chunk.next_offset] = (segment, reading.next_place)
+            if len(self._places) > _PLACES_MAX:
+                self._places.popitem(last=False)
+        return chunk
+
+    def _hole(self, segment: StoredSegment, offset: int, end: int) -> Chunk:
+        """Offsets that no segment holds: reading goes on at the next one."""
+        number = bisect_right(self._bases, segment.base_offset)
+        following = self._bases[number] if number < len(self._bases) else end
+        following = min(following, end)
+        why = "batches are missing"
+        hole = DamagedRange(segment.name, segment.data_end, segment.end_offset, following, why)
+        if self.damage.note(hole):
+            self.damage.store()
+        return Chunk(b"", offset, following, (OffsetRange(offset, following),))
+
+    def _note_gaps(self, segment: StoredSegment, gaps: tuple[Gap, ...]) -> None:
+        new = [
+            self.damage.note(DamagedRange(segment.name, gap.position, gap.start, gap.end, "batches are damaged"))
+            for gap in gaps
+        ]
+        if any(new):
+            self.damage.store()
+
+    def offset_at_time(self, time_us: int) -> int:
+        """First offset appended at or after ``time_us``; written_end when all are older."""
+        for segment in self._segments:
+            if segment.last_append_us < time_us:
+                continue
+            try:
+                offset = offset_at_time(segment, time_us)
+            except OSError as error:
+                raise StorageFailed("read failed", why=str(error), file=segment.name) from error
+            if offset is not None:
+                return offset
+        return self._written_end
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def retain(
+        self, now_us: int, retention_ms: int, retention_bytes: int, *, keep_from: int | None = None
+    ) -> list[OffsetRange]:
+        """Delete sealed segments from the front that are too old or too many; 0 keeps for ever.
+
+        Nothing at or above ``keep_from`` is deleted.  An active segment that has grown old makes
+        should_roll true, so that its owner rolls it and a later call deletes it.
+        """
+        if self._failure is not None:
+            return []
+        cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
+        active = self._active
+        if cutoff_us is not None and active is not None and active.batch_count:
+            self._age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
+        doomed = self._expired(cutoff_us, retention_bytes, keep_from)
+        if not doomed:
+            return []
+        try:
+            return self._delete(doomed)
+        except OSError as error:
+            raise StorageFailed("old segments cannot be deleted", why=str(error)) from error
+
+    def _expired(self, cutoff_us: int | None, retention_bytes: int, keep_from: int | None) -> list[StoredSegment]:
+        doomed: list[StoredSegment] = []
+        excess = self.local_bytes - retention_bytes if retention_bytes else 0
+        for segment in self._segments:
+            if not segment.sealed or (keep_from is not None and segment.end_offset > keep_from):
+                break
+            too_old = cutoff_us is not None and segment.last_append_us < cutoff_us
+            if not too_old and excess < segment.size_bytes:
+                break
+            if segment.file in self._unsynced:
+                break
+            excess -= segment.size_bytes
+            doomed.append(segment)
+        return doomed
+
+    def _delete(self, doomed: list[StoredSegment]) -> list[OffsetRange]:
+        kept = self._segments[len(doomed) :]
+        self._keep_snapshot(doomed, kept)
+        if not kept:
+            # The name and header of an empty segment keep the numbering when all files are gone.
+            empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, doomed[-1].last_append_us)
+            self._segments.append(empty)
+            self._bases.append(empty.base_offset)
+            self._writer = self._writer_of(empty, created=False)
+        deleted: list[OffsetRange] = []
+        for segment in doomed:
+            descriptors.close(segment.file)
+            index_cache.drop(segment.file)
+            files.unlink(segment.file.path)
+            del self._segments[0], self._bases[0]
+            deleted.append(OffsetRange(segment.base_offset, self._bases[0]))
+        self._places.clear()
+        files.fsync_directory(self.directory)
+        self.damage.forget_below(self.start)
+        self.damage.store()
+        return deleted
+
+    def _keep_snapshot(self, doomed: list[StoredSegment], kept: list[StoredSegment]) -> None:
+        if any(segment.has_snapshot for segment in kept):
+            return
+        for segment in reversed(doomed):
+            snapshot = segment.load_snapshot()
+            if snapshot is not None:
+                checkpoint = Checkpoint(segment.end_offset, snapshot)
+                write_checkpoint(self.directory, self.identity, checkpoint)
+                return
+
+    # -- close ------------------------------------------------------------------------------------
+
+    def close(self, producer_snapshot: bytes = b"") -> None:
+        """Write, sync and seal what is open, then release everything.  A fenced log is abandoned.
+
+        Raises like write(), and StorageFailed where the last sync fails; all is released even then.
+        """
+        if self._closed or self._failure is not None:
+            self.abandon()
+            return
+        try:
+            self.write()
+            job = self.sync_job()
+            if job is not None:
+                self._run_sync(job)
+            seal = self.roll(producer_snapshot)
+            if seal is not None:
+                self._run_seal(seal)
+        finally:
+            self.abandon()
+
+    def _run_sync(self, job: SyncJob) -> None:
+        try:
+            job.run()
+        except (OSError, StorageFailed) as error:
+            self.sync_failed(job, error)
+            raise self._fenced_error() from error
+        self.synced(job)
+
+    def _run_seal(self, job: SealJob) -> None:
+        try:
+            job.run()
+        except (OSError, DanubeError) as error:
+            self.seal_failed(job, error)
+            raise self._fenced_error() from error
+        self.sealed(job)
+        if self._segments:
+            self._write_mark()
+
+    def abandon(self) -> None:
+        """Release files and locks as they are: nothing is written, synced or sealed."""
+        self._closed = True
+        if self._failure is None:
+            self._failure = Fenced("the log was closed")
+        self.discard_pending()
+        for file in self._unsynced:
+            descriptors.unpin(file)
+        self._unsynced.clear()
+        for segment in self._segments:
+            descriptors.close(segment.file)
+        self._mark.close()

@@ -1,0 +1,92 @@
+"""Group commit: one thread that carries out sync and seal jobs, off the worker's loop.
+
+Jobs that are submitted while a group runs form the next group.  Within a group each file is synced
+once, one after another.  The outcomes of a group come back in one call on the loop's thread.  A
+disk is asked for one flush at a time, so a slow one delays the answers and never reorders them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from danube.errors import ClosedError
+
+
+class Job(Protocol):
+    """Something to do in the thread; ``synced`` holds what the group has synced already."""
+
+    def run(self, synced: set[object]) -> None: ...
+
+
+OnDone = Callable[[Any, Exception | None], None]
+_Outcome = tuple[OnDone, Job, Exception | None]
+
+
+class Syncer:
+    """``call_on_loop`` is the loop's call_soon_threadsafe, or any function with its meaning."""
+
+    def __init__(self, call_on_loop: Callable[[Callable[[], None]], object]) -> None:
+        self._call_on_loop = call_on_loop
+        self._ready = threading.Condition()
+        self._queue: list[tuple[Job, OnDone]] = []
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.group_count = 0
+        self.job_count = 0
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="danube-syncer", daemon=True)
+            self._thread.start()
+
+    def submit(self, job: Job, on_done: OnDone) -> None:
+        """Run ``job`` with the next group; then ``on_done(job, error)`` on the loop's thread."""
+        with self._ready:
+            if self._stopping:
+                raise ClosedError("the syncer was stopped")
+            self._queue.append((job, on_done))
+            self._ready.notify()
+
+    def stop(self) -> None:
+        """Carry out what was submitted, hand the outcomes to the loop and end the thread."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def statistics(self) -> dict[str, int]:
+        return {"groups": self.group_count, "jobs": self.job_count, "waiting": len(self._queue)}
+
+    def _work(self) -> None:
+        while True:
+            with self._ready:
+                while not self._queue and not self._stopping:
+                    self._ready.wait()
+                group, self._queue = self._queue, []
+            if not group:
+                return
+            outcomes = self._run(group)
+            self._call_on_loop(lambda outcomes=outcomes: _deliver(outcomes))  # type: ignore[misc]
+
+    def _run(self, group: list[tuple[Job, OnDone]]) -> list[_Outcome]:
+        self.group_count += 1
+        self.job_count += len(group)
+        synced: set[object] = set()
+        outcomes: list[_Outcome] = []
+        for job, on_done in group:
+            try:
+                job.run(synced)
+            except Exception as error:  # handed to the job's owner, who decides; nothing is hidden
+                outcomes.append((on_done, job, error))
+            else:
+                outcomes.append((on_done, job, None))
+        return outcomes
+
+
+def _deliver(outcomes: list[_Outcome]) -> None:
+    for on_done, job, error in outcomes:
+        on_done(job, error)

@@ -1,0 +1,215 @@
+"""Walking the batches of one segment file, and finding the way again behind damage.
+
+Only intact batches that continue the offsets are ever handed out.  Where the bytes are not such a
+batch, :func:`resume` looks for the place where the log goes on: behind the damaged batch when its
+header can still be trusted, else at the next batch whose followers reach a boundary that is known
+(an index entry, the end of the segment).  A payload may itself hold batches, byte for byte; their
+followers do not lead to the boundary, so they are never taken for the log's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from danube import files
+from danube.core.batch import HEADER_BYTES, MAGIC, BatchHeader, header_intact, read_header
+from danube.core.columns import ScanResult, StopReason, scan
+from danube.errors import LimitExceeded, ProtocolError
+from danube.limits import MIB
+
+WINDOW_BYTES: Final = 1 * MIB
+_RESUME_DEPTH_MAX: Final = 16
+_ZEROS: Final = bytes(WINDOW_BYTES)
+
+
+class Run(NamedTuple):
+    """Consecutive intact batches: ``data`` as read from file position ``position``."""
+
+    data: bytes
+    position: int
+    batches: ScanResult
+    position_end: int
+    offset_end: int
+
+
+class Gap(NamedTuple):
+    """Bytes ``position .. resume`` hold no readable batch; offsets ``start .. end`` are lost."""
+
+    position: int
+    resume: int
+    start: int
+    end: int
+
+
+class Place(NamedTuple):
+    position: int
+    offset: int
+
+
+class Extent(NamedTuple):
+    """What of a file may hold batches.
+
+    ``limit``: position behind the last one.  ``end_offset``: offset behind the last record, or None
+    while unknown.  ``synced_offset``: records below it were certainly on disk once.
+    """
+
+    fd: int
+    limit: int
+    end_offset: int | None
+    synced_offset: int = 0
+
+
+def read_run(fd: int, position: int, limit: int, expected: int, size: int) -> Run | None:
+    """Read about ``size`` bytes at ``position``: the intact batches there from offset ``expected`` on.
+
+    None: there is no such batch.  A batch larger than ``size`` is read whole; no length is believed
+    beyond ``limit`` or BATCH_BYTES_MAX.
+    """
+    data = files.pread(fd, min(size, limit - position), position)
+    batches = scan(data, 0, None, expected)
+    if not len(batches.positions) and batches.reason is StopReason.CUT:
+        header = intact_header(data)
+        if header is None or header.size <= len(data) or header.size > limit - position:
+            return None
+        data = files.pread(fd, header.size, position)
+        batches = scan(data, 0, None, expected)
+    if not len(batches.positions):
+        return None
+    offset_end = int(batches.base_offsets[-1] + batches.record_counts[-1])
+    return Run(data, position, batches, position + batches.stop, offset_end)
+
+
+def intact_header(data: bytes | memoryview) -> BatchHeader | None:
+    """The header at the start of ``data`` when its shape and checksum are right."""
+    try:
+        header = read_header(data)
+    except (ProtocolError, LimitExceeded):
+        return None
+    return header if header_intact(data, header) else None
+
+
+def first_nonzero(fd: int, position: int, limit: int) -> int | None:
+    """Position of the window that holds the first byte that is not zero; None when all are."""
+    while position < limit:
+        data = files.pread(fd, min(WINDOW_BYTES, limit - position), position)
+        if not data:
+            return None
+        if data != _ZEROS[: len(data)]:
+            return position
+        position += len(data)
+    return None
+
+
+def last_nonzero(fd: int, position: int, limit: int) -> int:
+    """Position behind the last byte of ``position .. limit`` that is not zero."""
+    while limit > position:
+        start = max(position, limit - WINDOW_BYTES)
+        kept = len(files.pread(fd, limit - start, start).rstrip(b"\0"))
+        if kept:
+            return start + kept
+        limit = start
+    return position
+
+
+def resume(
+    extent: Extent, position: int, expected: int, boundaries: Iterable[tuple[int, int]] = (), depth: int = 0
+) -> Place | None:
+    """Where intact batches go on behind ``position``, which holds none of offset ``expected``.
+
+    ``boundaries`` are trusted ``(offset, position)`` pairs behind it, ascending.  None: nowhere.
+    """
+    start = position
+    header = intact_header(files.pread(extent.fd, HEADER_BYTES, position))
+    if header is not None and header.base_offset == expected:
+        start = position + header.size
+        place = _at(extent, start, expected)
+        if place is not None:
+            return place
+    for offset, boundary in boundaries:
+        if offset < expected or boundary >= extent.limit:
+            continue
+        found = _search(extent, start, Place(boundary, offset), expected, depth)
+        if found is not None:
+            return found
+        if read_run(extent.fd, boundary, extent.limit, offset, WINDOW_BYTES) is not None:
+            return Place(boundary, offset)
+        start = boundary
+    return _search(extent, start, None, expected, depth)
+
+
+def _at(extent: Extent, position: int, expected: int) -> Place | None:
+    """The batch right behind a damaged one whose size is known; its record count is not."""
+    if position == extent.limit and extent.end_offset is not None:
+        return Place(position, extent.end_offset)
+    header = intact_header(files.pread(extent.fd, HEADER_BYTES, position))
+    if header is None or header.base_offset <= expected:
+        return None
+    if read_run(extent.fd, position, extent.limit, header.base_offset, WINDOW_BYTES) is None:
+        return None
+    return Place(position, header.base_offset)
+
+
+def _search(extent: Extent, start: int, boundary: Place | None, expected: int, depth: int) -> Place | None:
+    """Look for a batch before ``boundary`` (None: the extent's limit) whose followers lead there."""
+    limit = extent.limit if boundary is None else boundary.position
+    end_offset = extent.end_offset if boundary is None else boundary.offset
+    while True:
+        found = _next_magic(extent.fd, start, limit)
+        if found is None:
+            return None
+        start = found + 8
+        header = intact_header(files.pread(extent.fd, HEADER_BYTES, found))
+        if header is None or header.base_offset < expected or found + header.size > limit:
+            continue
+        if end_offset is not None and header.end_offset > end_offset:
+            continue
+        end = _chain_end(extent.fd, found, limit, header.base_offset)
+        if end is None:
+            continue
+        if _believable(extent, end, limit, end_offset, depth):
+            return Place(found, header.base_offset)
+        start = end.position
+
+
+def _chain_end(fd: int, position: int, limit: int, offset: int) -> Place | None:
+    """Where the intact batches that start at ``position`` end; None when the first is not one."""
+    place: Place | None = None
+    while position < limit:
+        run = read_run(fd, position, limit, offset, WINDOW_BYTES)
+        if run is None:
+            break
+        position, offset = run.position_end, run.offset_end
+        place = Place(position, offset)
+    return place
+
+
+def _believable(extent: Extent, end: Place, limit: int, end_offset: int | None, depth: int) -> bool:
+    """Whether batches that end at ``end`` are the log's own and not a payload's."""
+    if end_offset is not None and end.offset >= end_offset:
+        return end == (limit, end_offset)
+    if end.position >= limit or first_nonzero(extent.fd, end.position, limit) is None:
+        return end_offset is None
+    header = intact_header(files.pread(extent.fd, HEADER_BYTES, end.position))
+    if header is not None and header.base_offset != end.offset:
+        return False
+    if end.offset <= extent.synced_offset:
+        return True
+    if depth >= _RESUME_DEPTH_MAX:
+        return False
+    return resume(extent._replace(limit=limit, end_offset=end_offset), *end, depth=depth + 1) is not None
+
+
+def _next_magic(fd: int, position: int, limit: int) -> int | None:
+    """The next 8-aligned position where a batch may start."""
+    while limit - position >= HEADER_BYTES:
+        data = files.pread(fd, min(WINDOW_BYTES, limit - position), position)
+        found = data.find(MAGIC)
+        while found >= 0:
+            if (position + found) & 7 == 0:
+                return position + found
+            found = data.find(MAGIC, found + 1)
+        if len(data) < HEADER_BYTES:
+            return None
+        position += len(data) - len(MAGIC) + 1 if len(data) > len(MAGIC) else len(data)
+    return None

@@ -1,0 +1,116 @@
+"""Writing into the active segment: space reserved ahead, one vectored write, errors cut back.
+
+After a failed write the file ends where the last good write ended, so nothing torn or stale can
+ever lie in front of a later batch.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Final
+
+from danube import files
+from danube.errors import Fenced, StorageFailed
+from danube.wal.descriptors import descriptors
+from danube.wal.segment import HEADER_BYTES, SegmentHeader, pack_header
+from danube.wal.stored_segment import StoredSegment
+
+_BLOCK_BYTES: Final = 4096
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SegmentWriter:
+    """Appends to one segment.  ``segment.data_end`` is the good end; the caller moves it."""
+
+    __slots__ = ("_allocated", "_headed", "_inode", "_step", "_step_max", "segment")
+
+    def __init__(self, segment: StoredSegment, step: int, step_max: int, *, created: bool) -> None:
+        self.segment = segment
+        self._step = step
+        self._step_max = step_max
+        self._allocated = segment.size_bytes
+        self._headed = not created
+        self._inode = 0
+
+    def create(self) -> None:
+        """Create the file; FileExistsError when another owner did."""
+        descriptors.create(self.segment.file)
+
+    def write(self, buffers: Sequence[Buffer], size: int, created_us: int) -> None:
+        """Write ``size`` bytes at the segment's good end; on OSError nothing of them stays."""
+        segment = self.segment
+        fd = self._descriptor()
+        position = segment.data_end
+        if not self._headed:
+            header = SegmentHeader(segment.identity, segment.epoch, segment.base_offset, created_us)
+            buffers = [pack_header(header), *buffers]
+            position, size = 0, size + HEADER_BYTES
+        if position + size > self._allocated:
+            self._reserve(fd, position + size)
+        try:
+            _write_whole(fd, buffers, position, size)
+        except OSError:
+            self._cut_back(fd, position)
+            raise
+        self._headed = True
+        segment.size_bytes = max(self._allocated, position + size)
+
+    def _descriptor(self) -> int:
+        """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""
+        file = self.segment.file
+        reopened = file.fd < 0
+        fd = descriptors.fd(file)
+        if reopened or not self._inode:
+            inode, size = files.inode_of(fd), files.size_of(fd)
+            if self._inode and (inode != self._inode or size != self.segment.size_bytes):
+                raise Fenced("the active segment was changed by another owner", file=self.segment.name)
+            self._inode = inode
+        return fd
+
+    def _reserve(self, fd: int, end: int) -> None:
+        """Grow the file in steps, or only as far as needed where the disk is nearly full."""
+        if self._step <= 0:
+            return
+        wanted = max(end, self._allocated + self._step)
+        wanted = -(-wanted // _BLOCK_BYTES) * _BLOCK_BYTES
+        needed = -(-end // _BLOCK_BYTES) * _BLOCK_BYTES
+        for target in (wanted, needed):
+            try:
+                files.fallocate(fd, self._allocated, target - self._allocated)
+            except OSError as error:
+                if error.errno in _UNSUPPORTED:
+                    self._step = 0
+                    return
+                self._cut_back(fd, self._allocated)
+                if error.errno not in files.FULL_ERRNOS or target == needed:
+                    raise
+            else:
+                self._allocated = target
+                self._step = min(self._step * 2, self._step_max)
+                return
+
+    def _cut_back(self, fd: int, position: int) -> None:
+        self._allocated = self.segment.size_bytes = position
+        try:
+            files.ftruncate(fd, position)
+        except OSError as error:
+            raise StorageFailed(
+                "a failed write cannot be cut back", why=str(error), file=self.segment.name
+            ) from error
+
+
+def _write_whole(fd: int, buffers: Sequence[Buffer], position: int, size: int) -> None:
+    """One pwritev for up to IOV_MAX buffers; what a short write left over is written after it."""
+    for first in range(0, len(buffers), files.IOV_MAX):
+        group = buffers[first : first + files.IOV_MAX]
+        wanted = size if len(group) == len(buffers) else sum(map(len, group))
+        taken = files.pwritev(fd, group, position)
+        if taken < wanted:
+            if taken <= 0:
+                raise OSError(errno.ENOSPC, "the file takes no more bytes")
+            rest = memoryview(b"".join(group))[taken:]
+            files.write_all(fd, rest, position + taken)
+        position += wanted

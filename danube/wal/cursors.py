@@ -1,0 +1,419 @@
+"""Stored cursors of one partition: the newest state of each subscription, as opaque bytes.
+
+    two files, ``cursors-a`` and ``cursors-b``; the one with the larger generation is in force
+
+    position  size  field
+           0     8  magic        b"DANUBCUR"
+           8     2  version      1
+          10     2  zero
+          12     4  partition
+          16     8  topic_id
+          24     8  generation
+          32     4  base_size    bytes of entries that the file began with
+          36     4  base_crc     CRC32C of those
+          40    20  zero
+          60     4  CRC32C of bytes 0 .. 60
+          64        entries, each 8-aligned; zeros behind the last one
+
+    entry
+           0     4  magic        b"CUR1"
+           4     4  size         of the entry, padding included
+           8     4  CRC32C of the entry from byte 12 to its size
+          12     2  name size
+          14     2  kind         1: state, 2: removed
+          16     4  blob size
+          20     4  zero
+          24     8  generation of the file
+          32        name (UTF-8), blob, padding to 8
+
+Entries are appended, so the last one of a name is its state.  The file is reserved ahead, so acks
+are stored while the disk is full.  When it is used up, the live states are written into the *other*
+file under the next generation and appending goes on there: no name changes and no space is needed.
+The older file stays whole until then, which makes the switch safe without a sync; it is what a
+damaged entry falls back to.  A cursor that falls back is older, never ahead of its acks.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from danube import files
+from danube.core.batch import padded
+from danube.core.checksum import crc32c
+from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncompatible, broken
+from danube.limits import KIB, MIB
+from danube.wal.damage import DamagedRange
+from danube.wal.descriptors import LogFile, descriptors
+from danube.wal.jobs import sync_file
+from danube.wal.segment import LogIdentity
+
+FILE_NAMES: Final = ("cursors-a", "cursors-b")
+HEADER_BYTES: Final = 64
+RESERVE_FIRST: Final = 8 * KIB
+RESERVE_GROWN: Final = 256 * KIB
+FILE_BYTES_MAX: Final = 1024 * MIB
+_ENTRY_BYTES_MAX: Final = 16 * MIB
+_LIVE_FACTOR: Final = 4
+_VERSION: Final = 1
+_MAGIC: Final = b"DANUBCUR"
+_ENTRY_MAGIC: Final = b"CUR1"
+_HEADER: Final = struct.Struct("<8sHHIQQII20s")
+_ENTRY: Final = struct.Struct("<4sIIHHIIQ")
+_CRC: Final = struct.Struct("<I")
+_CRC_START: Final = 12
+_STATE: Final = 1
+_REMOVED: Final = 2
+
+if (_HEADER.size, _ENTRY.size) != (HEADER_BYTES - 4, 32):
+    raise ImportError("the tables above are the format")
+
+
+def pack_entry(name: bytes, blob: bytes | None, generation: int) -> bytes:
+    """One entry; a blob of None removes the name."""
+    data = blob or b""
+    size = padded(_ENTRY.size + len(name) + len(data))
+    kind = _REMOVED if blob is None else _STATE
+    packed = bytearray(size)
+    _ENTRY.pack_into(packed, 0, _ENTRY_MAGIC, size, 0, len(name), kind, len(data), 0, generation)
+    packed[_ENTRY.size : _ENTRY.size + len(name) + len(data)] = name + data
+    _CRC.pack_into(packed, 8, crc32c(bytes(packed[_CRC_START:])))
+    return bytes(packed)
+
+
+def pack_header(identity: LogIdentity, generation: int, base: bytes) -> bytes:
+    topic_id, partition = identity
+    packed = _HEADER.pack(_MAGIC, _VERSION, 0, partition, topic_id, generation, len(base), crc32c(base), b"")
+    return packed + _CRC.pack(crc32c(packed))
+
+
+class CursorFile(NamedTuple):
+    """What one of the two files holds.  ``states`` maps names to blobs, None for removed ones.
+
+    ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.
+    """
+
+    generation: int
+    states: dict[str, bytes | None]
+    end: int
+    clean: bool
+    size: int
+    damaged: tuple[tuple[int, int], ...]
+
+
+def read_cursor_file(path: Path, identity: LogIdentity) -> CursorFile | None:
+    """None when the file is missing, was never begun, or its header or first entries are damaged."""
+    try:
+        data = files.read_bounded(path, FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(data[: HEADER_BYTES - 4]):
+        return None
+    magic, version, _, partition, topic_id, generation, base_size, base_crc, _ = _HEADER.unpack_from(data)
+    if magic == _MAGIC and version != _VERSION:
+        raise StorageIncompatible(
+            f"cursor file has format version {version}", hint="start the newer Danube; nothing was touched"
+        )
+    if magic != _MAGIC or (topic_id, partition) != identity:
+        return None
+    found = _read_entries(data, generation)
+    whole = crc32c(data[HEADER_BYTES : HEADER_BYTES + base_size]) == base_crc
+    if not whole and not found.damaged and found.end < HEADER_BYTES + base_size:
+        # The header reached the disk before the entries did: the switch to this file never ended.
+        return found._replace(damaged=((found.end, HEADER_BYTES + base_size),))
+    return found
+
+
+def _read_entries(data: bytes, generation: int) -> CursorFile:
+    states: dict[str, bytes | None] = {}
+    damaged: list[tuple[int, int]] = []
+    position = end = HEADER_BYTES
+    while position < len(data):
+        entry = _entry_at(data, position, generation)
+        if entry is None:
+            following = _next_entry(data, position + 8, generation)
+            if following is None:
+                break
+            damaged.append((position, following))
+            position = following
+            continue
+        name, blob, size = entry
+        states[name] = blob
+        position = end = position + size
+    clean = not data[end:].strip(b"\0")
+    if not clean:
+        damaged.append((end, len(data.rstrip(b"\0"))))
+    return CursorFile(generation, states, end, clean, len(data), tuple(damaged))
+
+
+def _entry_at(data: bytes, position: int, generation: int) -> tuple[str, bytes | None, int] | None:
+    """``(name, blob, size)`` of the intact entry at ``position``, or None."""
+    if len(data) - position < _ENTRY.size:
+        return None
+    magic, size, crc, name_size, kind, blob_size, _, written = _ENTRY.unpack_from(data, position)
+    if magic != _ENTRY_MAGIC or written != generation or not _ENTRY.size <= size <= len(data) - position:
+        return None
+    if size != padded(_ENTRY.size + name_size + blob_size) or kind not in (_STATE, _REMOVED):
+        return None
+    if crc32c(data[position + _CRC_START : position + size]) != crc:
+        return None
+    start = position + _ENTRY.size
+    name = data[start : start + name_size].decode("utf-8", "surrogatepass")
+    blob = data[start + name_size : start + name_size + blob_size]
+    return name, blob if kind == _STATE else None, size
+
+
+def _next_entry(data: bytes, position: int, generation: int) -> int | None:
+    found = data.find(_ENTRY_MAGIC, position)
+    while found >= 0:
+        if found & 7 == 0 and _entry_at(data, found, generation) is not None:
+            return found
+        found = data.find(_ENTRY_MAGIC, found + 1)
+    return None
+
+
+class CursorSyncJob:
+    """Syncs the file that is appended to, and the directory once after the files were made."""
+
+    __slots__ = ("_directory", "_fd", "_file", "_pinned", "generation", "version")
+
+    def __init__(self, file: LogFile, directory: Path | None, version: int) -> None:
+        self._file = file
+        self._fd = descriptors.pin(file)
+        self._directory = directory
+        self._pinned = True
+        self.version = version
+
+    def run(self, synced: set[object] | None = None) -> None:
+        done = set() if synced is None else synced
+        try:
+            if self._file not in done or self._file.failed:
+                sync_file(self._file, self._fd)
+                done.add(self._file)
+            if self._directory is not None and self._directory not in done:
+                files.fsync_directory(self._directory)
+                done.add(self._directory)
+        finally:
+            if self._pinned:
+                self._pinned = False
+                descriptors.unpin(self._file)
+
+
+class CursorStore:
+    """``store`` and ``remove`` are noted; ``write`` appends them; ``sync_job`` makes them durable.
+
+    One thread, except that jobs run in another.  ``damage`` tells what ``load`` could not read: a
+    subscription that is missing from its answer although it exists was lost, and must start at the
+    earliest offset that is kept, never at the latest.
+    """
+
+    def __init__(self, directory: Path, identity: LogIdentity) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.damage: tuple[DamagedRange, ...] = ()
+        self._files = [LogFile(directory / name, locked=True) for name in FILE_NAMES]
+        self._states: dict[str, bytes] = {}
+        self._changed: dict[str, bytes | None] = {}
+        self._generation = 0
+        self._end = 0
+        self._capacity = 0
+        self._live_bytes = 0
+        self._switch = True
+        self._loaded = False
+        self._directory_dirty = False
+        self._version = self._requested = 0
+
+    def load(self) -> dict[str, bytes]:
+        """Subscription name -> state, as last written.  StorageIncompatible for a newer format."""
+        found = [read_cursor_file(self.directory / name, self.identity) for name in FILE_NAMES]
+        present = [(self.directory / name).exists() for name in FILE_NAMES]
+        held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
+        damage: list[DamagedRange] = []
+        for name, file, exists in zip(FILE_NAMES, found, present, strict=True):
+            if exists and file is None and not self._blank(name):
+                damage.append(DamagedRange(name, 0, 0, 0, "cursor file cannot be read"))
+            for position, _ in file.damaged if file is not None else ():
+                damage.append(DamagedRange(name, position, 0, 0, "cursor entry is damaged"))
+        states: dict[str, bytes | None] = dict(held[-1].states) if held else {}
+        if held and held[-1].damaged:
+            for name, blob in held[0].states.items():
+                states.setdefault(name, blob)
+        self._take(held[-1] if held else None, states)
+        self.damage = tuple(damage)
+        return dict(self._states)
+
+    def _blank(self, name: str) -> bool:
+        return not files.read_bounded(self.directory / name, FILE_BYTES_MAX).strip(b"\0")
+
+    def _take(self, file: CursorFile | None, states: dict[str, bytes | None]) -> None:
+        self._states = {name: blob for name, blob in states.items() if blob is not None}
+        self._live_bytes = sum(_size_of(name, blob) for name, blob in self._states.items())
+        self._loaded = True
+        if file is None:
+            return
+        self._generation = file.generation
+        self._end, self._capacity = file.end, file.size
+        # Torn or damaged bytes are never appended behind: the next write moves to the other file.
+        self._switch = not file.clean or bool(file.damaged)
+
+    def store(self, name: str, blob: bytes) -> None:
+        """Note the state of a subscription; kept in memory until write()."""
+        self._changed[name] = bytes(blob)
+
+    def remove(self, name: str) -> None:
+        self._changed[name] = None
+
+    @property
+    def dirty(self) -> bool:
+        """Something was noted and not written, or written and not synced."""
+        return bool(self._changed) or self._version > self._requested
+
+    def write(self) -> None:
+        """Append what was noted.  StorageFull and StorageFailed leave it noted for the next call."""
+        if not self._loaded:
+            broken("cursors are written before they were loaded", directory=self.directory.name)
+        if not self._changed:
+            return
+        try:
+            self._write_changed()
+        except OSError as error:
+            self._switch = True
+            if error.errno in files.FULL_ERRNOS:
+                raise StorageFull("cursors cannot be stored: the disk is full", why=str(error)) from error
+            raise StorageFailed("cursors cannot be stored", why=str(error)) from error
+
+    def _write_changed(self) -> None:
+        changed = self._changed
+        current = self._files[self._generation % 2]
+        entries = b"".join(
+            pack_entry(_encode(name), blob, self._generation) for name, blob in changed.items()
+        )
+        states = dict(self._states)
+        for name, blob in changed.items():
+            if blob is None:
+                states.pop(name, None)
+            else:
+                states[name] = blob
+        live_bytes = sum(_size_of(name, blob) for name, blob in states.items())
+        if self._switch or current.failed or not self._make_room(len(entries), live_bytes):
+            self._switch_files(states, live_bytes)
+        else:
+            files.write_all(descriptors.fd(current), entries, self._end)
+            self._end += len(entries)
+        self._states, self._live_bytes = states, live_bytes
+        self._changed = {}
+        self._version += 1
+
+    def _make_room(self, size: int, live_bytes: int) -> bool:
+        """Whether ``size`` more bytes fit the file in force, grown where that is worth it."""
+        needed = self._end + size
+        if needed <= self._capacity:
+            return True
+        capacity = min(max(self._capacity * 2, RESERVE_FIRST), _capacity_max(live_bytes))
+        if needed > capacity:
+            return False
+        fd = descriptors.fd(self._files[self._generation % 2])
+        try:
+            files.fallocate(fd, self._capacity, capacity - self._capacity)
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS:
+                raise
+            files.ftruncate(fd, self._capacity)
+            return False
+        self._capacity = capacity
+        return True
+
+    def _switch_files(self, states: dict[str, bytes], live_bytes: int) -> None:
+        """Write all live states into the other file under the next generation."""
+        current = self._files[self._generation % 2]
+        if self._version > 0 and self._generation and not current.failed:
+            # The other file is the fallback until this one is on disk.
+            sync_file(current, descriptors.fd(current))
+        generation = self._generation + 1
+        target = self._files[generation % 2]
+        fd = self._open(target)
+        base = b"".join(pack_entry(_encode(name), blob, generation) for name, blob in states.items())
+        needed = HEADER_BYTES + len(base)
+        capacity = max(files.size_of(fd), min(self._capacity, _capacity_max(live_bytes)), RESERVE_FIRST)
+        while capacity < needed:
+            capacity *= 2
+        capacity = self._reserve(fd, capacity, needed)
+        files.write_all(fd, bytes(capacity - needed), needed)
+        files.write_all(fd, base, HEADER_BYTES)
+        files.write_all(fd, pack_header(self.identity, generation, base), 0)
+        self._generation, self._end, self._capacity = generation, needed, capacity
+        self._switch = False
+        if current.failed:
+            descriptors.close(current)
+            self._files[(generation + 1) % 2] = LogFile(current.path, locked=True)
+
+    def _reserve(self, fd: int, capacity: int, needed: int) -> int:
+        size = files.size_of(fd)
+        if size >= capacity:
+            return size
+        try:
+            files.fallocate(fd, size, capacity - size)
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS or size < needed:
+                raise
+            files.ftruncate(fd, size)
+            return size
+        return capacity
+
+    def _open(self, file: LogFile) -> int:
+        try:
+            return descriptors.fd(file)
+        except FileNotFoundError:
+            pass
+        self._directory_dirty = True
+        for other in self._files:  # both at once: the second must not need space when the disk is full
+            if not other.path.exists():
+                fd = descriptors.create(other)
+                files.fallocate(fd, 0, RESERVE_FIRST)
+        return descriptors.fd(file)
+
+    def sync_job(self) -> CursorSyncJob | None:
+        """What a thread must do to make all that write() appended durable; None when nothing is left."""
+        if self._version <= self._requested or self._switch:
+            return None
+        directory = self.directory if self._directory_dirty else None
+        job = CursorSyncJob(self._files[self._generation % 2], directory, self._version)
+        self._requested = self._version
+        return job
+
+    def synced(self, job: CursorSyncJob) -> None:
+        """``job`` succeeded."""
+        self._directory_dirty = False
+
+    def sync_failed(self, job: CursorSyncJob, error: Exception) -> None:
+        """``job`` failed: the next write moves to the other file, and this one is never synced again."""
+        self._switch = True
+        self._requested = min(self._requested, job.version - 1)
+
+    def close(self) -> None:
+        """Release the files; what was not written is forgotten."""
+        for file in self._files:
+            descriptors.close(file)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "subscriptions": len(self._states),
+            "live_bytes": self._live_bytes,
+            "file_bytes": self._capacity,
+            "generation": self._generation,
+        }
+
+
+def _encode(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _size_of(name: str, blob: bytes) -> int:
+    return padded(_ENTRY.size + len(_encode(name)) + len(blob))
+
+
+def _capacity_max(live_bytes: int) -> int:
+    """How large the file may grow before its live states are written anew."""
+    return max(RESERVE_GROWN, min(_LIVE_FACTOR * live_bytes, MIB), 2 * live_bytes)

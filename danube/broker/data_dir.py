@@ -150,9 +150,12 @@ class DataDir:
         except OSError as error:
             raise _failed(f"{self.path / name} cannot be written", error) from error
 
+    def write_pid(self) -> None:
+        """For scripts; Danube itself asks the lock."""
+        self._replace(PID_NAME, f"{os.getpid()}\n".encode())
+
     def write_state(self, state: BrokerState) -> None:
         """Tell `danube status` what runs."""
-        self._replace(PID_NAME, f"{state.pid}\n".encode())
         self._replace(STATE_NAME, msgspec.json.encode(state) + b"\n")
 
     def close(self) -> None:

@@ -155,6 +155,7 @@ class Supervisor:
         self._stop_signals = 0
         self._stop_deadline_ns = 0
         self._announced_ready = False
+        self._state_changed = False
         self._failure: DanubeError | None = None
         self._tick_ns = 0
         self._data: DataDir
@@ -218,6 +219,7 @@ class Supervisor:
         self._tick_ns = monotonic_ns()
         for worker in self._workers:
             self._start(worker, self._tick_ns)
+        self._data.write_pid()
         self._write_state()
 
     def _wait(self) -> None:
@@ -246,8 +248,9 @@ class Supervisor:
                 self._check_heartbeat(worker, now_ns, paused_ns)
             elif now_ns >= worker.start_ns:
                 self._start(worker, now_ns)
-                self._write_state()
         self._check_ready()
+        if self._state_changed:
+            self._write_state()
         self._notifier.watchdog(now_ns)
 
     def _start(self, worker: _Worker, now_ns: int) -> None:
@@ -264,6 +267,7 @@ class Supervisor:
             self._give_up_if_never_ready(worker, str(error))
             return
         worker.counters.put(Counter.PID, worker.pid)
+        self._state_changed = True
         worker.started_ns = worker.seen_ns = now_ns
         worker.heartbeat_ns = 0
         _log.info("worker started", worker=worker.index, pid=worker.pid, incarnation=worker.incarnation)
@@ -308,6 +312,7 @@ class Supervisor:
         """The process is gone: tell the peers at once and say when to replace it."""
         pid, worker.pid = worker.pid, 0
         worker.counters.put(Counter.PID, 0)
+        self._state_changed = True
         if self._stop_signals:
             return
         ended = process.describe_status(status)
@@ -371,6 +376,7 @@ class Supervisor:
         return {door: address_text(listener) for door, listener in self._listeners[0].items()}
 
     def _write_state(self) -> None:
+        self._state_changed = False
         state = BrokerState(
             pid=os.getpid(),
             ready=self._announced_ready,

@@ -6,9 +6,9 @@ Everything is found out from outside: pids from danube.json, counters from the s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import resource
 import select
 import selectors
 import signal
@@ -17,10 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from danube import telemetry
 from danube.broker.data_dir import BrokerState, DataDir, broker_state
 from danube.broker.supervisor import SupervisorSettings, WorkerContext, run
 from danube.errors import AlreadyRunning, Damage, DanubeError, StorageIncompatible, broken, exit_code_of
@@ -92,8 +94,22 @@ WORKERS = {
 }
 
 
+def _refuse_forks_on_request(data_dir: Path) -> None:
+    fork = os.fork
+
+    def refusable_fork() -> int:
+        if (data_dir / "no-processes").exists():
+            (data_dir / "refused-forks").touch()
+            raise BlockingIOError(errno.EAGAIN, "no process")
+        return fork()
+
+    os.fork = refusable_fork
+
+
 def _main(behaviour: str, options: dict[str, str | int]) -> int:
+    telemetry.configure("info")
     data_dir = Path(str(options.pop("data_dir")))
+    _refuse_forks_on_request(data_dir)
     settings = SupervisorSettings(
         data_dir=data_dir,
         ring_bytes=65536,
@@ -204,13 +220,16 @@ def test_workers_share_a_port_and_their_rings(start: Callable[..., Broker]) -> N
     assert broker.end()[0] == 0
 
 
-def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(start: Callable[..., Broker]) -> None:
+def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(
+    start: Callable[..., Broker],
+) -> None:
     broker = start().wait_ready()
     first, second = broker.pids()
     before = broker.counters()
     os.kill(first, signal.SIGKILL)
     took_s = wait_until(
-        lambda: (now := broker.counters()[0])["pid"] not in (0, first) and now["state"] == 1, "replacement serves"
+        lambda: (now := broker.counters()[0])["pid"] not in (0, first) and now["state"] == 1,
+        "replacement serves",
     )
     assert took_s < 1.0
     after = broker.counters()
@@ -219,14 +238,17 @@ def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(start
     both = broker.counters()
     wait_until(
         lambda: all(
-            now["forwarded_in"] > then["forwarded_in"] + 3 for now, then in zip(broker.counters(), both, strict=True)
+            now["forwarded_in"] > then["forwarded_in"] + 3
+            for now, then in zip(broker.counters(), both, strict=True)
         ),
         "tokens go round again",
     )
     assert broker.end()[0] == 0
 
 
-def test_a_connection_in_a_dead_workers_backlog_is_served_by_its_replacement(start: Callable[..., Broker]) -> None:
+def test_a_connection_in_a_dead_workers_backlog_is_served_by_its_replacement(
+    start: Callable[..., Broker],
+) -> None:
     broker = start(workers=1).wait_ready()
     address = broker.state().addresses["native"]
     (pid,) = broker.pids()
@@ -253,7 +275,9 @@ def test_a_killed_supervisor_takes_its_workers_and_memory_and_the_next_start_wor
     assert following.end()[0] == 0
 
 
-def test_a_start_right_after_a_kill_waits_for_the_orphans_instead_of_refusing(start: Callable[..., Broker]) -> None:
+def test_a_start_right_after_a_kill_waits_for_the_orphans_instead_of_refusing(
+    start: Callable[..., Broker],
+) -> None:
     broker = start().wait_ready()
     broker.process.kill()
     broker.process.wait(timeout=WAIT_S)
@@ -284,7 +308,8 @@ def test_a_stopped_supervisor_replaces_nobody_when_it_goes_on(start: Callable[..
         os.kill(pid, signal.SIGCONT)
     seen = [one["heartbeat_ns"] for one in broker.counters()]
     wait_until(
-        lambda: all(now["heartbeat_ns"] > then for now, then in zip(broker.counters(), seen, strict=True)), "alive"
+        lambda: all(now["heartbeat_ns"] > then for now, then in zip(broker.counters(), seen, strict=True)),
+        "alive",
     )
     assert broker.pids() == pids
     assert broker.end()[0] == 0
@@ -295,7 +320,9 @@ def test_a_stop_lets_workers_finish(start: Callable[..., Broker], number: int) -
     broker = start("_serve_and_write_a_file").wait_ready()
     assert broker.end(number)[0] == 0
     assert sorted(path.name for path in broker.data_dir.glob("finished-*")) == ["finished-0", "finished-1"]
-    assert sorted(path.name for path in broker.data_dir.iterdir() if path.name.startswith("danube")) == ["danube.lock"]
+    assert sorted(path.name for path in broker.data_dir.iterdir() if path.name.startswith("danube")) == [
+        "danube.lock"
+    ]
 
 
 def test_a_worker_that_does_not_drain_is_killed_at_the_deadline(start: Callable[..., Broker]) -> None:
@@ -316,7 +343,9 @@ def test_a_second_signal_does_not_wait_for_the_deadline(start: Callable[..., Bro
     assert broker.process.wait(timeout=5) == 0
 
 
-def test_a_second_broker_on_the_data_directory_is_refused_and_changes_nothing(start: Callable[..., Broker]) -> None:
+def test_a_second_broker_on_the_data_directory_is_refused_and_changes_nothing(
+    start: Callable[..., Broker],
+) -> None:
     broker = start().wait_ready()
     before = {path.name: path.read_bytes() for path in broker.data_dir.iterdir()}
     code, output = start().end(signal.SIGCONT)
@@ -341,7 +370,9 @@ def test_an_address_of_another_machine_is_refused(start: Callable[..., Broker]) 
     assert code == 11 and "203.0.113.7" in output
 
 
-def test_a_worker_that_dies_young_waits_longer_each_time_and_the_other_serves(start: Callable[..., Broker]) -> None:
+def test_a_worker_that_dies_young_waits_longer_each_time_and_the_other_serves(
+    start: Callable[..., Broker],
+) -> None:
     broker = start("_crash_after_ready").wait_ready()
     first, second = broker.pids()
     (broker.data_dir / "crash").touch()
@@ -349,7 +380,7 @@ def test_a_worker_that_dies_young_waits_longer_each_time_and_the_other_serves(st
     times = broker.data_dir / "starts"
     wait_until(lambda: len(times.read_text().split()) >= 6, "several restarts")
     starts = [float(line) for line in times.read_text().split()][1:]
-    pauses = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert all(pause >= expected for pause, expected in zip(pauses, (0.1, 0.2, 0.4, 0.8), strict=False))
     assert broker.pids()[0] == first
     (broker.data_dir / "crash").unlink()
@@ -364,17 +395,31 @@ def test_a_broker_that_never_serves_gives_up_with_the_reason(start: Callable[...
     assert "cannot start" in output and "RuntimeError: cannot serve" in output
 
 
-def test_no_process_to_be_had_leaves_the_rest_running(
-    tmp_path: Path, start: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+def test_when_there_is_no_process_to_be_had_the_rest_serves_and_it_is_tried_again(
+    start: Callable[..., Broker],
 ) -> None:
     broker = start().wait_ready()
     first, second = broker.pids()
-    if os.geteuid() == 0:
-        pytest.skip("root is not bound by the limit of processes")
-    resource.prlimit(broker.process.pid, resource.RLIMIT_NPROC, (1, 1))
+    (broker.data_dir / "no-processes").touch()
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: gone(first) and broker.pids()[0] == 0, "it is gone")
-    assert not gone(second)
+    wait_until(lambda: (broker.data_dir / "refused-forks").exists(), "a refused fork")
+    address = broker.state().addresses["native"]
+    wait_until(lambda: _answer_or_nothing(address).startswith("1"), "the other one answers")
+    wait_until(lambda: broker.pids() == [0, second], "the state file tells it")
+    (broker.data_dir / "no-processes").unlink()
+    wait_until(lambda: broker.counters()[0]["state"] == 1 and broker.pids()[0] != 0, "it is replaced")
+    code, output = broker.end()
+    assert code == 0 and "worker cannot be started" in output
+
+
+def _answer_or_nothing(address: str) -> str:
+    """A connection may wait in the backlog of the worker that is not there."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=0.2) as connection:
+        try:
+            return connection.recv(100).decode()
+        except TimeoutError:
+            return ""
 
 
 def test_a_ready_broker_tells_its_service_manager(

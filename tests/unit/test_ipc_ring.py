@@ -44,7 +44,9 @@ operations = st.lists(
         st.tuples(st.just("put"), st.integers(0, CAPACITY // 2 - SLOT_HEADER_BYTES)),
         st.tuples(st.just("put"), st.integers(0, 80)),
         st.tuples(st.just("claim"), st.integers(0, 300)),
-        st.tuples(st.sampled_from(["publish", "abandon", "release", "writer dies", "reader dies"]), st.just(0)),
+        st.tuples(
+            st.sampled_from(["publish", "abandon", "release", "writer dies", "reader dies"]), st.just(0)
+        ),
         st.tuples(st.just("drain"), st.integers(0, CAPACITY)),
     ),
     max_size=120,
@@ -53,7 +55,9 @@ operations = st.lists(
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(STARTS), operations)
-def test_a_ring_gives_what_was_published_in_order_and_nothing_else(start: int, steps: list[tuple[str, int]]) -> None:
+def test_a_ring_gives_what_was_published_in_order_and_nothing_else(
+    start: int, steps: list[tuple[str, int]]
+) -> None:
     memory = Memory(start)
     writer, reader = memory.writer(), memory.reader()
     claimed: list[tuple[int, bytes]] = []

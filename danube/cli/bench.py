@@ -31,7 +31,7 @@ def bench() -> None:
 
 
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
+    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         address_option(),
         click.option("-t", "--topic", type=topic_name, metavar="TOPIC", help="Use this topic and keep it."),
         click.option("--size", type=arguments.size_bytes, default="100", show_default=True, metavar="BYTES"),

@@ -18,6 +18,7 @@ from danube.errors import DanubeError
 
 BATCHES_IN_FLIGHT = 16
 RELIABLE_IDLE_S = 30.0  # a consumer that got nothing for so long gives up
+LOOK_INTERVAL_S = 0.25
 LOSSY_IDLE_S = 2.0  # a non-reliable topic may have dropped the rest
 _SENT_AT = struct.Struct("<Q")
 
@@ -103,42 +104,54 @@ async def _until_due(began_ns: int, sent: int, rate: float) -> None:
         await asyncio.sleep(early_ns / 1e9)
 
 
+class Tally:
+    """What a consumer received, and when the last of it came."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.received = 0
+        self.last_ns = monotonic_ns()
+
+    def add(self, count: int) -> bool:
+        """Count; whether that was all."""
+        self.received += count
+        self.last_ns = monotonic_ns()
+        return self.received >= self.wanted
+
+
 async def consume(client: Any, part: dict[str, Any]) -> dict[str, Any]:
     """Receive and acknowledge ``count`` records, or until nothing comes any more."""
-    count, received = part["count"], 0
-    idle_s = RELIABLE_IDLE_S if part["reliable"] else LOSSY_IDLE_S
     name = f"bench-consumer-{part['index']}"
     async with client.consumer(part["topic"], subscription=name, name=name, start="earliest") as consumer:
         await wait_for_go()
-        began_ns = ended_ns = monotonic_ns()
-        single = part["batch"] == 1
-        source = aiter(consumer) if single else aiter(consumer.batches(max_records=65_536))
-        while received < count:
-            try:
-                # The first record may wait for producers that begin at the same time.
-                got = await asyncio.wait_for(anext(source), idle_s if received else RELIABLE_IDLE_S)
-            except (TimeoutError, StopAsyncIteration):
-                break
-            received += await (_take_messages(source, got, count - received) if single else _take(got))
-            ended_ns = monotonic_ns()
-    return {"records": received, "began_ns": began_ns, "ended_ns": ended_ns}
+        tally = Tally(part["count"])
+        began_ns = tally.last_ns
+        receive = _receive_messages if part["batch"] == 1 else _receive_batches
+        work = asyncio.create_task(receive(consumer, tally))
+        while not work.done():
+            await asyncio.wait({work}, timeout=LOOK_INTERVAL_S)
+            # The first record may wait for producers that are slow to begin.
+            idle_s = RELIABLE_IDLE_S if part["reliable"] or not tally.received else LOSSY_IDLE_S
+            if monotonic_ns() - tally.last_ns > idle_s * 1e9:
+                work.cancel()
+                await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+    return {"records": tally.received, "began_ns": began_ns, "ended_ns": tally.last_ns}
 
 
-async def _take(batch: Any) -> int:
-    received = len(batch)
-    await batch.ack()
-    return received
+async def _receive_batches(consumer: Any, tally: Tally) -> None:
+    async for batch in consumer.batches(max_records=65_536):
+        await batch.ack()
+        if tally.add(len(batch)):
+            return
 
 
-async def _take_messages(source: Any, message: Any, wanted: int) -> int:
-    """Messages one at a time, as an application takes them; a timer only where one is waited for."""
-    received = 0
-    while True:
+async def _receive_messages(consumer: Any, tally: Tally) -> None:
+    async for message in consumer:
         await message.ack()
-        received += 1
-        if received >= min(wanted, 10_000):
-            return received
-        message = await anext(source)
+        if tally.add(1):
+            return
 
 
 async def latency(client: Any, part: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +160,7 @@ async def latency(client: Any, part: dict[str, Any]) -> dict[str, Any]:
     received: list[int] = []
     count = part["count"]
     async with danube.connect(part["address"]) as second, _producer(client, part) as producer:
-        options = {"subscription": "bench-latency", "name": "bench-latency", "start": "latest"}
+        options: dict[str, Any] = {"subscription": "bench-latency", "start": "latest"}
         async with second.consumer(part["topic"], **options) as consumer:
             reader = asyncio.create_task(_note_arrivals(consumer, received, count))
             await wait_for_go()

@@ -44,7 +44,7 @@ class Child:
     """One process of the benchmark."""
 
     def __init__(self, part: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - this program
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "danube.cli.bench_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -148,8 +148,7 @@ def _together(services: Services, parts: list[dict[str, Any]]) -> list[dict[str,
         note(f"{parts[0]['workload']}: {len(parts)} processes, {parts[0]['count']:,} records each ...")
     children: list[Child] = []
     try:
-        for part in parts:
-            children.append(Child(part))
+        children.extend(Child(part) for part in parts)
         for child in children:
             child.answer()
         for child in children:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from danube.cli.addressing import Address, explaining
+from danube.cli.addressing import Address, explaining, suggest_topic
 from danube.cli.arguments import Position, start_argument
 from danube.cli.output import note, plain
 from danube.cli.printing import Printer
 from danube.cli.services import Services
 from danube.clock import monotonic_ns
-from danube.errors import DanubeError, InvalidArgument, OperationTimeout, SubscriptionNotFound
+from danube.errors import DanubeError, InvalidArgument, NotFound, OperationTimeout, TopicNotFound
 
 LOOK_INTERVAL_S = 0.05
 IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker where the end is
@@ -85,20 +85,29 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
     """Receive as wished; OperationTimeout when ``count`` records did not come in time."""
     with explaining(wish.address):
         async with services.connect_async(wish.address.url) as client:
-            await _remark_on_start(client, wish)
-            remaining = await _ends(client, wish) if wish.until_end else None
-            receiver = Receiver(wish, printer, remaining)
             try:
-                await _subscribe_and_run(client, wish, receiver)
-            finally:
-                if wish.temporary:
-                    await _delete_temporary(client, wish)
+                receiver = await _receive_with(client, wish, printer)
+            except TopicNotFound as error:
+                suggest_topic(error, [one.topic for one in await client.admin.list_topics()])
+                raise
     if wish.count is not None and receiver.received < wish.count and not wish.until_end:
         raise OperationTimeout(
             f"received {receiver.received} of {wish.count} records",
             why=f"nothing more arrived on {wish.topic} in time",
             hint="raise --timeout, or begin earlier with --from earliest",
         )
+
+
+async def _receive_with(client: Any, wish: Wish, printer: Printer) -> Receiver:
+    await _remark_on_start(client, wish)
+    remaining = await _ends(client, wish) if wish.until_end else None
+    receiver = Receiver(wish, printer, remaining)
+    try:
+        await _subscribe_and_run(client, wish, receiver)
+    finally:
+        if wish.temporary:
+            await _delete_temporary(client, wish)
+    return receiver
 
 
 async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> None:
@@ -175,7 +184,7 @@ async def _ack_floors(client: Any, wish: Wish) -> dict[int, int]:
 async def _delete_temporary(client: Any, wish: Wish) -> None:
     try:
         await asyncio.shield(client.admin.delete_subscription(wish.topic, wish.subscription))
-    except SubscriptionNotFound:
-        pass  # the consumer never came to be
+    except NotFound:
+        pass  # the subscription never came to be, or its topic went away with it
     except DanubeError as error:
         note(f"the temporary subscription {wish.subscription} was left behind: {error}")

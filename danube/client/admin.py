@@ -64,7 +64,9 @@ def start_of(start: Start) -> tuple[str, int]:
             return "offset", start
     elif isinstance(start, datetime):
         if start.tzinfo is None:
-            raise InvalidArgument("start time has no time zone", hint="for example datetime.now(timezone.utc)")
+            raise InvalidArgument(
+                "start time has no time zone", hint="for example datetime.now(timezone.utc)"
+            )
         return "time", round(start.timestamp() * 1_000_000)
     elif isinstance(start, tuple) and len(start) == 2 and start[0] in ("time", "offset"):
         return start[0], int(start[1])
@@ -216,7 +218,9 @@ def view_of(answer: Any) -> wire.TopicView:
     try:
         return msgspec.convert(answer, wire.TopicView)
     except msgspec.ValidationError as error:
-        raise ProtocolError("the broker described the topic in a way that is not understood", why=str(error)) from None
+        raise ProtocolError(
+            "the broker described the topic in a way that is not understood", why=str(error)
+        ) from None
 
 
 def topic_of(answer: Any) -> TopicInfo:
@@ -225,7 +229,9 @@ def topic_of(answer: Any) -> TopicInfo:
     try:
         return msgspec.convert(answer, TopicInfo)
     except msgspec.ValidationError as error:
-        raise ProtocolError("the broker described the topic in a way that is not understood", why=str(error)) from None
+        raise ProtocolError(
+            "the broker described the topic in a way that is not understood", why=str(error)
+        ) from None
 
 
 def _merged(subscription: str, facts: list[dict[str, Any]]) -> SubscriptionInfo:

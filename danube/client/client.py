@@ -287,7 +287,9 @@ def new_session(name: str, token: str, reconnect_timeout_s: float | None, timeou
     """The machine behind a client of either kind."""
     reconnect_ns = None if reconnect_timeout_s is None else int(reconnect_timeout_s * 1e9)
     client = name or f"danube-python/{danube.__version__} {socket.gethostname()}"
-    return Session(client=client, token=token, reconnect_timeout_ns=reconnect_ns, request_timeout_ns=timeout_ns)
+    return Session(
+        client=client, token=token, reconnect_timeout_ns=reconnect_ns, request_timeout_ns=timeout_ns
+    )
 
 
 def seconds_as_ns(seconds: float, what: str) -> int:

@@ -240,7 +240,9 @@ class Connection:
                         raise closed_early(address, link.reason)
                     await asyncio.wait([link.lost, self._welcome()], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            link.abort(ConnectionFailed(f"the broker at {address} did not greet", hint="is this the native port?"))
+            link.abort(
+                ConnectionFailed(f"the broker at {address} did not greet", hint="is this the native port?")
+            )
             raise link.reason or ConnectionFailed(str(address)) from None
         except asyncio.CancelledError:
             link.abort(ConnectionFailed("connecting was cancelled"))

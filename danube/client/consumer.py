@@ -130,7 +130,9 @@ class Consumer:
             replies = inbox.close()
             self._connection.flush()
             try:
-                await self._connection.wait_within(all_settled(replies), CLOSE_TIMEOUT_S, "closing the consumer")
+                await self._connection.wait_within(
+                    all_settled(replies), CLOSE_TIMEOUT_S, "closing the consumer"
+                )
             except OperationTimeout:
                 return  # the connection's end closes it at the broker; its un-acked records come again
 

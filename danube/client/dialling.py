@@ -41,7 +41,9 @@ def refused(address: Address, error: OSError | TimeoutError) -> ConnectionFailed
         hint = "check host and port" + (
             ", and that a broker listens there" if "ultiple" in str(error) or "onnect" in str(error) else ""
         )
-    return ConnectionFailed(f"cannot connect to the broker at {address}", why=why, hint=hint, address=str(address))
+    return ConnectionFailed(
+        f"cannot connect to the broker at {address}", why=why, hint=hint, address=str(address)
+    )
 
 
 def closed_early(address: Address, reason: DanubeError | None) -> DanubeError:

@@ -89,7 +89,9 @@ class BaseMessage(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         shown = self.payload if len(self.payload) <= 32 else self.payload[:32] + b"..."
-        return f"<{type(self).__name__} {self.topic} partition={self.partition} offset={self.offset} {shown!r}>"
+        return (
+            f"<{type(self).__name__} {self.topic} partition={self.partition} offset={self.offset} {shown!r}>"
+        )
 
 
 class Message(BaseMessage, eq=False):

@@ -44,7 +44,17 @@ _telemetry = events("client")
 class Group:
     """Records sent one at a time that leave together."""
 
-    __slots__ = ("attributes", "flushed", "keys", "parts", "payloads", "reported", "rows", "size", "withdrawn")
+    __slots__ = (
+        "attributes",
+        "flushed",
+        "keys",
+        "parts",
+        "payloads",
+        "reported",
+        "rows",
+        "size",
+        "withdrawn",
+    )
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
@@ -146,7 +156,9 @@ class Outbox:
 
     # -- one record at a time -------------------------------------------------------------------
 
-    def add(self, payload: bytes, key: str | bytes | None, attributes: Attributes | None) -> tuple[Group, int]:
+    def add(
+        self, payload: bytes, key: str | bytes | None, attributes: Attributes | None
+    ) -> tuple[Group, int]:
         """Put a record into the group; return the group and the record's place in it."""
         if type(payload) is not bytes:
             payload = _as_bytes(payload)
@@ -158,7 +170,12 @@ class Outbox:
             group = self._begin_group()
         payloads = group.payloads
         index = len(payloads)
-        if key is not None or attributes is not None or group.keys is not None or group.attributes is not None:
+        if (
+            key is not None
+            or attributes is not None
+            or group.keys is not None
+            or group.attributes is not None
+        ):
             size += self._add_extras(group, index, key, attributes)
         payloads.append(payload)
         group.size += size + RECORD_OVERHEAD
@@ -297,7 +314,10 @@ class Outbox:
             chunk_attributes = None if attributes is None else attributes[start:stop]
             for partition, chosen in self._by_partition(stop - start, chunk_keys):
                 yield self._send(
-                    partition, _pick(chunk, chosen), _pick(chunk_keys, chosen), _pick(chunk_attributes, chosen)
+                    partition,
+                    _pick(chunk, chosen),
+                    _pick(chunk_keys, chosen),
+                    _pick(chunk_attributes, chosen),
                 )
             wanted = (stop - start) * self.batch_bytes // max(size, 1)
             step = max(1, min(wanted, BATCH_RECORDS_MAX))
@@ -342,7 +362,12 @@ class Outbox:
     # -- batches --------------------------------------------------------------------------------
 
     def _send(
-        self, partition: PartitionProducer, payloads: Any, keys: Any, attributes: Any, group: Group | None = None
+        self,
+        partition: PartitionProducer,
+        payloads: Any,
+        keys: Any,
+        attributes: Any,
+        group: Group | None = None,
     ) -> Outgoing:
         sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
         encoded = encode(
@@ -453,7 +478,8 @@ def _as_bytes(payload: Any) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     raise InvalidArgument(
-        f"a payload is bytes, not {type(payload).__name__}", hint="encode text first, for example with text.encode()"
+        f"a payload is bytes, not {type(payload).__name__}",
+        hint="encode text first, for example with text.encode()",
     )
 
 
@@ -483,7 +509,9 @@ def _attributes_size(attributes: Attributes) -> int:
                 raise RecordTooLarge("attribute name is longer than 65535 bytes")
             size += 6 + name_size + value_size
     except (AttributeError, UnicodeEncodeError) as error:
-        raise InvalidArgument("attributes are not valid", why=str(error), hint="they map text to text") from None
+        raise InvalidArgument(
+            "attributes are not valid", why=str(error), hint="they map text to text"
+        ) from None
     if len(attributes) > ATTRIBUTES_PER_RECORD_MAX or size > ATTRIBUTE_BYTES_MAX:
         raise RecordTooLarge(
             f"{len(attributes)} attributes of {size} bytes are too many",

@@ -182,7 +182,7 @@ class Producer:
         emptied = box.emptied()
         self._connection.flush()
         await self._connection.wait_within(emptied, timeout, "flush")
-        _raise_first(box.take_failures())
+        raise_first(box.take_failures())
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
@@ -196,14 +196,14 @@ class Producer:
             self._connection.flush()
             await self._connection.wait_within(emptied, timeout, "flush")
         except OperationTimeout as error:
-            failure = _undelivered(box, error)
+            failure = undelivered(box, error)
         finally:
             failures = box.take_failures()
             replies = box.close()
         await _close_quietly(self._connection, replies)
         if failure is not None:
             raise failure
-        _raise_first(failures)
+        raise_first(failures)
 
     async def __aenter__(self) -> Producer:
         return await self.open()
@@ -223,14 +223,14 @@ class Producer:
         return f"<Producer {self.name!r} of {self.topic}>"
 
 
-def _raise_first(failures: list[BaseException]) -> None:
+def raise_first(failures: list[BaseException]) -> None:
     if failures:
         if len(failures) > 1:
             failures[0].add_note(f"danube: {len(failures) - 1} more sends failed")
         raise failures[0].with_traceback(None)
 
 
-def _undelivered(box: Outbox, error: OperationTimeout) -> OperationTimeout:
+def undelivered(box: Outbox, error: OperationTimeout) -> OperationTimeout:
     return OperationTimeout(
         f"producer {box.name!r} was closed with {box.unanswered} batches not acknowledged",
         why=error.what,

@@ -228,7 +228,9 @@ class PartitionProducer:
             outgoing.correlation = 0
             outgoing.sent = False
             position = 0
-            while position < len(self._queue) and self._queue[position].base_sequence < outgoing.base_sequence:
+            while (
+                position < len(self._queue) and self._queue[position].base_sequence < outgoing.base_sequence
+            ):
                 position += 1
             self._queue.insert(position, outgoing)
         else:
@@ -427,7 +429,9 @@ class PartitionProducer:
                 continue
             if outgoing.sent:
                 self.session.statistics.send_failures += 1
-                outgoing.fail(self._timeout("it was sent and not answered; whether it is stored is not known"))
+                outgoing.fail(
+                    self._timeout("it was sent and not answered; whether it is stored is not known")
+                )
             else:
                 self._queue.remove(outgoing)
                 self._settle(outgoing, None, self._timeout("it was not sent"))

@@ -378,7 +378,9 @@ class Session:
     def _transmit(self, request: Request) -> None:
         frame = wire.control_frame(request.kind, request.body, 0, request.handle)
         if len(frame) - wire.FRAME_HEADER_BYTES > CONTROL_BYTES_MAX:
-            request.on_error(ProtocolError("request is too large", why=f"the limit is {CONTROL_BYTES_MAX} bytes"))
+            request.on_error(
+                ProtocolError("request is too large", why=f"the limit is {CONTROL_BYTES_MAX} bytes")
+            )
             return
         request.correlation = self.next_correlation()
         self._awaited[request.correlation] = request
@@ -532,7 +534,9 @@ class Session:
         if kind == Kind.ERROR:
             raise wire.decode_error(body)
         if kind != Kind.WELCOME:
-            raise ProtocolError(f"the broker greeted with a frame of kind {kind}", hint="is this Danube's native port?")
+            raise ProtocolError(
+                f"the broker greeted with a frame of kind {kind}", hint="is this Danube's native port?"
+            )
         welcome = wire.decode_control(body, wire.Welcome)
         if welcome.version not in self._hello.versions:
             raise ProtocolError(f"the broker chose protocol version {welcome.version}, which was not offered")

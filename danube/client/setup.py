@@ -124,9 +124,7 @@ def consumer_options(
 
 def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
     """Find or make the topic, open a producer of each partition, and put an outbox before them."""
-    lookup = wire.Lookup(
-        options.topic, True, options.partitions, options.reliable, options.durability or ""
-    )
+    lookup = wire.Lookup(options.topic, True, options.partitions, options.reliable, options.durability or "")
     view = view_of((yield session.request(Kind.LOOKUP, lookup)))
     if options.reliable is not None and view.reliable != options.reliable:
         raise PolicyMismatch(

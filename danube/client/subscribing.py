@@ -110,7 +110,10 @@ class PartitionConsumer:
         self.ready_bytes -= batch.header.size
         self._taken_records += batch.record_count
         self._taken_bytes += batch.header.size
-        if 2 * self._taken_records >= self._window_records or 2 * self._taken_bytes >= self._body.credit_bytes:
+        if (
+            2 * self._taken_records >= self._window_records
+            or 2 * self._taken_bytes >= self._body.credit_bytes
+        ):
             self._replenish()
         return batch
 

@@ -171,6 +171,17 @@ def test_a_deleted_topic_comes_back_as_another_incarnation() -> None:
     assert machine.partition_count == 0
 
 
+def test_ids_are_used_once_however_often_a_name_comes_back() -> None:
+    machine = machine_with("/default/other")
+    ids = []
+    for _ in range(5):
+        propose(machine, create("/default/foo"))
+        ids.append(machine.topic("/default/foo").topic_id)
+        propose(machine, DeleteTopic(topic="/default/foo"))
+        machine = Metadata.restore(machine.snapshot())
+    assert ids == [2, 3, 4, 5, 6]
+
+
 def test_a_policy_is_updated_for_the_same_incarnation() -> None:
     machine = machine_with("/default/foo")
     policy = TopicPolicy(durability="fsync", retention_ms=0)

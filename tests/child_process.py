@@ -62,6 +62,13 @@ class Child:
         except BrokenPipeError:
             pass
 
+    def ended(self) -> bool:
+        """Whether the result can be read without waiting, or the child is gone."""
+        stdout = self._process.stdout
+        return bool(
+            self._pending or self._process.poll() is not None or select.select([stdout], [], [], 0)[0]
+        )
+
     def result(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.line(timeout_s))
         self.close()

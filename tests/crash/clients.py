@@ -1,0 +1,340 @@
+"""Producers and consumers that write down what they do; run as ``clients.py ROLE JSON``.
+
+``prepare`` makes the topics and subscriptions, ``produce`` and ``consume`` work until a line comes
+on standard input (or, with ``steps``, that many sends), ``read_log`` reads every topic from its start
+through a fresh subscription.  Each reopens what an error closed, as an application would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+ROOT = str(Path(__file__).resolve().parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+import danube  # noqa: E402
+from danube.errors import Conflict, DanubeError  # noqa: E402
+from tests.crash.journal import Journal, payload_of, read_payload  # noqa: E402
+
+FAILURE = {
+    "max_redelivery_count": 1_000_000,
+    "ack_timeout_ms": 1_500,
+    "base_redelivery_delay_ms": 20,
+    "max_redelivery_delay_ms": 20,
+    "backoff": "fixed",
+}
+IDLE_S = 2.5  # longer than the ack timeout: what was held has come again
+STALL_S = 20.0
+KEYS = 12
+
+
+def told() -> asyncio.Event:
+    """An event that is set by a line on standard input, or by its end."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def wait() -> None:
+        await loop.run_in_executor(None, sys.stdin.readline)
+        event.set()
+
+    event.task = loop.create_task(wait())  # type: ignore[attr-defined]
+    return event
+
+
+@asynccontextmanager
+async def connected(options: dict[str, Any]) -> AsyncIterator[Any]:
+    """A client of its own, so that each of them lands on some worker."""
+    async with danube.connect(options["url"]) as client:
+        yield client
+
+
+async def prepare(options: dict[str, Any]) -> dict[str, Any]:
+    """Make the topics, and every subscription before the first record is sent; again until it works."""
+    deadline = time.monotonic() + STALL_S
+    while True:
+        try:
+            await make_all(options)
+            return {}
+        except DanubeError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def make_all(options: dict[str, Any]) -> None:
+    async with connected(options) as client:
+        for topic in options["topics"]:
+            try:
+                await client.admin.create_topic(
+                    topic["topic"],
+                    partitions=topic["partitions"],
+                    durability=topic["durability"],
+                    failure=FAILURE,
+                )
+            except Conflict:
+                pass
+        for one in options["subscriptions"]:
+            async with client.consumer(
+                one["topic"],
+                subscription=one["subscription"],
+                mode=one["mode"],
+                start="earliest",
+                name="prepare",
+            ):
+                pass
+
+
+class Sender:
+    """One producer and its journal; ``style`` is many, nowait or one (awaited, with keys)."""
+
+    def __init__(self, options: dict[str, Any], one: dict[str, Any], stopped: asyncio.Event) -> None:
+        self.options = options
+        self.topic: str = one["topic"]
+        self.name: str = one["producer"]
+        self.style: str = one["style"]
+        self.keyed: bool = one["keyed"]
+        self.durability: str = one["durability"]
+        self.random = random.Random(f"{options['seed']} {self.name}")
+        self.journal = Journal(Path(options["journals"]) / f"producer-{self.name}-{options['part']}.jsonl")
+        self.sequence = options["part"] * 1_000_000_000
+        self.acknowledged = 0
+        self.steps: int = options.get("steps") or sys.maxsize
+        self.stopped = stopped
+
+    async def run(self) -> int:
+        while not self.stopped.is_set():
+            try:
+                async with (
+                    connected(self.options) as client,
+                    client.producer(self.topic, name=self.name) as producer,
+                ):
+                    await self.send_until_stopped(producer)
+            except DanubeError:
+                await asyncio.sleep(0.05)
+        self.journal.close()
+        return self.acknowledged
+
+    async def send_until_stopped(self, producer: Any) -> None:
+        step = {"many": self.send_many, "nowait": self.send_nowait, "one": self.send_one}[self.style]
+        while not self.ended:
+            self.steps -= 1
+            await step(producer)
+            await asyncio.sleep(self.random.random() * self.options["pause_s"])
+
+    def next_records(self, count: int) -> tuple[int, list[bytes], list[str | None]]:
+        """Number the records and write down that they are about to be sent."""
+        first = self.sequence
+        self.sequence += count
+        keys = [f"key-{self.random.randrange(KEYS)}" if self.keyed else None for _ in range(count)]
+        if self.keyed:
+            for place, key in enumerate(keys):
+                self.journal.write("try", self.name, self.topic, first + place, first + place + 1, key)
+        else:
+            self.journal.write("try", self.name, self.topic, first, self.sequence, None)
+        size = self.random.choice(self.options.get("sizes") or (0, 100, 300, 1_000))
+        return (
+            first,
+            [payload_of(self.name, sequence, size) for sequence in range(first, self.sequence)],
+            keys,
+        )
+
+    def note(self, first: int, ack: Any, count: int) -> None:
+        self.acknowledged += count
+        self.journal.write(
+            *("ok", self.name, self.topic, first, first + count, ack.partition, ack.offset, ack.durability),
+            time.monotonic_ns(),
+        )
+
+    def fail(self, first: int, count: int, error: BaseException) -> None:
+        self.journal.write("fail", self.name, self.topic, first, first + count, type(error).__name__)
+
+    async def send_many(self, producer: Any) -> None:
+        first, payloads, _ = self.next_records(self.random.randrange(1, 60))
+        try:
+            acks = await producer.send_many(payloads)
+        except DanubeError as error:
+            self.fail(first, len(payloads), error)
+            raise
+        for ack in acks:
+            self.note(first, ack, ack.record_count)
+            first += ack.record_count
+
+    async def send_nowait(self, producer: Any) -> None:
+        first, payloads, keys = self.next_records(self.random.randrange(1, 60))
+        await producer.ready()
+        futures = [
+            producer.send_nowait(payload, key=key) for payload, key in zip(payloads, keys, strict=True)
+        ]
+        error = None
+        for sequence, future in enumerate(futures, first):
+            try:
+                self.note(sequence, await future, 1)
+            except DanubeError as failed:
+                error = failed
+                self.fail(sequence, 1, failed)
+        if error is not None:
+            raise error
+
+    async def send_one(self, producer: Any) -> None:
+        first, payloads, keys = self.next_records(1)
+        try:
+            self.note(first, await producer.send(payloads[0], key=keys[0]), 1)
+        except DanubeError as error:
+            self.fail(first, 1, error)
+            raise
+
+
+async def produce(options: dict[str, Any]) -> dict[str, Any]:
+    stopped = told()
+    senders = [Sender(options, one, stopped) for one in options["producers"]]
+    print("ready", flush=True)
+    return {"acknowledged": sum(await asyncio.gather(*(sender.run() for sender in senders)))}
+
+
+class Receiver:
+    """One consumer and its journal: acks most, nacks some, leaves some until they come again."""
+
+    def __init__(self, options: dict[str, Any], one: dict[str, Any], load: Draining) -> None:
+        self.options = options
+        self.topic: str = one["topic"]
+        self.subscription: str = one["subscription"]
+        self.mode: str = one["mode"]
+        self.name: str = one["consumer"]
+        self.batched: bool = one["batched"]
+        self.random = random.Random(f"{options['seed']} {self.subscription} {self.name}")
+        file = f"consumer-{self.subscription}-{self.name}-{options['part']}.jsonl"
+        self.journal = Journal(Path(options["journals"]) / file)
+        self.load = load
+        self.received = 0
+
+    async def run(self) -> int:
+        while not self.load.finished.is_set():
+            try:
+                async with connected(self.options) as client:
+                    await self.consume(client)
+            except DanubeError:
+                await asyncio.sleep(0.05)
+        self.journal.close()
+        return self.received
+
+    async def consume(self, client: Any) -> None:
+        consumer = client.consumer(
+            self.topic, subscription=self.subscription, mode=self.mode, name=self.name, start="earliest"
+        )
+        async with consumer:
+            taking = asyncio.ensure_future(
+                self.take_batches(consumer) if self.batched else self.take(consumer)
+            )
+            finished = asyncio.ensure_future(self.load.finished.wait())
+            await asyncio.wait([taking, finished], return_when=asyncio.FIRST_COMPLETED)
+            for task in (taking, finished):
+                task.cancel()
+            for result in await asyncio.gather(taking, finished, return_exceptions=True):
+                if isinstance(result, DanubeError):
+                    raise result
+
+    def note(self, partition: int, offset: int, payload: bytes, key: Any) -> None:
+        identity, intact = read_payload(payload)
+        shown = key.decode(errors="replace") if isinstance(key, bytes) else key
+        self.received += 1
+        self.load.moment = time.monotonic()
+        self.journal.write(
+            *("got", self.subscription, self.name, self.topic, partition, offset, *identity, shown, intact),
+            time.monotonic_ns(),
+        )
+
+    async def take(self, consumer: Any) -> None:
+        async for message in consumer:
+            self.note(message.partition, message.offset, message.payload, message.key)
+            fate = self.random.random() if not self.load.draining else 1.0
+            if fate < 0.02:
+                continue
+            if fate < 0.05:
+                await message.nack(delay=0.02, reason="crash check")
+                continue
+            await message.ack()
+            self.journal.write("ack", self.subscription, self.topic, message.partition, message.offset)
+
+    async def take_batches(self, consumer: Any) -> None:
+        async for batch in consumer.batches(max_records=100, max_wait=0.01):
+            for offset, payload, key in zip(batch.offsets, batch.payloads, batch.keys, strict=True):
+                self.note(batch.partition, int(offset), payload, key)
+            if not self.load.draining and self.random.random() < 0.03:
+                await batch.nack(delay=0.02, reason="crash check")
+                continue
+            await batch.ack()
+            for offset in batch.offsets:
+                self.journal.write("ack", self.subscription, self.topic, batch.partition, int(offset))
+
+
+class Draining:
+    """The end of a run: first take everything that is left, then stop when nothing comes any more."""
+
+    def __init__(self, idle_s: float) -> None:
+        self.idle_s = idle_s
+        self.draining = False
+        self.finished = asyncio.Event()
+        self.moment = time.monotonic()
+
+    async def watch(self, asked: asyncio.Event) -> None:
+        await asked.wait()
+        self.draining = True
+        self.moment = time.monotonic()
+        while time.monotonic() - self.moment < self.idle_s:
+            await asyncio.sleep(0.05)
+        self.finished.set()
+
+
+async def consume(options: dict[str, Any]) -> dict[str, Any]:
+    load = Draining(options.get("idle_s", IDLE_S))
+    watching = asyncio.ensure_future(load.watch(told()))
+    receivers = [Receiver(options, one, load) for one in options["consumers"]]
+    print("ready", flush=True)
+    received = sum(await asyncio.gather(*(receiver.run() for receiver in receivers)))
+    await watching
+    return {"received": received}
+
+
+async def read_log(options: dict[str, Any]) -> dict[str, Any]:
+    """Every record of every topic, through a subscription that never existed before."""
+    journal, records = Journal(Path(options["journals"]) / f"log-{options['part']}.jsonl"), 0
+    async with connected(options) as client:
+        for topic in options["topics"]:
+            name = topic["topic"]
+            description = await client.admin.describe_topic(name)
+            wanted = sum(one["high_watermark"] - one["start"] for one in description.partitions)
+            async with client.consumer(
+                name, subscription=f"log-{options['part']}", mode="exclusive", start="earliest"
+            ) as consumer:
+                batches = consumer.batches(max_records=10_000, max_wait=0.01)
+                while wanted > 0:
+                    batch = await asyncio.wait_for(anext(batches), STALL_S)
+                    for offset, payload, key in zip(batch.offsets, batch.payloads, batch.keys, strict=True):
+                        identity, intact = read_payload(payload)
+                        journal.write("log", name, batch.partition, int(offset), *identity, key, intact)
+                    await batch.ack()
+                    wanted -= len(batch)
+                    records += len(batch)
+    journal.close()
+    return {"records": records}
+
+
+ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log}
+
+
+def main() -> None:
+    print(json.dumps(uvloop.run(ROLES[sys.argv[1]](json.loads(sys.argv[2])))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

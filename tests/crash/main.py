@@ -1,0 +1,198 @@
+"""``scripts/crash``: run crash cycles or syscall points and print what they found.
+
+Every finished cycle or point is one line of JSON in RESULTS, so that a long run that was stopped goes
+on where it was.  Runs that failed keep their directory; the others are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.broker_process import ROOT
+from tests.crash.checker import Verdict
+from tests.crash.run import Plan, crash_run
+from tests.crash.syscalls import Point, PointRun, dry_run, missing_tool, sample
+
+SHORT_FAULTS = ("kill_worker", "kill_all", "pause_worker", "terminate", "kill_supervisor")
+SKIPPED = 3
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/crash", description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="one cycle with every fault, or four points")
+    parser.add_argument("--long", action="store_true", help="until --minutes or --cycles; all points")
+    parser.add_argument(
+        "--cycles", type=int, default=0, help="crash cycles in all (with --long; 0: no bound)"
+    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time (0: no bound)")
+    parser.add_argument("--faults", type=int, default=6, help="faults a cycle")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=None, help="seed of the first cycle")
+    parser.add_argument("--syscalls", action="store_true", help="kill at write-path system calls with strace")
+    parser.add_argument("--points", type=int, default=0, help="how many points (0: 4 short, all long)")
+    parser.add_argument("--directory", type=Path, default=ROOT / "crash-runs", help="results and failed runs")
+    parser.add_argument("--restart", action="store_true", help="forget earlier results")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a row for docs/reliability.md at the end"
+    )
+    return parser.parse_args(words)
+
+
+class Results:
+    """Lines of JSON, one a finished run."""
+
+    def __init__(self, path: Path, restart: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if restart:
+            path.unlink(missing_ok=True)
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        if path.exists():
+            self.lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def add(self, name: str, seed: int, seconds: float, verdict: Verdict, fired: bool = True) -> None:
+        line = {
+            "name": name,
+            "seed": seed,
+            "seconds": round(seconds, 1),
+            "passed": verdict.passed,
+            "fired": fired,
+            "violations": dict(verdict.counts),
+            "statistics": verdict.statistics,
+        }
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        state = "ok" if verdict.passed else "FAILED"
+        print(f"{state:6} {name} seed {seed} {seconds:.1f} s {json.dumps(verdict.statistics)}", flush=True)
+        if not verdict.passed:
+            print(verdict, flush=True)
+
+
+def run_one(results: Results, directory: Path, name: str, seed: int, run: Any) -> None:
+    """Run, judge, keep the directory only when something is wrong."""
+    shutil.rmtree(directory, ignore_errors=True)
+    started = time.monotonic()
+    try:
+        verdict, fired = run(directory)
+    except Exception as error:  # a fault that could not be fired or healed is a failed run, not the end
+        verdict, fired = Verdict(), True
+        verdict.add("unfinished", f"{type(error).__name__}: {error}")
+    results.add(name, seed, time.monotonic() - started, verdict, fired)
+    if verdict.passed:
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        print(f"kept {directory}", flush=True)
+
+
+def cycles(options: argparse.Namespace, results: Results) -> Iterator[int]:
+    """Numbers of the cycles that are still to run."""
+    number = len(results.lines)
+    last = 1 if options.short else options.cycles or sys.maxsize
+    deadline = time.monotonic() + options.minutes * 60 if options.minutes else None
+    while number < last and (deadline is None or time.monotonic() < deadline):
+        yield number
+        number += 1
+
+
+def run_cycles(options: argparse.Namespace, results: Results, first_seed: int) -> None:
+    for number in cycles(options, results):
+        seed = first_seed + number
+
+        def run(directory: Path, seed: int = seed) -> tuple[Verdict, bool]:
+            plan = Plan(
+                seed=seed,
+                directory=directory,
+                workers=options.workers,
+                faults=SHORT_FAULTS if options.short else (),
+                fault_count=options.faults,
+            )
+            return crash_run(plan), True
+
+        run_one(results, options.directory / f"cycle-{seed}", "cycle", seed, run)
+
+
+def run_points(options: argparse.Namespace, results: Results, seed: int) -> None:
+    directory = options.directory / "dry-run"
+    shutil.rmtree(directory, ignore_errors=True)
+    points, verdict = dry_run(directory, seed)
+    shutil.rmtree(directory)
+    kinds = Counter(point.call for point in points)
+    print(f"{len(points)} points: {', '.join(f'{call} {count}' for call, count in sorted(kinds.items()))}")
+    if not verdict.passed:
+        print(verdict)
+    done = {line["name"] for line in results.lines}
+    count = options.points or (4 if options.short else len(points))
+    deadline = time.monotonic() + options.minutes * 60 if options.minutes else None
+    for point in sample(points, count, random.Random(seed)):
+        if str(point) in done:
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            break
+
+        def run(directory: Path, point: Point = point) -> tuple[Verdict, bool]:
+            one = PointRun(directory, seed, point)
+            return one.execute(), one.fired
+
+        run_one(results, options.directory / f"point-{point.call}-{point.count}", str(point), seed, run)
+
+
+def summary(results: Results) -> dict[str, Any]:
+    lines = results.lines
+    totals: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    violations: Counter[str] = Counter()
+    for line in lines:
+        faults.update(line["statistics"].get("faults", {}))
+        totals.update({name: value for name, value in line["statistics"].items() if isinstance(value, int)})
+        violations.update(line["violations"])
+    return {
+        "runs": len(lines),
+        "failed": sum(not line["passed"] for line in lines),
+        "not_fired": sum(not line["fired"] for line in lines),
+        "seconds": round(sum(line["seconds"] for line in lines)),
+        "faults": dict(faults),
+        "totals": dict(totals),
+        "violations": dict(violations),
+    }
+
+
+def markdown(kind: str, found: dict[str, Any]) -> str:
+    faults = ", ".join(f"{name} {count}" for name, count in sorted(found["faults"].items()))
+    violations = ", ".join(f"{name} {count}" for name, count in found["violations"].items()) or "none"
+    totals = found["totals"]
+    return (
+        f"| {kind} | {found['runs']} | {faults} | {totals.get('acknowledged', 0):,} |"
+        f" {totals.get('deliveries', 0):,} | {violations} |"
+    )
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    if not (options.short or options.long or options.cycles or options.minutes):
+        options.short = True
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
+    kind = "syscall points" if options.syscalls else "random faults"
+    if options.syscalls and (reason := missing_tool()):
+        print(f"skipped: {reason}")
+        return SKIPPED
+    name = "points.jsonl" if options.syscalls else "cycles.jsonl"
+    results = Results(options.directory / name, options.restart or options.short)
+    print(f"{kind}, seed {seed}, results in {results.path}", flush=True)
+    (run_points if options.syscalls else run_cycles)(options, results, seed)
+    found = summary(results)
+    print(markdown(kind, found) if options.markdown else json.dumps(found))
+    return 1 if found["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -111,9 +111,10 @@ def read_bounded(path: Path, size_max: int) -> bytes:
     """Whole content of a small file; OSError(EFBIG) when it is larger than ``size_max`` bytes."""
     fd = open_existing(path, writable=False)
     try:
-        if size_of(fd) > size_max:
+        size = size_of(fd)
+        if size > size_max:
             raise OSError(errno.EFBIG, f"larger than {size_max} bytes", str(path))
-        return pread(fd, size_max, 0)
+        return pread(fd, size, 0)
     finally:
         close(fd)
 

@@ -29,8 +29,9 @@
 Entries are appended, so the last one of a name is its state.  The file is reserved ahead, so acks
 are stored while the disk is full.  When it is used up, the live states are written into the *other*
 file under the next generation and appending goes on there: no name changes and no space is needed.
-The older file stays whole until then, which makes the switch safe without a sync; it is what a
-damaged entry falls back to.  A cursor that falls back is older, never ahead of its acks.
+Before the other file is overwritten the one in force is synced, so one of them is whole on disk at
+any time; the older one is what a damaged entry falls back to.  A cursor that falls back is older,
+never ahead of its acks.  A file whose sync failed is replaced by a new one (write, sync, rename).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from typing import Final, NamedTuple
 from danube import files
 from danube.core.batch import padded
 from danube.core.checksum import crc32c
-from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncompatible, broken
+from danube.errors import StorageFailed, StorageFull, StorageIncompatible, broken
 from danube.limits import KIB, MIB
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
@@ -55,7 +56,6 @@ HEADER_BYTES: Final = 64
 RESERVE_FIRST: Final = 8 * KIB
 RESERVE_GROWN: Final = 256 * KIB
 FILE_BYTES_MAX: Final = 1024 * MIB
-_ENTRY_BYTES_MAX: Final = 16 * MIB
 _LIVE_FACTOR: Final = 4
 _VERSION: Final = 1
 _MAGIC: Final = b"DANUBCUR"
@@ -177,13 +177,14 @@ def _next_entry(data: bytes, position: int, generation: int) -> int | None:
 class CursorSyncJob:
     """Syncs the file that is appended to, and the directory once after the files were made."""
 
-    __slots__ = ("_directory", "_fd", "_file", "_pinned", "generation", "version")
+    __slots__ = ("_fd", "_file", "_pinned", "directory", "succeeded", "version")
 
     def __init__(self, file: LogFile, directory: Path | None, version: int) -> None:
         self._file = file
         self._fd = descriptors.pin(file)
-        self._directory = directory
         self._pinned = True
+        self.directory = directory
+        self.succeeded = False
         self.version = version
 
     def run(self, synced: set[object] | None = None) -> None:
@@ -192,9 +193,10 @@ class CursorSyncJob:
             if self._file not in done or self._file.failed:
                 sync_file(self._file, self._fd)
                 done.add(self._file)
-            if self._directory is not None and self._directory not in done:
-                files.fsync_directory(self._directory)
-                done.add(self._directory)
+            if self.directory is not None and self.directory not in done:
+                files.fsync_directory(self.directory)
+                done.add(self.directory)
+            self.succeeded = True
         finally:
             if self._pinned:
                 self._pinned = False
@@ -224,9 +226,16 @@ class CursorStore:
         self._loaded = False
         self._directory_dirty = False
         self._version = self._requested = 0
+        self._job: CursorSyncJob | None = None
 
     def load(self) -> dict[str, bytes]:
         """Subscription name -> state, as last written.  StorageIncompatible for a newer format."""
+        try:
+            return self._load()
+        except OSError as error:
+            raise StorageFailed("cursors cannot be read", why=str(error)) from error
+
+    def _load(self) -> dict[str, bytes]:
         found = [read_cursor_file(self.directory / name, self.identity) for name in FILE_NAMES]
         present = [(self.directory / name).exists() for name in FILE_NAMES]
         held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
@@ -298,7 +307,7 @@ class CursorStore:
                 states[name] = blob
         live_bytes = sum(_size_of(name, blob) for name, blob in states.items())
         if self._switch or current.failed or not self._make_room(len(entries), live_bytes):
-            self._switch_files(states, live_bytes)
+            self._switch_files(states, [name for name, blob in changed.items() if blob is None])
         else:
             files.write_all(descriptors.fd(current), entries, self._end)
             self._end += len(entries)
@@ -325,29 +334,37 @@ class CursorStore:
         self._capacity = capacity
         return True
 
-    def _switch_files(self, states: dict[str, bytes], live_bytes: int) -> None:
+    def _switch_files(self, states: dict[str, bytes], removed: list[str]) -> None:
         """Write all live states into the other file under the next generation."""
         current = self._files[self._generation % 2]
-        if self._version > 0 and self._generation and not current.failed:
-            # The other file is the fallback until this one is on disk.
+        if self._generation and not current.failed and not self._durable:
             sync_file(current, descriptors.fd(current))
-        generation = self._generation + 1
-        target = self._files[generation % 2]
-        fd = self._open(target)
+        # A failed file is replaced under its own name: the other one is all that is surely on disk.
+        generation = self._generation + (2 if current.failed else 1)
         base = b"".join(pack_entry(_encode(name), blob, generation) for name, blob in states.items())
+        base += b"".join(pack_entry(_encode(name), None, generation) for name in removed)
         needed = HEADER_BYTES + len(base)
-        capacity = max(files.size_of(fd), min(self._capacity, _capacity_max(live_bytes)), RESERVE_FIRST)
+        capacity = max(RESERVE_FIRST, min(self._capacity, _capacity_max(len(base))))
         while capacity < needed:
             capacity *= 2
-        capacity = self._reserve(fd, capacity, needed)
-        files.write_all(fd, bytes(capacity - needed), needed)
-        files.write_all(fd, base, HEADER_BYTES)
-        files.write_all(fd, pack_header(self.identity, generation, base), 0)
+        header = pack_header(self.identity, generation, base)
+        if current.failed:
+            files.replace_durably(current.path, header + base + bytes(capacity - needed))
+            descriptors.close(current)
+            self._files[generation % 2] = LogFile(current.path, locked=True)
+        else:
+            fd = self._open(self._files[generation % 2])
+            capacity = self._reserve(fd, capacity, needed)
+            files.write_all(fd, base + bytes(capacity - needed), HEADER_BYTES)
+            files.write_all(fd, header, 0)
         self._generation, self._end, self._capacity = generation, needed, capacity
         self._switch = False
-        if current.failed:
-            descriptors.close(current)
-            self._files[(generation + 1) % 2] = LogFile(current.path, locked=True)
+
+    @property
+    def _durable(self) -> bool:
+        """Everything written so far is on disk."""
+        job = self._job
+        return job is not None and job.succeeded and job.version == self._version
 
     def _reserve(self, fd: int, capacity: int, needed: int) -> int:
         size = files.size_of(fd)
@@ -376,21 +393,26 @@ class CursorStore:
 
     def sync_job(self) -> CursorSyncJob | None:
         """What a thread must do to make all that write() appended durable; None when nothing is left."""
-        if self._version <= self._requested or self._switch:
+        current = self._files[self._generation % 2]
+        if current.failed and not self._changed:
+            self._changed = dict(self._states)  # the next write() must replace the failed file
+        if self._version <= self._requested or self._switch or current.failed:
             return None
+        if self._job is not None and self._job.succeeded and self._job.directory is not None:
+            self._directory_dirty = False
         directory = self.directory if self._directory_dirty else None
-        job = CursorSyncJob(self._files[self._generation % 2], directory, self._version)
+        self._job = CursorSyncJob(current, directory, self._version)
         self._requested = self._version
-        return job
+        return self._job
 
     def synced(self, job: CursorSyncJob) -> None:
-        """``job`` succeeded."""
-        self._directory_dirty = False
+        """``job`` succeeded.  Optional: a job keeps its own outcome."""
 
     def sync_failed(self, job: CursorSyncJob, error: Exception) -> None:
-        """``job`` failed: the next write moves to the other file, and this one is never synced again."""
+        """``job`` failed: the next write replaces the file, which is never synced again."""
         self._switch = True
         self._requested = min(self._requested, job.version - 1)
+        self._changed = {**self._states, **self._changed}
 
     def close(self) -> None:
         """Release the files; what was not written is forgotten."""

@@ -68,12 +68,12 @@ def read_segment(
         elif run.offset_end <= offset:
             place = Place(run.position_end, run.offset_end)
         else:
-            data, first_offset, next_place = _cut(run, offset, end)
+            data, first_offset, next_place = _cut(run, offset, end, bytes_max)
             return SegmentReading(Chunk(data, first_offset, next_place.offset, tuple(damage)), next_place, tuple(gaps))
     return SegmentReading(Chunk(b"", offset, offset, tuple(damage)), place, tuple(gaps))
 
 
-def _cut(run: Run, offset: int, end: int) -> tuple[bytes, int, Place]:
+def _cut(run: Run, offset: int, end: int, bytes_max: int) -> tuple[bytes, int, Place]:
     """The batches of ``run`` from the one that holds ``offset`` up to the last that starts below ``end``."""
     positions, sizes, base_offsets, record_counts, stop, _ = run.batches
     first, last, start = 0, len(positions), 0
@@ -82,6 +82,9 @@ def _cut(run: Run, offset: int, end: int) -> tuple[bytes, int, Place]:
         start = int(positions[first])
     if int(base_offsets[-1]) >= end:
         last = int(np.searchsorted(base_offsets, end, "left"))
+        stop = int(positions[last - 1] + sizes[last - 1])
+    if stop - start > bytes_max and last - first > 1:
+        last = max(first + 1, int(np.searchsorted(positions[:last] + sizes[:last], start + bytes_max, "right")))
         stop = int(positions[last - 1] + sizes[last - 1])
     data = run.data if start == 0 and stop == len(run.data) else run.data[start:stop]
     next_offset = int(base_offsets[last - 1] + record_counts[last - 1])

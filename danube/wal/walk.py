@@ -19,6 +19,7 @@ from danube.errors import LimitExceeded, ProtocolError
 from danube.limits import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
+_READ_BYTES_MIN: Final = 4096  # more than a header: what is shorter cannot be judged
 _RESUME_DEPTH_MAX: Final = 16
 _ZEROS: Final = bytes(WINDOW_BYTES)
 
@@ -66,7 +67,7 @@ def read_run(fd: int, position: int, limit: int, expected: int, size: int) -> Ru
     None: there is no such batch.  A batch larger than ``size`` is read whole; no length is believed
     beyond ``limit`` or BATCH_BYTES_MAX.
     """
-    data = files.pread(fd, min(size, limit - position), position)
+    data = files.pread(fd, min(max(size, _READ_BYTES_MIN), limit - position), position)
     batches = scan(data, 0, None, expected)
     if not len(batches.positions) and batches.reason is StopReason.CUT:
         header = intact_header(data)

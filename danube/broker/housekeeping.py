@@ -82,6 +82,8 @@ class Housekeeping:
         except DanubeError as error:
             _log.warning("retention failed", partition=hosted.name, error=str(error))
             return
+        if hosted.log.should_roll:
+            self._worker.shard.storage.roll(hosted)
         if deleted:
             _log.info(
                 "segments deleted by retention",

@@ -66,6 +66,7 @@ class Shard:
         counters: TrafficCounters,
         log_options: LogOptions,
         syncer: Syncer,
+        sealer: Syncer,
         executor: Executor,
         call_on_loop: Callable[..., object],
         call_later: Callable[..., object],
@@ -89,7 +90,7 @@ class Shard:
         self._deadlines: dict[HostedPartition, int] = {}
         self._consumer_id = 0
         self._take_dead_letters = take_dead_letters
-        self.storage = Storage(syncer, executor, call_on_loop, call_later, self._reopen, self.wake)
+        self.storage = Storage(syncer, sealer, executor, call_on_loop, call_later, self._reopen, self.wake)
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
             Kind.ACK: self._on_ack,
@@ -312,6 +313,10 @@ class Shard:
             self._forget(hosted, gone)
             return gone
         self.partitions[hosted.name] = hosted
+        if hosted.log is not None and hosted.log.recovery.damaged:
+            for found in hosted.log.recovery.damaged:
+                _log.error("damage found", partition=hosted.name, damage=str(found))
+            self.counters.add("damaged_records", len(hosted.log.recovery.damaged))
         return hosted
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:

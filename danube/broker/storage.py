@@ -19,6 +19,7 @@ from danube.core.policy import Durability
 from danube.errors import DanubeError, StorageFailed, StorageFull
 
 if TYPE_CHECKING:
+    from danube.wal.log import Log
     from danube.wal.syncer import Syncer
 
 _log = telemetry.events("storage")
@@ -32,6 +33,7 @@ class Storage:
     def __init__(
         self,
         syncer: Syncer,
+        sealer: Syncer,
         executor: Executor,
         call_on_loop: Callable[..., object],
         call_later: Callable[..., object],
@@ -39,6 +41,7 @@ class Storage:
         on_progress: Callable[[HostedPartition], None],
     ) -> None:
         self._syncer = syncer
+        self._sealer = sealer
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._call_later = call_later
@@ -76,17 +79,19 @@ class Storage:
         if job is None:
             return
         hosted.sync_running = True
-        log = hosted.log
+        log: Log = hosted.log
 
-        def done(job: Any, error: OSError | None) -> None:
+        def done(job: Any, error: Exception | None) -> None:
             hosted.sync_running = False
-            if hosted.log is not log:
-                return
             if error is not None:
                 log.sync_failed(job, error)
+            else:
+                log.synced(job)
+            if hosted.log is not log or hosted.deleted:
+                return
+            if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
                 return
-            log.synced(job)
             hosted.core.synced(log.synced_end)
             hosted.counters.add("syncs")
             hosted.complete()
@@ -115,18 +120,20 @@ class Storage:
             _log.warning("roll failed", partition=hosted.name, error=str(error))
             return
         if job is not None:
-            self._syncer.submit(job, self._sealed(hosted))
+            self._sealer.submit(job, self._sealed(hosted))
 
-    def _sealed(self, hosted: HostedPartition) -> Callable[[Any, OSError | None], None]:
+    def _sealed(self, hosted: HostedPartition) -> Callable[[Any, Exception | None], None]:
         log = hosted.log
 
-        def done(job: Any, error: OSError | None) -> None:
-            if log is None or hosted.log is not log:
+        def done(job: Any, error: Exception | None) -> None:
+            if log is None:
                 return
-            if error is not None:
-                self.fence(hosted, StorageFailed("seal failed", why=str(error), partition=hosted.name))
-            else:
+            if error is None:
                 log.sealed(job)
+                return
+            log.seal_failed(job, error)
+            if hosted.log is log:
+                self.fence(hosted, StorageFailed("seal failed", why=str(error), partition=hosted.name))
 
         return done
 
@@ -191,42 +198,41 @@ class Storage:
 
     def when_cursors_stored(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
         """Store changed cursors, sync them, then call ``then`` on the loop."""
-        if hosted.cursors is None:
+        if not self._sync_cursors(hosted, then):
             then()
-            return
-        hosted.store_cursors()
-        job = hosted.cursors.sync_job()
-        if job is None:
-            then()
-            return
-
-        def done(job: Any, error: OSError | None) -> None:
-            if error is not None:
-                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
-            then()
-
-        self._syncer.submit(job, done)
 
     def sync_cursors(self) -> None:
         """Put cursor files that were appended to on disk; called about once a second."""
         due, self._unsynced_cursors = self._unsynced_cursors, {}
         for hosted in due:
-            if hosted.cursors is not None and not hosted.deleted:
-                job = hosted.cursors.sync_job()
-                if job is not None:
-                    self._syncer.submit(job, self._cursors_synced(hosted))
+            if not hosted.deleted:
+                self._sync_cursors(hosted, lambda: None)
+
+    def _sync_cursors(self, hosted: HostedPartition, then: Callable[[], None]) -> bool:
+        cursors = hosted.cursors
+        if cursors is None:
+            return False
+        hosted.store_cursors()
+        job = cursors.sync_job()
+        if job is None:
+            return False
+
+        def done(job: Any, error: Exception | None) -> None:
+            if error is None:
+                cursors.synced(job)
+            else:
+                cursors.sync_failed(job, error)
+                hosted.counters.add("storage_errors")
+                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
+                self._unsynced_cursors[hosted] = None
+            then()
+
+        self._syncer.submit(job, done)
+        return True
 
     def cursors_written(self, hosted: HostedPartition) -> None:
         """Note that this cursor file has more than the disk has."""
         self._unsynced_cursors[hosted] = None
-
-    def _cursors_synced(self, hosted: HostedPartition) -> Callable[[Any, OSError | None], None]:
-        def done(job: Any, error: OSError | None) -> None:
-            if error is not None:
-                hosted.counters.add("storage_errors")
-                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
-
-        return done
 
     def close(self, hosted: HostedPartition) -> None:
         """Store cursors, write, sync and close; used when the worker drains."""

@@ -313,9 +313,11 @@ class Supervisor:
         pid, worker.pid = worker.pid, 0
         worker.counters.put(Counter.PID, 0)
         self._state_changed = True
-        if self._stop_signals:
-            return
         ended = process.describe_status(status)
+        if self._stop_signals:
+            if status:
+                _log.warning("worker did not drain", worker=worker.index, pid=pid, how=ended)
+            return
         _log.error("worker ended", worker=worker.index, pid=pid, how=ended, incarnation=worker.incarnation)
         worker.deaths = worker.deaths + 1 if now_ns - worker.started_ns < STABLE_NS else 1
         worker.counters.add(Counter.RESTARTS)
@@ -422,10 +424,11 @@ class Supervisor:
 
 
 def run(settings: SupervisorSettings, worker_main: WorkerMain) -> int:
-    """Run a broker in this process and its forks until SIGTERM or SIGINT; returns the exit code.
+    """Run a broker in this process (its main thread) and its forks until SIGTERM or SIGINT.
 
-    Each worker runs ``worker_main(context)`` and leaves with what it returns.  Raises, before any worker
-    ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
+    Each worker runs ``worker_main(context)`` and leaves with what it returns.  Returns 0, also when workers
+    had to be killed at the end of the drain.  Raises Unavailable when the workers never became ready and,
+    before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
     """
     return Supervisor(settings, worker_main).run()
 

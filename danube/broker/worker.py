@@ -77,6 +77,7 @@ class Worker:
         self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY)
         self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
         self.syncer = Syncer(loop.call_soon_threadsafe)
+        self.sealer = Syncer(loop.call_soon_threadsafe)
         self.shard = Shard(
             root=self.data_dir / PARTITIONS_DIRECTORY,
             incarnation=context.incarnation,
@@ -84,6 +85,7 @@ class Worker:
             counters=self.counters,
             log_options=LogOptions(segment_bytes=config.wal.segment_bytes),
             syncer=self.syncer,
+            sealer=self.sealer,
             executor=self.executor,
             call_on_loop=loop.call_soon_threadsafe,
             call_later=loop.call_later,
@@ -205,6 +207,7 @@ class Worker:
         if self.context.drain.requested:  # it came before the loop could take it
             stopped.set()
         self.syncer.start()
+        self.sealer.start()
         self.proposals.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
         self._server = await loop.create_server(door.factory, sock=self.context.listener)
@@ -235,6 +238,8 @@ class Worker:
             await asyncio.sleep(0)
         self.housekeeping.stop()
         self.syncer.stop()
+        self.sealer.stop()
+        await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
         self.proposals.stop()
         self.shard.close()
         self.metadata.close()

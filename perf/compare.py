@@ -88,6 +88,7 @@ class Bench:
         self._numbers = itertools.count()
         self._broker: BrokerProcess | None = None
         self._floor_port = 0
+        self._topics: list[str] = []
 
     def __enter__(self) -> Bench:
         warm_page_cache(self.settings.directory, int(2 * GIB * self.settings.scale))
@@ -103,16 +104,25 @@ class Bench:
             self._broker = self._stack.enter_context(broker)
         return self._broker
 
-    def options(self, **more: Any) -> dict[str, Any]:
-        """What every load needs, with a topic of its own."""
+    def options(self, *, keep: bool = False, **more: Any) -> dict[str, Any]:
+        """What every load needs, with a topic of its own that is deleted after the turn unless kept."""
+        topic = f"/default/bench-{next(self._numbers)}"
+        if not keep:
+            self._topics.append(topic)
         return {
             "url": self.broker.address,
-            "topic": f"/default/bench-{next(self._numbers)}",
+            "topic": topic,
             "size": self.settings.size,
             "batch": self.settings.batch_records,
             "durability": self.settings.durability,
             **more,
         }
+
+    def end_turn(self) -> None:
+        """Delete this turn's topics, so that their pages serve the next turn, as retention would."""
+        if self._topics:
+            self.run("delete_topics", {"url": self.broker.address, "topics": self._topics})
+            self._topics = []
 
     def load(self, name: str, options: dict[str, Any]) -> Child:
         return Child("perf/loads.py", name, options)
@@ -266,7 +276,7 @@ def e2e_memory(bench: Bench) -> Plan:
 
 def consume(bench: Bench) -> Plan:
     """async for message with an acknowledgement each, from a filled log."""
-    options = bench.options()
+    options = bench.options(keep=True)
     filled = bench.fill(options, GIB // 4)
     count, numbers = min(filled, bench.settings.records(1_000_000)), itertools.count()
     frames = bench.settings.batches(GIB // 4)
@@ -282,7 +292,7 @@ def consume(bench: Bench) -> Plan:
 
 def replay(bench: Bench) -> Plan:
     """A stored log from its start through batches(), each time with a new subscription."""
-    options = bench.options()
+    options = bench.options(keep=True)
     count, numbers = bench.fill(options, GIB), itertools.count()
     frames = bench.settings.batches(GIB)
     return Plan(
@@ -402,7 +412,7 @@ def restart(bench: Bench) -> Plan:
     gib = bench.settings.count or max(1, int(10 * bench.settings.scale))
     broker = bench.broker
     for _ in range(max(1, int(gib / max(bench.settings.scale, 1e-9)))):
-        bench.fill(bench.options(), GIB)
+        bench.fill(bench.options(keep=True), GIB)
     empty = BrokerProcess(bench.settings.directory / "empty", workers=bench.settings.workers)
     bench._stack.callback(empty.kill)
 
@@ -442,7 +452,7 @@ def compare(name: str, settings: Settings) -> dict[str, Any]:
     """Let floor and Danube take turns and return the medians, their spread and the ratio."""
     with Bench(settings) as bench:
         plan = WORKLOADS[name](bench)
-        turns = list(_turns(plan, settings.rounds))
+        turns = list(_turns(bench, plan, settings.rounds))
     floors, danubes = ([turn[side] for turn in turns] for side in (0, 1))
     floor, danube = statistics.median(floors), statistics.median(danubes)
     ratio = danube / floor
@@ -465,9 +475,12 @@ def compare(name: str, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _turns(plan: Plan, rounds: int) -> Iterator[tuple[float, float]]:
+def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[tuple[float, float]]:
     for number in range(rounds + 1):
-        floor, danube = _value(plan, plan.floor), _value(plan, plan.danube)
+        floor = _value(plan, plan.floor)
+        bench.end_turn()
+        danube = _value(plan, plan.danube)
+        bench.end_turn()
         if number or not rounds:
             yield floor, danube
 

@@ -13,7 +13,8 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import danube  # noqa: E402
-from danube.errors import Overloaded  # noqa: E402
+from danube.errors import Conflict, Overloaded  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
 
 IN_FLIGHT = 8  # send_many calls that run side by side
@@ -40,6 +41,28 @@ async def go() -> None:
 def payloads_of(size: int, count: int) -> list[bytes]:
     """Records of ``size`` bytes that differ from each other."""
     return [number.to_bytes(8, "little").ljust(size, b"x")[:size] for number in range(count)]
+
+
+async def make_topic(client: Any, options: dict[str, Any]) -> None:
+    """Create the topic unless another load of this run was first."""
+    try:
+        await client.admin.create_topic(
+            options["topic"],
+            partitions=options.get("partitions", 0),
+            reliable=options["durability"] != "memory",
+            durability=options["durability"],
+        )
+    except Conflict:
+        pass
+
+
+async def delete_topics(options: dict[str, Any]) -> dict[str, Any]:
+    """Give back the disk and page cache of topics whose measurement is over."""
+    async with danube.connect(options["url"]) as client:
+        await go()
+        for topic in options["topics"]:
+            await client.admin.delete_topic(topic)
+    return {}
 
 
 def open_producer(client: Any, options: dict[str, Any], name: str = "bench") -> Any:
@@ -100,7 +123,7 @@ async def nowait(options: dict[str, Any]) -> dict[str, Any]:
 async def read_batches(options: dict[str, Any]) -> dict[str, Any]:
     """Read through ``batches()`` until ``record_count`` records came or the parent says stop."""
     wanted, records, size, first, last = options.get("record_count", 0), 0, 0, 0, 0
-    async with danube.connect(options["url"]) as client, open_consumer(client, options) as consumer:
+    async with opened_consumer(options) as consumer:
         print("ready", flush=True)
         stopped = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         reader = asyncio.ensure_future(
@@ -191,7 +214,7 @@ async def stamped(options: dict[str, Any]) -> dict[str, Any]:
 async def latency(options: dict[str, Any]) -> dict[str, Any]:
     """Microseconds from sending a stamped record to having it in the consumer's hands."""
     times: list[float] = []
-    async with danube.connect(options["url"]) as client, open_consumer(client, options) as consumer:
+    async with opened_consumer(options) as consumer:
         print("ready", flush=True)
         async for message in consumer:
             times.append((time.monotonic_ns() - STAMP.unpack_from(message.payload)[0]) / 1000)
@@ -242,6 +265,7 @@ async def many_consumers(options: dict[str, Any]) -> dict[str, Any]:
                 done.set()
 
     async with danube.connect(options["url"]) as client:
+        await make_topic(client, options)
         consumers = [
             open_consumer(client, options, f"consumer-{number}")
             for number in range(options["consumer_count"])
@@ -273,6 +297,15 @@ def open_consumer(client: Any, options: dict[str, Any], name: str = "bench") -> 
     )
 
 
+@asynccontextmanager
+async def opened_consumer(options: dict[str, Any]) -> AsyncIterator[Any]:
+    """A consumer that may come before the producer."""
+    async with danube.connect(options["url"]) as client:
+        await make_topic(client, options)
+        async with open_consumer(client, options) as consumer:
+            yield consumer
+
+
 def payload_bytes(batch: Any) -> int:
     """Bytes of the payloads, without touching each where the batch knows."""
     known = getattr(batch, "payload_bytes", None)
@@ -296,6 +329,7 @@ LOADS: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
         latency,
         many_topics,
         many_consumers,
+        delete_topics,
     )
 }
 

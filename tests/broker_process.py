@@ -120,16 +120,17 @@ class BrokerProcess:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Ids of the worker processes, in the order of their numbers."""
-        workers = self._read_ready().get("workers")
-        if isinstance(workers, list) and workers:
-            return [int(worker["pid"] if isinstance(worker, dict) else worker) for worker in workers]
-        return [pid for pid in descendants(self.pid) if alive(pid)][: int(workers or 1)]
+        """Ids of the worker processes, in the order of their numbers; 0 for one that is being replaced."""
+        return [int(worker["pid"]) for worker in self._read_ready().get("workers", [])]
 
     @property
     def pids(self) -> list[int]:
         """The supervisor and everything under it."""
         return [self.pid, *descendants(self.pid)]
+
+    def statistics(self) -> dict[str, Any]:
+        """What the broker wrote about itself: pid, addresses, workers with pid and incarnation."""
+        return self._read_ready()
 
     @property
     def running(self) -> bool:
@@ -175,7 +176,7 @@ class BrokerProcess:
         if not self.running:
             raise BrokerFailed(f"the broker ended with {self.exit_code}\n{self.output_tail()}")
         ready = self._read_ready()
-        if not ready or not alive(int(ready["pid"])) or int(ready["pid"]) not in self._own_pids():
+        if not ready.get("ready") or not alive(int(ready["pid"])) or int(ready["pid"]) not in self._own_pids():
             return False
         self.ready = ready
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -188,6 +188,21 @@ def test_a_call_that_fails_is_an_honest_error_and_the_log_goes_on(
     assert kinds == {StorageFull if number == errno.ENOSPC else StorageFailed}
 
 
+def test_short_writes_are_continued(tmp_path: Path, inject: Callable[[Any], None]) -> None:
+    faulty = FaultyOs()
+
+    def pwrite(descriptor: int, content: bytes, position: int) -> int:
+        return os.pwrite(descriptor, content[:7], position)
+
+    faulty.pwrite = pwrite
+    inject(faulty)
+    answered: list[str] = []
+    work(tmp_path / "short", answered)
+    inject(os)
+    prove_whole(tmp_path / "short", answered)
+    assert len(answered) == 6
+
+
 def test_a_descriptor_whose_sync_failed_is_never_synced_again(
     tmp_path: Path, inject: Callable[[Any], None]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from danube import sync as sync
+    import danube.sync as sync
     from danube.client.ack import Ack as Ack
     from danube.client.admin import SubscriptionInfo as SubscriptionInfo
     from danube.client.admin import TopicDescription as TopicDescription

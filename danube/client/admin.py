@@ -54,21 +54,17 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def start_of(start: Start) -> tuple[str, int]:
     """A start position as (kind, value) on the wire: earliest, latest, offset or time (microseconds)."""
-    if isinstance(start, str):
-        if start in ("earliest", "latest"):
-            return start, 0
-    elif isinstance(start, bool):
-        pass
-    elif isinstance(start, int):
-        if start >= 0:
-            return "offset", start
-    elif isinstance(start, datetime):
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return start, 0
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return "offset", start
+    if isinstance(start, datetime):
         if start.tzinfo is None:
             raise InvalidArgument(
                 "start time has no time zone", hint="for example datetime.now(timezone.utc)"
             )
         return "time", round(start.timestamp() * 1_000_000)
-    elif isinstance(start, tuple) and len(start) == 2 and start[0] in ("time", "offset"):
+    if isinstance(start, tuple) and start[0] in ("time", "offset") and int(start[1]) >= 0:
         return start[0], int(start[1])
     raise InvalidArgument(
         f"start {start!r} is not valid",
@@ -82,9 +78,11 @@ def failure_policy_of(failure: FailurePolicy | dict[str, Any] | None) -> Failure
         return None
     if isinstance(failure, dict):
         _check_fields(failure, FailurePolicy, "failure policy")
-        failure = _convert(failure, FailurePolicy)
-    failure.check()
-    return failure
+        checked: FailurePolicy = _convert(failure, FailurePolicy)
+    else:
+        checked = failure
+    checked.check()
+    return checked
 
 
 def policy_fields(reliable: bool | None, durability: str | None, **fields: Any) -> dict[str, Any]:
@@ -153,7 +151,7 @@ class AdminPlans:
         return topic_of(answer)
 
     def list_topics(self, namespace: str | None) -> Plan[list[TopicInfo]]:
-        answer = yield self._session.admin("list_topics", namespace=namespace or "")
+        answer = yield self._session.admin("list_topics", namespace=namespace)
         return [topic_of(one) for one in answer]
 
     def describe_topic(self, topic: str) -> Plan[TopicDescription]:
@@ -238,12 +236,11 @@ def _merged(subscription: str, facts: list[dict[str, Any]]) -> SubscriptionInfo:
     def total(name: str) -> int:
         return sum(int(one.get(name, 0) or 0) for one in facts)
 
-    consumers = max((one.get("consumer_count", len(one.get("consumers", ()))) for one in facts), default=0)
     return SubscriptionInfo(
         subscription=subscription,
         mode=str(facts[0].get("mode", "")) if facts else "",
-        lag_records=total("lag_records") or total("lag"),
+        lag_records=total("lag"),
         in_flight=total("in_flight"),
-        consumer_count=int(consumers),
+        consumer_count=max((int(one.get("consumers", 0)) for one in facts), default=0),
         partitions=facts,
     )

@@ -103,7 +103,9 @@ class Client:
             max_in_flight_bytes=max_in_flight_bytes,
             timeout_ns=self._timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout"),
         )
-        return self._remember(Producer(self._live, options))
+        producer = Producer(self._live, options)
+        self._remember(producer)
+        return producer
 
     def consumer(
         self,
@@ -137,12 +139,13 @@ class Client:
             max_unacked=max_unacked,
             failure=failure,
         )
-        return self._remember(Consumer(self._live, options))
+        consumer = Consumer(self._live, options)
+        self._remember(consumer)
+        return consumer
 
-    def _remember(self, opened: Any) -> Any:
-        self._open = [one for one in self._open if not one._closed]
+    def _remember(self, opened: Producer | Consumer) -> None:
+        self._open = [one for one in self._open if not one.closed]
         self._open.append(opened)
-        return opened
 
     def statistics(self) -> dict[str, int]:
         """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""

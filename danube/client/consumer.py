@@ -43,6 +43,10 @@ class Consumer:
         return any(partition.active for partition in self._box.partitions)
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def _box(self) -> Inbox[Message, Batch]:
         if self._inbox is None:
             raise ClosedError(

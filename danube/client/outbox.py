@@ -7,25 +7,32 @@ one of those is answered: the slower the broker, the larger the batches.
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
 from danube.client.ack import Ack
 from danube.client.publishing import Outgoing, PartitionProducer
+from danube.client.records import (
+    Attributes,
+    as_bytes,
+    attributes_size,
+    byte_size,
+    compression_of,
+    countable,
+    key_bytes_of,
+    key_list,
+    pick,
+)
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
-from danube.core.batch import Compression
 from danube.core.columns import encode, key_partitions
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
-    ATTRIBUTE_BYTES_MAX,
-    ATTRIBUTES_PER_RECORD_MAX,
     BATCH_RECORDS_MAX,
-    KEY_BYTES_MAX,
     MIB,
 )
 from danube.telemetry import events
@@ -36,7 +43,6 @@ UNANSWERED_BATCHES_HOLD: Final = 4  # while so many are out, a group waits to gr
 RECORD_OVERHEAD: Final = 8
 FAILURES_KEPT: Final = 100
 
-Attributes = Mapping[str, str]
 outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
 _telemetry = events("client")
 
@@ -145,7 +151,7 @@ class Outbox:
         self.record_bytes_max = min((one.max_record_bytes or 8 * MIB for one in partitions), default=8 * MIB)
         self.closed = False
         self.when_group: Callable[[], None] = _nothing  # a group was begun: flush it at the end of the turn
-        self._compression = _compression(compression)
+        self._compression = compression_of(compression)
         self._next_partition = 0
         self._room: Reply | None = None
         self._held = False
@@ -161,7 +167,7 @@ class Outbox:
     ) -> tuple[Group, int]:
         """Put a record into the group; return the group and the record's place in it."""
         if type(payload) is not bytes:
-            payload = _as_bytes(payload)
+            payload = as_bytes(payload)
         size = len(payload)
         if size > self.record_bytes_max:
             self._refuse_record(size)
@@ -205,11 +211,11 @@ class Outbox:
     ) -> int:
         """Key and attributes of a record, checked now so that one bad record spoils no batch."""
         size = 0
-        key_bytes = _key_bytes(key)
+        key_bytes = key_bytes_of(key)
         if key_bytes is not None:
             size += len(key_bytes)
         if attributes:
-            size += _attributes_size(attributes)
+            size += attributes_size(attributes)
             attributes = dict(attributes)
         if key_bytes is not None and group.keys is None:
             group.keys = [None] * index
@@ -281,7 +287,7 @@ class Outbox:
                 rows[index if positions is None else positions[index]] = (len(parts), row)
             parts.append(
                 self._send(
-                    partition, _pick(payloads, chosen), _pick(keys, chosen), _pick(attributes, chosen), group
+                    partition, pick(payloads, chosen), pick(keys, chosen), pick(attributes, chosen), group
                 )
             )
         group.parts, group.rows = parts, rows
@@ -291,7 +297,7 @@ class Outbox:
     def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[Outgoing]:
         """Send ``payloads`` batch by batch; the caller waits for room between two steps."""
         self.flush_group()
-        payloads, count = _countable(payloads)
+        payloads, count = countable(payloads)
         if keys is not None and len(keys) != count:
             raise InvalidArgument(f"there are {len(keys)} keys for {count} records")
         if isinstance(attributes, Mapping):
@@ -304,20 +310,20 @@ class Outbox:
             if self.closed:
                 raise ClosedError(f"the producer {self.name!r} is closed")
             stop = min(start + step, count)
-            chunk = _cut(payloads, start, stop)
-            size = _byte_size(chunk)
+            chunk = payloads[start:stop]
+            size = byte_size(chunk)
             while size > 2 * self.batch_bytes and stop - start > 1:
                 stop = start + max(1, (stop - start) * self.batch_bytes // size)
-                chunk = _cut(payloads, start, stop)
-                size = _byte_size(chunk)
-            chunk_keys = None if keys is None else _key_list(keys[start:stop])
+                chunk = payloads[start:stop]
+                size = byte_size(chunk)
+            chunk_keys = None if keys is None else key_list(keys[start:stop])
             chunk_attributes = None if attributes is None else attributes[start:stop]
             for partition, chosen in self._by_partition(stop - start, chunk_keys):
                 yield self._send(
                     partition,
-                    _pick(chunk, chosen),
-                    _pick(chunk_keys, chosen),
-                    _pick(chunk_attributes, chosen),
+                    pick(chunk, chosen),
+                    pick(chunk_keys, chosen),
+                    pick(chunk_attributes, chosen),
                 )
             wanted = (stop - start) * self.batch_bytes // max(size, 1)
             step = max(1, min(wanted, BATCH_RECORDS_MAX))
@@ -326,8 +332,8 @@ class Outbox:
     def _first_step(self, payloads: Any, count: int) -> int:
         if count == 0:
             return 1
-        sample = _cut(payloads, 0, min(count, 16))
-        mean = _byte_size(sample) // min(count, 16) + RECORD_OVERHEAD
+        sample = payloads[0 : min(count, 16)]
+        mean = byte_size(sample) // min(count, 16) + RECORD_OVERHEAD
         return max(1, min(self.batch_bytes // mean, BATCH_RECORDS_MAX))
 
     def _by_partition(
@@ -456,114 +462,15 @@ def warn_unflushed() -> None:
     for outbox in list(outboxes):
         if not outbox.closed and outbox.unanswered:
             _telemetry.warning(
-                "a producer was never closed and may have lost records; use it in a with block, or call close()",
+                "a producer was never closed and may have lost records; use it in a `with` block or close() it",
                 topic=outbox.topic,
                 producer=outbox.name,
                 unanswered_batches=outbox.unanswered,
             )
 
 
+atexit.register(warn_unflushed)
+
+
 def _nothing() -> None:
     pass
-
-
-def _compression(text: str) -> Compression:
-    try:
-        return Compression[text.upper()]
-    except (KeyError, AttributeError):
-        raise InvalidArgument(f"compression {text!r} is not known", hint="use none, lz4 or zstd") from None
-
-
-def _as_bytes(payload: Any) -> bytes:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    raise InvalidArgument(
-        f"a payload is bytes, not {type(payload).__name__}",
-        hint="encode text first, for example with text.encode()",
-    )
-
-
-def _key_bytes(key: Any) -> bytes | None:
-    if key is None or type(key) is bytes:
-        encoded: bytes | None = key
-    elif isinstance(key, str):
-        try:
-            encoded = key.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument("key is not valid text", why=str(error)) from None
-    elif isinstance(key, bytearray | memoryview):
-        encoded = bytes(key)
-    else:
-        raise InvalidArgument(f"a key is text or bytes, not {type(key).__name__}")
-    if encoded is not None and len(encoded) > KEY_BYTES_MAX:
-        raise RecordTooLarge(f"key of {len(encoded)} bytes is too large", why=f"the limit is {KEY_BYTES_MAX}")
-    return encoded
-
-
-def _attributes_size(attributes: Attributes) -> int:
-    size = 0
-    try:
-        for name, value in attributes.items():
-            name_size, value_size = len(name.encode()), len(value.encode())
-            if name_size > 0xFFFF:
-                raise RecordTooLarge("attribute name is longer than 65535 bytes")
-            size += 6 + name_size + value_size
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise InvalidArgument(
-            "attributes are not valid", why=str(error), hint="they map text to text"
-        ) from None
-    if len(attributes) > ATTRIBUTES_PER_RECORD_MAX or size > ATTRIBUTE_BYTES_MAX:
-        raise RecordTooLarge(
-            f"{len(attributes)} attributes of {size} bytes are too many",
-            why=f"limits are {ATTRIBUTES_PER_RECORD_MAX} and {ATTRIBUTE_BYTES_MAX} bytes",
-        )
-    return size
-
-
-def _key_list(keys: Any) -> list[bytes | None]:
-    if hasattr(keys, "to_pylist"):
-        keys = keys.to_pylist()
-    return [key if type(key) is bytes else _key_bytes(key) for key in keys]
-
-
-def _countable(payloads: Any) -> tuple[Any, int]:
-    """Payloads as something that can be cut: a list, a numpy array or a pyarrow array; and how many."""
-    if isinstance(payloads, str | bytes | bytearray | memoryview):
-        raise InvalidArgument("send_many takes a sequence of payloads", hint="use send() for a single one")
-    if isinstance(payloads, np.ndarray):
-        if payloads.dtype.kind in "SO" and payloads.ndim == 1:
-            payloads = payloads.tolist()
-    elif hasattr(payloads, "combine_chunks") and hasattr(payloads, "chunks"):
-        payloads = payloads.combine_chunks()
-    elif not isinstance(payloads, list) and not hasattr(payloads, "buffers"):
-        payloads = list(payloads)
-    return payloads, len(payloads)
-
-
-def _cut(payloads: Any, start: int, stop: int) -> Any:
-    return payloads[start:stop]
-
-
-def _byte_size(payloads: Any) -> int:
-    """Payload bytes of a chunk; errors in single payloads are left to the encoder."""
-    if isinstance(payloads, list):
-        try:
-            return sum(map(len, payloads))
-        except TypeError:
-            return 0
-    return int(payloads.nbytes)
-
-
-def _pick(values: Any, chosen: list[int] | None) -> Any:
-    """The values at these places, as the same kind of sequence."""
-    if values is None or chosen is None:
-        return values
-    if isinstance(values, list):
-        return [values[chosen[0]]] if len(chosen) == 1 else list(itemgetter(*chosen)(values))
-    return values[chosen] if isinstance(values, np.ndarray) else _take_arrow(values, chosen)
-
-
-def _take_arrow(values: Any, chosen: list[int]) -> Any:
-    import pyarrow
-
-    return values.take(pyarrow.array(chosen))

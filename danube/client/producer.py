@@ -9,8 +9,9 @@ from typing import Any
 
 from danube.client.ack import Ack
 from danube.client.connection import Connection
-from danube.client.outbox import Attributes, Group, Outbox, SendFuture
+from danube.client.outbox import Outbox, SendFuture
 from danube.client.publishing import Outgoing
+from danube.client.records import Attributes
 from danube.client.reply import Reply, all_settled
 from danube.client.setup import ProducerOptions, open_producer
 from danube.errors import ClosedError, DanubeError, OperationTimeout
@@ -78,6 +79,10 @@ class Producer:
     @property
     def name(self) -> str:
         return self._options.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def _box(self) -> Outbox:
@@ -246,6 +251,3 @@ async def _close_quietly(connection: Connection, replies: list[Reply]) -> None:
         await connection.wait_within(all_settled(replies), 1.0, "close")
     except OperationTimeout:
         return
-
-
-__all__ = ["AwaitableSend", "Group", "Producer"]

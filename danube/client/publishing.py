@@ -23,7 +23,8 @@ from typing import Any, Final
 
 from danube.client.ack import Ack
 from danube.client.reply import Reply
-from danube.client.session import Request, Session, Timer
+from danube.client.requests import Request, Timer
+from danube.client.session import Session
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START
 from danube.core.checksum import crc32c

@@ -1,4 +1,4 @@
-"""The client's end of the native protocol as a machine: bytes and time go in, bytes and settled replies come out.
+"""The client's end of the native protocol as a machine: bytes and time in, bytes and settled replies out.
 
 No socket, task or thread lives here.  A shell (asyncio or blocking) owns the socket and calls::
 
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from danube.client.reply import Reply
+from danube.client.requests import ANSWERS, Request, Statistics, Timer
 from danube.clock import monotonic_ns
 from danube.core import wire
 from danube.core.wire import Kind
@@ -78,82 +78,6 @@ class Sender(Protocol):
     """A producer that waits for publish credit."""
 
     def transmit(self) -> None: ...
-
-
-class Timer:
-    """A moment at which ``action`` is called, unless cancelled."""
-
-    __slots__ = ("action",)
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
-
-    def cancel(self) -> None:
-        self.action = None
-
-
-class Request(Reply):
-    """A control frame and its answer, decoded by ``kind``."""
-
-    __slots__ = ("_answer", "body", "correlation", "handle", "kind", "repeatable", "timer")
-
-    def __init__(self, kind: int, body: Any, handle: int, repeatable: bool, answer: Any) -> None:
-        super().__init__()
-        self.kind = kind
-        self.body = body
-        self.handle = handle
-        self.repeatable = repeatable
-        self.correlation = 0
-        self.timer: Timer | None = None
-        self._answer = answer
-
-    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        if kind == Kind.RESULT:
-            self.resolve(wire.decode_result(body))
-        elif self._answer is not None and kind == self._answer[0]:
-            self.resolve(wire.decode_control(body, self._answer[1]))
-        else:
-            raise ProtocolError(f"answer of kind {kind} does not fit the request of kind {self.kind}")
-
-    def on_error(self, error: DanubeError) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        self.fail(error)
-
-
-_ANSWERS: dict[int, tuple[int, type]] = {
-    Kind.OPEN_PRODUCER: (Kind.PRODUCER_OPENED, wire.ProducerOpened),
-    Kind.SUBSCRIBE: (Kind.SUBSCRIBED, wire.Subscribed),
-}
-
-
-class Statistics:
-    """Counters of one client since it was made."""
-
-    __slots__ = (
-        "batches_delivered", "batches_published", "bytes_delivered", "bytes_published", "connections",
-        "damaged_batches", "duplicates", "records_delivered", "records_published", "send_failures",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    batches_delivered: int
-    batches_published: int
-    bytes_delivered: int
-    bytes_published: int
-    connections: int
-    damaged_batches: int
-    duplicates: int
-    records_delivered: int
-    records_published: int
-    send_failures: int
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Session:
@@ -350,7 +274,7 @@ class Session:
         self.check_usable()
         if len(self._waiting) >= REQUESTS_MAX:
             raise Overloaded("too many requests are waiting for the broker", limit=REQUESTS_MAX)
-        request = Request(kind, body, handle, repeatable and handle == 0, _ANSWERS.get(kind))
+        request = Request(kind, body, handle, repeatable and handle == 0, ANSWERS.get(kind))
         timeout_ns = self.request_timeout_ns if timeout_ns is None else timeout_ns
         request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
         if self.ready:

@@ -10,12 +10,12 @@ import msgspec
 
 from danube.client.admin import Start, failure_policy_of, start_of, view_of
 from danube.client.inbox import Inbox
-from danube.client.message import BaseBatch, BaseMessage
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
 from danube.client.publishing import PartitionProducer
 from danube.client.reply import Plan
-from danube.client.session import Session, Timer
-from danube.client.subscribing import WINDOW_FIRST, WINDOW_MAX, PartitionConsumer
+from danube.client.requests import Timer
+from danube.client.session import Session
+from danube.client.subscribing import WINDOW_FIRST, PartitionConsumer
 from danube.core import wire
 from danube.core.policy import Durability, FailurePolicy
 from danube.core.wire import Kind
@@ -214,16 +214,3 @@ def _time_out(
                 hint="try again, or look at the broker's log",
             )
         )
-
-
-__all__ = [
-    "WINDOW_MAX",
-    "BaseBatch",
-    "BaseMessage",
-    "ConsumerOptions",
-    "ProducerOptions",
-    "consumer_options",
-    "open_consumer",
-    "open_producer",
-    "producer_options",
-]

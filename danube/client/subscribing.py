@@ -22,7 +22,8 @@ import numpy as np
 
 from danube.client.received import ReceivedBatch, ranges_of, take_batch
 from danube.client.reply import Reply, settled_reply
-from danube.client.session import Request, Session, Timer
+from danube.client.requests import Request, Timer
+from danube.client.session import Session
 from danube.core import wire
 from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
 from danube.errors import ClosedError, Damage, DanubeError
@@ -110,12 +111,14 @@ class PartitionConsumer:
         self.ready_bytes -= batch.header.size
         self._taken_records += batch.record_count
         self._taken_bytes += batch.header.size
-        if (
-            2 * self._taken_records >= self._window_records
-            or 2 * self._taken_bytes >= self._body.credit_bytes
-        ):
-            self._replenish()
+        self._give_credit_back()
         return batch
+
+    def _give_credit_back(self) -> None:
+        """Once half of the window was taken."""
+        taken_records, taken_bytes = self._taken_records, self._taken_bytes
+        if 2 * taken_records >= self._window_records or 2 * taken_bytes >= self._body.credit_bytes:
+            self._replenish()
 
     def _replenish(self) -> None:
         if not self._subscribed:
@@ -269,6 +272,8 @@ class PartitionConsumer:
             return
         self._handle = handle = self.session.new_handle(self)
         self._body.credit_records = self._window_records
+        self._taken_records = self._taken_bytes = 0
+        self._replenished_ns = self.session.now_ns()
         request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
         request.when_settled(lambda _: self._on_subscribed(request, handle))
 
@@ -278,9 +283,8 @@ class PartitionConsumer:
         error = request.error
         if error is None:
             self._attempts = 0
-            self._taken_records = self._taken_bytes = 0
-            self._replenished_ns = self.session.now_ns()
             self._subscribed = True
+            self._give_credit_back()  # batches may have come before this answer
             self.active = request.value.active
             if self._dirty:
                 self.session.mark_dirty(self)

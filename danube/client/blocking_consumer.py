@@ -1,0 +1,194 @@
+"""The consumer of the blocking client, and what it hands out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+from danube.client.blocking import BlockingConnection
+from danube.client.consumer import CLOSE_TIMEOUT_S
+from danube.client.inbox import Inbox
+from danube.client.message import BaseBatch, BaseMessage, reason_of
+from danube.client.setup import ConsumerOptions, open_consumer
+from danube.errors import ClosedError, InvalidArgument, OperationTimeout
+
+
+class Message(BaseMessage, eq=False):
+    """A message of the blocking client; ``with message:`` acks on success and nacks on an exception."""
+
+    def ack(self) -> None:
+        """Acknowledge; sent with others when the consumer is next asked for a message, or closed."""
+        self.ack_nowait()
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self.nack_nowait(delay, reason)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.ack_nowait()
+        else:
+            self.nack_nowait(reason=reason_of(error))
+
+
+class Batch(BaseBatch):
+    """A batch of the blocking client; ``with batch:`` acks on success and nacks on an exception."""
+
+    def ack(self) -> None:
+        """Acknowledge all records; sent when the consumer is next asked for a batch, or closed."""
+        self.ack_nowait()
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self.nack_nowait(delay, reason)
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.ack_nowait()
+        else:
+            self.nack_nowait(reason=reason_of(error))
+
+
+class Consumer:
+    """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
+
+    def __init__(self, connection: BlockingConnection, options: ConsumerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._inbox: Inbox[Message, Batch] | None = None
+        self._closed = False
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def subscription(self) -> str:
+        return self._options.subscription
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def active(self) -> bool:
+        """False for a failover standby that was given no partition when it subscribed."""
+        return any(partition.active for partition in self._box.partitions)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _box(self) -> Inbox[Message, Batch]:
+        self._connection.session.check_usable()
+        if self._inbox is None:
+            raise ClosedError(
+                "the consumer is closed" if self._closed else "the consumer is not open",
+                hint="use it in `with client.consumer(...)`",
+            )
+        return self._inbox
+
+    def open(self) -> Consumer:
+        """Subscribe to every partition; done by ``with``."""
+        if self._inbox is None:
+            if self._closed:
+                raise ClosedError("the consumer is closed", hint="make a new one")
+            plan = open_consumer(self._connection.session, self._options, Message, Batch)
+            self._inbox = self._connection.run(plan)
+        return self
+
+    def __iter__(self) -> Iterator[Message]:
+        inbox = self._box
+        while True:
+            messages = inbox.messages
+            for message in messages:
+                yield message
+                if inbox.messages is not messages:
+                    break  # subscribed anew: the rest of that batch will come again
+            else:
+                self._advance(inbox, None)
+
+    def _advance(self, inbox: Inbox[Message, Batch], timeout: float | None) -> bool:
+        """Wait for another batch of messages; False when time is up."""
+        spent = inbox.messages
+        return self._connection.wait_until(lambda: inbox.messages is not spent or inbox.advance(), timeout)
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message; raise OperationTimeout when none comes within ``timeout`` seconds."""
+        inbox = self._box
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._connection.lock:
+                message = next(inbox.messages, None)
+            if message is not None:
+                return message
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._advance(inbox, left):
+                raise OperationTimeout(f"no message came within {timeout:g} s")
+
+    def batches(self, max_records: int | None = None, max_wait: float | None = None) -> Iterator[Batch]:
+        """Batches of at most ``max_records`` records of one partition.
+
+        With ``max_wait`` (seconds) a batch is handed out when it is full or its first record has
+        waited so long; without, as soon as there is one, and nothing is copied to join deliveries.
+        """
+        if max_records is not None and max_records < 1:
+            raise InvalidArgument(f"max_records must be at least 1, not {max_records}")
+        inbox, connection = self._box, self._connection
+        with connection.lock:
+            inbox.begin_batches(max_records)
+        wait_ns = int((max_wait or 0) * 1e9)
+        batch: Batch | None = None
+        due_ns: int | None = None
+
+        def take() -> bool:
+            nonlocal batch, due_ns
+            before = due_ns
+            batch, due_ns = inbox.next_batch(max_records, wait_ns)
+            return batch is not None or before != due_ns
+
+        while True:
+            timeout_s = None if due_ns is None else max(0.0, (due_ns - connection.session.now_ns()) / 1e9)
+            connection.wait_until(take, timeout_s)
+            if batch is not None:
+                yield batch
+                batch = due_ns = None
+
+    def flush(self) -> None:
+        """Wait until the broker has stored every acknowledgement given so far."""
+        with self._connection.lock:
+            replies = self._box.synced()
+        for reply in replies:
+            self._connection.wait(reply)
+
+    def close(self) -> None:
+        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers."""
+        inbox, self._inbox = self._inbox, None
+        self._closed = True
+        if inbox is not None:
+            with self._connection.lock:
+                replies = inbox.close()
+            self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Consumer:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

@@ -1,0 +1,191 @@
+"""The producer of the blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from danube.client.ack import Ack
+from danube.client.blocking import BlockingConnection
+from danube.client.outbox import Group, Outbox, SendFuture
+from danube.client.producer import CLOSE_TIMEOUT_S, raise_first, undelivered
+from danube.client.publishing import Outgoing
+from danube.client.records import Attributes
+from danube.client.reply import all_settled
+from danube.client.setup import ProducerOptions, open_producer
+from danube.errors import ClosedError, DanubeError, OperationTimeout
+
+
+class BlockingSend(SendFuture):
+    """The outcome of one send_nowait; ``result()`` waits for it."""
+
+    __slots__ = ("_producer",)
+
+    def __init__(self, group: Group, index: int, producer: Producer) -> None:
+        super().__init__(group, index)
+        self._producer = producer
+
+    def result(self, timeout: float | None = None) -> Ack:
+        """The record's Ack, or the error raised; waits, and sends what is gathered first."""
+        if not self.done():
+            self._producer._settle(self._group)
+            if not self._producer._connection.wait_until(self.done, timeout):
+                raise OperationTimeout(f"the send took longer than {timeout:g} s")
+        return self._ack()
+
+
+class Producer:
+    """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``with``."""
+
+    def __init__(self, connection: BlockingConnection, options: ProducerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._outbox: Outbox | None = None
+        self._closed = False
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _box(self) -> Outbox:
+        self._connection.session.check_usable()
+        if self._outbox is None:
+            raise ClosedError(
+                "the producer is closed" if self._closed else "the producer is not open",
+                hint="use it in `with client.producer(...)`",
+            )
+        return self._outbox
+
+    def open(self) -> Producer:
+        """Find or make the topic and open every partition; done by ``with``."""
+        if self._outbox is None:
+            if self._closed:
+                raise ClosedError("the producer is closed", hint="make a new one")
+            self._outbox = self._connection.run(open_producer(self._connection.session, self._options))
+        return self
+
+    def send(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> Ack:
+        """Send one record and wait for its acknowledgement."""
+        self.ready()
+        with self._connection.lock:
+            box = self._box
+            group, index = box.add(payload, key, attributes)
+            box.flush_group()
+        return BlockingSend(group, index, self).result()
+
+    def send_many(
+        self,
+        payloads: Any,
+        keys: Sequence[str | bytes | None] | None = None,
+        attributes: Sequence[Attributes | None] | Attributes | None = None,
+    ) -> list[Ack]:
+        """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
+
+        ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
+        is one mapping per record, or one for all.  Raises the first error; other batches may be
+        stored then.
+        """
+        connection = self._connection
+        box = self._box
+        sent: list[Outgoing] = []
+        batches = box.batches(payloads, keys, attributes)
+        while True:
+            with connection.lock:
+                outgoing = next(batches, None)
+                connection.flush()
+            if outgoing is None:
+                break
+            sent.append(outgoing)
+            if not box.has_room:
+                connection.wait(box.room())
+        connection.wait(all_settled(list(sent)))
+        return [outgoing.result() for outgoing in sent]
+
+    def send_nowait(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> BlockingSend:
+        """Gather one record; it leaves when ``batch_bytes`` are gathered or someone waits.
+
+        There is no loop behind the blocking client: call flush(), ready() or result() to be sure
+        that it leaves.  Raises Overloaded when ``max_in_flight_bytes`` are not acknowledged.
+        """
+        with self._connection.lock:
+            group, index = self._box.add(payload, key, attributes)
+            if self._connection.session.has_output:
+                self._connection.flush()
+        return BlockingSend(group, index, self)
+
+    def _settle(self, group: Group) -> None:
+        """Send the group if it has not left."""
+        with self._connection.lock:
+            if self._outbox is not None and self._outbox.group is group:
+                self._outbox.flush_group()
+
+    def ready(self) -> None:
+        """Wait until there is room for send_nowait."""
+        box = self._box
+        if not box.has_room:
+            with self._connection.lock:
+                room = box.room()
+            self._connection.wait(room)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered; raise the first failure of a send_nowait
+        whose future nobody has looked at."""
+        box = self._box
+        with self._connection.lock:
+            emptied = box.emptied()
+        self._connection.wait(emptied, timeout, "flush")
+        raise_first(box.take_failures())
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
+        box, self._outbox = self._outbox, None
+        self._closed = True
+        if box is None:
+            return
+        failure: DanubeError | None = None
+        connection = self._connection
+        try:
+            with connection.lock:
+                emptied = box.emptied()
+            connection.wait(emptied, timeout, "flush")
+        except OperationTimeout as error:
+            failure = undelivered(box, error)
+        finally:
+            with connection.lock:
+                failures = box.take_failures()
+                replies = box.close()
+        connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
+        if failure is not None:
+            raise failure
+        raise_first(failures)
+
+    def __enter__(self) -> Producer:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: the producer also failed to deliver: {failure}")
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name!r} of {self.topic}>"

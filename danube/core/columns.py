@@ -51,6 +51,7 @@ _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
 _SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
 _SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
+_OFFSET_MAX: Final = 2**63 - 1 - 2**32
 _ONE: Final = struct.Struct("<ii")
 _ATTRIBUTE: Final = struct.Struct("<HI")
 
@@ -185,14 +186,21 @@ class BatchView:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """int64[n]: offset of each record; raises ProtocolError where SELECTED ones do not ascend."""
+        """int64[n]: offset of each record."""
         first = self.header.base_offset
+        if first > _OFFSET_MAX:
+            raise ProtocolError("base offset is not one", base_offset=first)
+        return self.offset_deltas + first
+
+    @property
+    def offset_deltas(self) -> NDArray[np.int64]:
+        """int64[n]: offset minus base_offset; ProtocolError where SELECTED ones do not ascend."""
         if not self.header.flags & _SELECTED:
-            return np.arange(first, first + self.record_count, dtype=np.int64)
+            return np.arange(self.record_count, dtype=np.int64)
         deltas = self._numbers(self.layout.selected, "<u4").astype(np.int64)
-        if self.record_count > 1 and not (deltas[1:] > deltas[:-1]).all():
+        if not (deltas[1:] > deltas[:-1]).all():
             raise ProtocolError("selected offsets do not ascend")
-        return deltas + first
+        return deltas
 
     @property
     def publish_times(self) -> NDArray[np.int64]:

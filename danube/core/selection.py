@@ -57,7 +57,10 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
         raise InvalidArgument("records to select must ascend within the batch", records=count)
     if not kernels.available:
         return select_twin(batch, header, indexes)
-    return _select_with_kernels(kernels.batch_kernels(), BatchView(batch, header), indexes)
+    view = BatchView(batch, header)
+    if header.flags & _FLAG_SELECTED:
+        _ = view.offset_deltas  # raises where they do not ascend
+    return _select_with_kernels(kernels.batch_kernels(), view, indexes)
 
 
 def _select_with_kernels(batch: ModuleType, view: BatchView, indexes: NDArray[np.int64]) -> bytes:
@@ -112,7 +115,7 @@ def select_twin(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) ->
     request_ids = view.request_ids
     if request_ids is not None:
         pieces.append(request_ids[indexes].tobytes())
-    pieces.append(_padded((view.offsets[indexes] - header.base_offset).astype("<u4").tobytes()))
+    pieces.append(_padded(view.offset_deltas[indexes].astype("<u4").tobytes()))
     payload_bytes = _gather(pieces, view._payload_column(), indexes)
     key_bytes = attribute_bytes = 0
     if header.flags & _FLAG_KEYS:

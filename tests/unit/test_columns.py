@@ -167,6 +167,14 @@ def _try_all(data: bytes) -> None:
             assert sum(len(piece or b"") for piece in result) <= len(data)
 
 
+def test_a_base_offset_that_is_none_is_refused() -> None:
+    stored = _rich()
+    for base_offset in (2**63 - 1, 2**63, 2**64 - 1):
+        stamp(stored, base_offset, 1, 2)
+        with pytest.raises(ProtocolError, match="offset"):
+            _ = BatchView(stored).offsets
+
+
 def test_hostile_bytes_give_typed_errors_and_nothing_from_outside(
     kernels_or_twins: str, source: random.Random
 ) -> None:
@@ -174,7 +182,7 @@ def test_hostile_bytes_give_typed_errors_and_nothing_from_outside(
     for _ in range(1500):
         data = bytearray(honest)
         for _ in range(source.randrange(1, 4)):
-            position = source.randrange(36, len(data) - 4)
+            position = source.randrange(4, len(data) - 4)
             value = source.choice([0, 1, 2, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, source.getrandbits(32)])
             if source.random() < 0.5:
                 struct.pack_into("<I", data, position & ~3, value)

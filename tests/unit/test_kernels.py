@@ -241,6 +241,18 @@ print(json.dumps([report.compiled, lines, again.compiled, threading.active_count
 
 
 @needs_kernels
+def test_a_kernel_cached_before_a_source_changed_is_compiled_again() -> None:
+    load = """
+compiled, cached = jit.compile_all()
+print(*compiled, "/", *cached, crc.crc32c_of(memoryview(b"123456789")) == 0xE3069283)
+"""
+    start = "from danube.core.kernels import crc, jit"
+    _run(start + load)
+    assert _run(start + load) == "/ crc32c True"
+    assert _run(start + "\njit._newest_source_ns = lambda: 2**62" + load) == "crc32c / True"
+
+
+@needs_kernels
 def test_every_kernel_is_timed_against_its_twin(capsys: pytest.CaptureFixture[str]) -> None:
     before = kernels.available
     try:

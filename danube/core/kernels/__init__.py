@@ -19,7 +19,7 @@ WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the
 MALFORMED: Final = -2
 NOT_ASCII: Final = -3
 
-_MODULES: Final = ("crc", "batch")
+_MODULES: Final = ("crc", "batch", "cursor")
 
 
 class Report(NamedTuple):

@@ -178,13 +178,15 @@ def check_attributes(data: Any, offsets: Any, position: Any, count: Any) -> Any:
 def measure(data: Any, offsets: Any, total: Any, indexes: Any) -> Any:
     """Byte total of the chosen entries of a variable-length column, or MALFORMED."""
     size = np.int64(0)
+    before = np.int64(0)  # entries that overlap could add up to far more than their column
     for chosen in range(len(indexes)):
         place = offsets + 4 * indexes[chosen]
         start = np.int64(jit.load_int(data, place))
         end = np.int64(jit.load_int(data, place + 4))
-        if start < 0 or end < start or end > total:
+        if start < before or end < start or end > total:
             return MALFORMED
         size += end - start
+        before = end
     return size
 
 
@@ -262,13 +264,15 @@ def ring_hashes(
     data: Any, validity: Any, offsets: Any, position: Any, total: Any, absent: Any, hashes: Any
 ) -> Any:
     """Hash every record's key; ``absent`` is the hash of records without one.  MALFORMED for bad offsets."""
+    before = np.int64(0)  # entries that overlap could take for ever
     for index in range(len(hashes)):
         if validity >= 0 and (data[validity + (index >> 3)] >> (index & 7)) & 1 == 0:
             hashes[index] = absent
             continue
         start = np.int64(jit.load_int(data, offsets + 4 * index))
         end = np.int64(jit.load_int(data, offsets + 4 * index + 4))
-        if start < 0 or end < start or end > total:
+        if start < before or end < start or end > total:
             return MALFORMED
         hashes[index] = ring_hash(data, position + start, position + end)
+        before = end
     return WELL_FORMED

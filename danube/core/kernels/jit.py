@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, TypeVar, cast
@@ -49,6 +50,7 @@ except ImportError as error:
     reason = f"numba cannot be imported: {error}"
 
 _registered: list[tuple[Any, Any]] = []
+_PACKAGE: Final = __name__.rpartition(".")[0]
 _CONST: Final = re.compile(r"\bconst\s+")
 
 
@@ -76,19 +78,53 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
     """Compile every registered kernel or load it from the cache; return the names of both kinds."""
     compiled: list[str] = []
     cached: list[str] = []
+    newest_ns = _newest_source_ns()
     for number, (dispatcher, arguments) in enumerate(_registered, 1):
         name = dispatcher.py_func.__name__
         if arguments in dispatcher.overloads:  # by an earlier call, or for a kernel that calls it
             cached.append(name)
             continue
+        outdated = _cache_outdated(dispatcher, newest_ns)
         dispatcher.compile(arguments)
         if dispatcher.stats.cache_hits.get(arguments):
-            cached.append(name)
-            continue
+            if not outdated:
+                cached.append(name)
+                continue
+            dispatcher.recompile()
         compiled.append(name)
         if progress is not None:
             progress(f"compiled kernel {name} ({number} of {len(_registered)}), for this and later starts")
     return tuple(compiled), tuple(cached)
+
+
+def _newest_source_ns() -> int:
+    """Modification time of the youngest file whose code or constants are compiled into kernels.
+
+    Numba compares only the file that a kernel stands in; a kernel also contains parts of others.
+    """
+    files = [
+        module.__file__
+        for name, module in sys.modules.items()
+        if name.startswith(_PACKAGE) or name in ("danube.core.batch", "danube.limits")
+    ]
+    return max(os.stat(file).st_mtime_ns for file in files if file)
+
+
+def _cache_outdated(dispatcher: Any, newest_ns: int) -> bool:
+    """Whether a kernel's cache index is older than ``newest_ns``."""
+    code = dispatcher.py_func.__code__
+    module = dispatcher.py_func.__module__.rpartition(".")[2]
+    prefix = f"{module}.{dispatcher.py_func.__qualname__}-{code.co_firstlineno}.py"
+    try:
+        with os.scandir(dispatcher.stats.cache_path) as entries:
+            return any(
+                entry.name.startswith(prefix)
+                and entry.name.endswith(".nbi")
+                and entry.stat().st_mtime_ns < newest_ns
+                for entry in entries
+            )
+    except OSError:
+        return False
 
 
 def _arguments(signature: str) -> tuple[Any, ...]:

@@ -24,7 +24,6 @@ from danube.quantities import format_duration, format_size, parse_duration_ms, p
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
 DEFAULT_NATIVE_PORT: Final = 6660
 FILE_BYTES_MAX: Final = 1 * limits.MIB
-STATUS_FILE: Final = "danube.json"
 
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
 

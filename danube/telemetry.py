@@ -24,7 +24,10 @@ LINE_FACT_CHARACTERS_MAX: Final = 1_024
 TRACEBACK_CHARACTERS_MAX: Final = 16_384
 SUPPRESSED_SOURCES_MAX: Final = 1_024
 SUPPRESS_INTERVAL_NS: Final = 1_000_000_000
+FILE_CHECK_LINES: Final = 256
 ROOT: Final = "danube"
+
+_file_bytes_max = 0
 
 _RESERVED: Final = frozenset({"time", "level", "process", "logger", "event", "traceback"})
 _PLAIN_PUNCTUATION: Final = frozenset("/_-.:,+@%[]{}()<>*")
@@ -142,14 +145,32 @@ class _DescriptorHandler(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self.descriptor = descriptor
+        self._lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             os.write(self.descriptor, (self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+            self._lines += 1
+            if _file_bytes_max and self._lines % FILE_CHECK_LINES == 0:
+                self._begin_file_anew()
         except OSError:
             pass  # a closed or full standard error must not stop a broker
         except Exception:
             self.handleError(record)
+
+    def _begin_file_anew(self) -> None:
+        """Empty a file that has reached its bound; whoever opened it appends."""
+        if os.fstat(self.descriptor).st_size > _file_bytes_max:
+            os.ftruncate(self.descriptor, 0)
+
+
+def bound_file(bytes_max: int) -> None:
+    """Empty the output whenever it is larger than this: for a file that nobody rotates.
+
+    Holds for this process and for what it forks; 0 is no bound.
+    """
+    global _file_bytes_max
+    _file_bytes_max = bytes_max
 
 
 class Suppressor:

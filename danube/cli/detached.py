@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from danube.cli.running import read_status
-from danube.errors import OperationTimeout, Unavailable
+from danube.cli.running import read_running
+from danube.errors import OperationTimeout, StorageFailed, Unavailable
 
 if TYPE_CHECKING:
     from danube.config import BrokerConfig, Started
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 60.0  # a first start compiles kernels
 LOOK_INTERVAL_S = 0.02
 OUTPUT_FILE = "danube.out"
+OUTPUT_BYTES_MAX = 64 * 1024 * 1024
 _OUTPUT_LINES_SHOWN = 5
 
 
 def start_detached(config: BrokerConfig) -> Started:
     """Start the broker with exactly this configuration and wait until it serves.
 
-    Its output goes to ``danube.out`` in the data directory, which each start begins anew.
+    Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.
     """
-    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     output = config.data_dir / OUTPUT_FILE
-    with output.open("ab") as sink:  # append: several processes write to it
+    with _append_to(output) as sink:
         before = sink.tell()
         process = subprocess.Popen(  # noqa: S603 - this program, with paths that were checked
             [sys.executable, "-m", "danube", "start", *_flags(config)],
@@ -40,8 +40,18 @@ def start_detached(config: BrokerConfig) -> Started:
     return _wait_ready(config, process, output, before)
 
 
+def _append_to(output: Path) -> BinaryIO:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return output.open("ab")
+    except OSError as error:
+        raise StorageFailed(
+            f"{output} cannot be written", why=error.strerror or str(error), hint="choose another --data-dir"
+        ) from None
+
+
 def _flags(config: BrokerConfig) -> list[str]:
-    return ["--data-dir", str(config.data_dir)]
+    return ["--data-dir", str(config.data_dir), "--output-bytes-max", str(OUTPUT_BYTES_MAX)]
 
 
 def _environment(config: BrokerConfig) -> dict[str, str]:
@@ -61,12 +71,12 @@ def _wait_ready(
 
     give_up = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < give_up:
-        found = read_status(config.data_dir)
-        if found is not None and found.pid == process.pid:
+        found = read_running(config.data_dir)
+        if found is not None and found.pid == process.pid and found.ready:
             return Started(
-                addresses={"native": found.native},
+                addresses=found.addresses,
                 data_dir=config.data_dir,
-                workers=found.workers,
+                workers=len(found.workers),
                 pid=found.pid,
             )
         if process.poll() is not None:

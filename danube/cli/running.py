@@ -1,100 +1,95 @@
 """The broker of a data directory: who it is, whether it lives, and how it is told to stop.
 
-The supervisor writes ``danube.json`` when it serves and removes it when it stopped.  After a crash
-the file stays, so a process counts as the broker only if it is older than the file says.
+The supervisor holds ``danube.lock`` as long as it runs and tells about itself in ``danube.json``.
+After a crash the file stays, so whether a broker runs is asked of the lock.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from danube.clock import wall_us
-from danube.errors import DanubeError, OperationTimeout
+from danube.errors import DanubeError, NotFound, OperationTimeout
 
-STATUS_FILE = "danube.json"
+LOCK_FILE = "danube.lock"
+STATE_FILE = "danube.json"
+STATE_BYTES_MAX = 1024 * 1024
 WILDCARD = "0.0.0.0"  # noqa: S104 - recognised, never bound here
-STATUS_BYTES_MAX = 64 * 1024
-START_SLACK_S = 2.0  # clock ticks and the wall clock's corrections
 
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """What the status file says; ``started_at`` is RFC 3339."""
+    """What the supervisor tells; ``started_at`` is microseconds since 1970."""
 
     pid: int
-    native: str
-    workers: int
-    started_at: str
+    ready: bool
+    addresses: dict[str, str]
+    workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
+    started_at: int
 
     @property
     def url(self) -> str:
         """Where a client on this host connects; a wildcard address becomes loopback."""
-        host, _, port = self.native.rpartition(":")
+        host, _, port = self.addresses.get("native", "").rpartition(":")
         host = {WILDCARD: "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
         return f"danube://{host}:{port}"
 
 
-def read_status(data_dir: Path) -> RunningBroker | None:
-    """The broker that serves this data directory, or None when there is none (any more)."""
+def read_running(data_dir: Path) -> RunningBroker | None:
+    """The broker that runs on this data directory, or None when there is none."""
+    if not _locked(data_dir):
+        return None
     try:
-        with (data_dir / STATUS_FILE).open("rb") as file:
-            fields = json.loads(file.read(STATUS_BYTES_MAX))
-        workers = fields["workers"]  # how many, or one entry for each
-        found = RunningBroker(
+        with (data_dir / STATE_FILE).open("rb") as file:
+            fields = json.loads(file.read(STATE_BYTES_MAX))
+        return RunningBroker(
             pid=int(fields["pid"]),
-            native=str(fields["native"]),
-            workers=len(workers) if isinstance(workers, list) else int(workers),
-            started_at=str(fields["started_at"]),
+            ready=bool(fields["ready"]),
+            addresses={str(name): str(address) for name, address in fields["addresses"].items()},
+            workers=list(fields["workers"]),
+            started_at=int(fields["started_at_us"]),
         )
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None  # it holds the lock and has not come so far yet
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DanubeError(
-            f"{data_dir / STATUS_FILE} cannot be read",
-            why=str(error),
-            hint="is this a data directory of Danube?",
+            f"{data_dir / STATE_FILE} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            hint="is this the data directory of a broker of this version?",
         ) from None
-    return found if found.pid > 1 and _lives(found) else None
 
 
-def _lives(broker: RunningBroker) -> bool:
-    """Whether the process lives and is not another one that got the number later."""
+def require_running(data_dir: Path) -> RunningBroker:
+    """The broker that runs on this data directory; NotFound when there is none."""
+    running = read_running(data_dir)
+    if running is None:
+        raise NotFound(
+            f"no broker runs on {data_dir}",
+            why="it was not started, or it stopped",
+            hint="give the --data-dir that it was started with, or start one with `danube start`",
+        )
+    return running
+
+
+def _locked(data_dir: Path) -> bool:
     try:
-        os.kill(broker.pid, 0)
-    except ProcessLookupError:
+        lock = os.open(data_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return False
-    except PermissionError:
-        pass  # it lives and belongs to someone else
-    began = _process_start(broker.pid)
-    if began is None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    if began == 0.0:
-        return False
-    with suppress(ValueError):
-        told = datetime.fromisoformat(broker.started_at.replace("Z", "+00:00")).timestamp()
-        return began <= told + START_SLACK_S
-    return True
-
-
-def _process_start(pid: int) -> float | None:
-    """When a process began (seconds since 1970); 0.0 for a zombie, None where that cannot be known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-        if fields[0] in ("Z", "X"):
-            return 0.0
-        uptime = float(Path("/proc/uptime").read_text("ascii").split()[0])
-        age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return wall_us() / 1e6 - age
-    except (OSError, ValueError, IndexError):
-        return None
+    finally:
+        os.close(lock)
+    return False
 
 
 def stop_and_wait(broker: RunningBroker, timeout_s: float) -> float:

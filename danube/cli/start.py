@@ -33,6 +33,7 @@ LEVELS = (
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
+@click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
 def start(
     services: Services,
@@ -45,6 +46,7 @@ def start(
     log_level: str | None,
     log_format: str | None,
     detach: bool,
+    output_bytes_max: int,
 ) -> int:
     """Start a broker and run it until SIGTERM or Ctrl-C.
 
@@ -69,13 +71,14 @@ def start(
 
         announce(loaded.config, start_detached(loaded.config))
         return 0
-    return run(services, loaded.config)
+    return run(services, loaded.config, output_bytes_max)
 
 
-def run(services: Services, config: BrokerConfig) -> int:
+def run(services: Services, config: BrokerConfig, output_bytes_max: int = 0) -> int:
     """Run the broker in this process; returns its exit code."""
     from danube import telemetry
 
+    telemetry.bound_file(output_bytes_max)
     telemetry.configure(config.log.level, config.log.format, process="supervisor")
 
     def tell(news: str | Started) -> None:

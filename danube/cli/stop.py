@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from danube.cli.addressing import Address, address_option
+from danube.cli.addressing import Address, address_option, explaining
 from danube.cli.config import config_file_option
 from danube.cli.output import output_option, plain, show
 from danube.cli.services import Services
@@ -29,17 +29,9 @@ def stop(
     services: Services, /, data_dir: Path | None, file: Path | None, timeout: float, output: str
 ) -> None:
     """Tell the broker to finish what it accepted and stop; wait until it has."""
-    from danube.cli.running import read_status, stop_and_wait
-    from danube.errors import NotFound
+    from danube.cli.running import require_running, stop_and_wait
 
-    place = _data_dir(services, data_dir, file)
-    running = read_status(place)
-    if running is None:
-        raise NotFound(
-            f"no broker runs on {place}",
-            why="there is nothing to stop",
-            hint="give the --data-dir that it was started with",
-        )
+    running = require_running(_data_dir(services, data_dir, file))
     seconds = stop_and_wait(running, timeout)
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
@@ -53,23 +45,20 @@ def stop(
 def status(
     services: Services, /, data_dir: Path | None, file: Path | None, service_addr: Address | None, output: str
 ) -> None:
-    """Show the broker of a data directory, or with -s the one at an address; exit code 6 if there is none."""
-    from danube.cli.running import read_status
-    from danube.errors import ConnectionFailed
+    """Show the broker of a data directory, or with -s the one at an address; exit code 3 if there is none."""
+    from danube.cli.running import require_running
 
     if service_addr is not None and data_dir is None:
-        show({"address": service_addr.url, **_ask(services, service_addr.url)}, output)
+        with explaining(service_addr):
+            show({"address": service_addr.url, **_ask(services, service_addr.url)}, output)
         return
     place = _data_dir(services, data_dir, file)
-    running = read_status(place)
-    if running is None:
-        raise ConnectionFailed(
-            f"no broker runs on {place}",
-            why="it was not started, or it stopped",
-            hint="start one with `danube start`, or give the --data-dir or -s of the one you mean",
-        )
-    local = {"running": True, **plain(running), "data_dir": str(place)}
-    show({**local, **_ask(services, running.url)}, output)
+    running = require_running(place)
+    local = plain(running)
+    answer = _ask(services, running.url) if running.ready else {}
+    counters = {one["worker"]: one for one in answer.pop("workers", [])}
+    workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]
+    show({**answer, **local, "data_dir": str(place), "workers": workers}, output)
 
 
 def _ask(services: Services, url: str) -> dict[str, Any]:

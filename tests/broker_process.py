@@ -176,7 +176,7 @@ class BrokerProcess:
         if not self.running:
             raise BrokerFailed(f"the broker ended with {self.exit_code}\n{self.output_tail()}")
         ready = self._read_ready()
-        if not ready.get("ready") or not alive(int(ready["pid"])) or int(ready["pid"]) not in self._own_pids():
+        if not ready.get("ready") or int(ready["pid"]) not in self._own_pids():
             return False
         self.ready = ready
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
@@ -234,9 +234,16 @@ class BrokerProcess:
 
     def kill_worker(self, number: int = 0) -> int:
         """SIGKILL one worker and return the process id it had."""
-        pid = self.worker_pids[number]
+        pid = self.running_workers()[number]
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def running_workers(self, timeout_s: float = 10.0) -> list[int]:
+        """Worker ids once none of them is being replaced."""
+        wait_until(
+            lambda: bool(self.worker_pids) and all(map(alive, self.worker_pids)), timeout_s, "all workers run"
+        )
+        return self.worker_pids
 
     def wait_worker_replaced(self, old_pid: int, timeout_s: float = 10.0) -> None:
         """Wait until the worker that had ``old_pid`` runs again under another id."""

@@ -18,7 +18,7 @@ RECOVER_S = 20.0
 
 def kill_worker(broker: BrokerProcess, source: random.Random) -> dict[str, Any]:
     """SIGKILL to one worker; another takes its place."""
-    pid = broker.kill_worker(source.randrange(len(broker.worker_pids)))
+    pid = broker.kill_worker(source.randrange(len(broker.running_workers())))
     started = time.monotonic()
     broker.wait_worker_replaced(pid, RECOVER_S)
     broker.wait_ready(RECOVER_S)
@@ -36,7 +36,7 @@ def kill_all(broker: BrokerProcess, source: random.Random) -> dict[str, Any]:
 
 def kill_supervisor(broker: BrokerProcess, source: random.Random) -> dict[str, Any]:
     """SIGKILL to the supervisor alone: the workers must end by themselves."""
-    supervisor, workers = broker.pid, broker.worker_pids
+    supervisor, workers = broker.pid, broker.running_workers()
     os.kill(supervisor, signal.SIGKILL)
     started = time.monotonic()
     wait_until(lambda: not any(map(alive, [supervisor, *workers])), 5, "workers ended after their supervisor")
@@ -48,7 +48,7 @@ def kill_supervisor(broker: BrokerProcess, source: random.Random) -> dict[str, A
 
 def pause_worker(broker: BrokerProcess, source: random.Random) -> dict[str, Any]:
     """SIGSTOP to one worker for a while; it may or may not be replaced meanwhile."""
-    pid = source.choice(broker.worker_pids)
+    pid = source.choice(broker.running_workers())
     pause_s = source.uniform(0.3, 1.5)
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from danube.core.grants import Offsets
+from danube.core.key_table import cursor_kernels
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, IN_FLIGHT, READY, RETRY, STATES, Window
 
 _ONE_BY_ONE_MAX: Final = 4
@@ -22,6 +23,7 @@ _OFFSET_MAX: Final = 1 << 62
 _COUNTED_PER_RANGE_MAX: Final = 1 << 40
 _WAITS_FOR_NOBODY: Final = np.zeros(STATES, np.bool_)
 _WAITS_FOR_NOBODY[[RETRY, READY, DEAD, BURIED, BLOCKED]] = True
+_NO_COUNTERS: Final = np.zeros((0, STATES), np.int32)
 _ONE_IN_FLIGHT: Final = np.array([IN_FLIGHT], np.uint8)
 
 Ranges = npt.NDArray[Any]
@@ -36,7 +38,7 @@ def acknowledge(window: Window, seat: int, ranges: Ranges) -> tuple[int, int, in
     if len(ranges) <= _ONE_BY_ONE_MAX:
         named = 0
         for start, end in ranges.tolist():
-            if end > start:
+            if 0 <= start < end <= _OFFSET_MAX:
                 named += min(end - start, _COUNTED_PER_RANGE_MAX)
                 start, end = max(start, window.floor), min(end, window.next)
                 if start < end:
@@ -44,10 +46,13 @@ def acknowledge(window: Window, seat: int, ranges: Ranges) -> tuple[int, int, in
                     acked += done
                     refused += foreign
     else:
+        ranges = sound(ranges)
         named = named_count(ranges)
-        offsets = offsets_in(ranges, window.floor, window.next)
-        if len(offsets):
-            acked, refused = _acknowledge_index(window, seat, offsets & window.mask)
+        counted = _acknowledge_kernel(window, seat, ranges)
+        if counted is None:
+            offsets = offsets_in(ranges, window.floor, window.next)
+            counted = _acknowledge_index(window, seat, offsets & window.mask)
+        acked, refused = counted
     if acked:
         window.advance()
     return acked, named - acked - refused, refused
@@ -101,18 +106,42 @@ def _acknowledge_index(window: Window, seat: int, index: Offsets) -> tuple[int, 
     return len(index), refused
 
 
-def named_count(ranges: Ranges) -> int:
-    """How many records the ranges name; a range counts at most 2**40, an empty or reversed one 0."""
-    ends = np.minimum(ranges[:, 1], np.array(_OFFSET_MAX, ranges.dtype)).astype(np.int64)
-    starts = np.minimum(ranges[:, 0], np.array(_OFFSET_MAX, ranges.dtype)).astype(np.int64)
-    return int(np.clip(ends - starts, 0, _COUNTED_PER_RANGE_MAX).sum())
+def _acknowledge_kernel(window: Window, seat: int, ranges: Offsets) -> tuple[int, int] | None:
+    """The same in one pass; None without kernels, or where ranges overlap or do not ascend."""
+    kernel = cursor_kernels()
+    if kernel is None:
+        return None
+    counters = _NO_COUNTERS if window.keys is None else window.keys.counters
+    tally = np.zeros(STATES + 2, np.int64)
+    if not kernel.ack_ranges(
+        ranges, window.floor, window.next, seat, window.state, window.owner, window.key, counters, tally
+    ):
+        return None
+    *taken, refused, freed = tally.tolist()
+    for state, count in enumerate(taken):
+        window.counts[state] -= count
+    acked = sum(taken)
+    window.counts[ACKED] += acked
+    window.freed |= freed > 0
+    return acked, refused
 
 
-def offsets_in(ranges: Ranges, low: int, high: int) -> Offsets:
-    """Offsets of ``low .. high`` that any of the ranges names: int64[m], ascending, each once."""
-    bounds = np.array([low, high], ranges.dtype)
-    starts = np.clip(ranges[:, 0], bounds[0], bounds[1]).astype(np.int64)
-    ends = np.clip(ranges[:, 1], bounds[0], bounds[1]).astype(np.int64)
+def sound(ranges: Ranges) -> Offsets:
+    """The ranges as contiguous int64[m][2], without those that are empty, reversed or no offsets."""
+    signed = np.ascontiguousarray(ranges).view(np.int64)
+    starts, ends = signed[:, 0], signed[:, 1]
+    possible = (starts >= 0) & (starts < ends) & (ends <= _OFFSET_MAX)
+    return signed if possible.all() else signed[possible]
+
+
+def named_count(ranges: Offsets) -> int:
+    """How many records sound ranges name; one counts at most 2**40."""
+    return int(np.minimum(ranges[:, 1] - ranges[:, 0], _COUNTED_PER_RANGE_MAX).sum())
+
+
+def offsets_in(ranges: Offsets, low: int, high: int) -> Offsets:
+    """Offsets of ``low .. high`` that any of the sound ranges names: int64[m], ascending, each once."""
+    starts, ends = np.maximum(ranges[:, 0], low), np.minimum(ranges[:, 1], high)
     inside = ends > starts
     starts, ends = starts[inside], ends[inside]
     if not len(starts):

@@ -155,6 +155,11 @@ class Consumers:
         """Records that all consumers together may be sent now."""
         return int(self.credit[self.ready != 0].sum())
 
+    @property
+    def alone(self) -> bool:
+        """Whether exactly one seat is eligible."""
+        return self.eligible > 0 and self.eligible & (self.eligible - 1) == 0
+
     def active_credit(self) -> int:
         """Records that the active consumer may be sent now."""
         active = self.active

@@ -13,25 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from danube.core.glob import KeyFilter
+from danube.core.selection import ring_hash
 
 PLACES_PER_CONSUMER: Final = 100
 NOBODY: Final = -2
-
-_FNV_START: Final = 0xCBF29CE484222325
-_FNV_PRIME: Final = 0x100000001B3
-_MASK64: Final = 0xFFFFFFFFFFFFFFFF
-_MASK32: Final = 0xFFFFFFFF
-
-
-def ring_hash(label: bytes) -> int:
-    """FNV-1a 64, folded (high xor low), finished as murmur3 does 32 bits."""
-    value = _FNV_START
-    for byte in label:
-        value = ((value ^ byte) * _FNV_PRIME) & _MASK64
-    value = (value >> 32) ^ (value & _MASK32)
-    value = ((value ^ (value >> 16)) * 0x85EBCA6B) & _MASK32
-    value = ((value ^ (value >> 13)) * 0xC2B2AE35) & _MASK32
-    return value ^ (value >> 16)
 
 
 class KeyRing:

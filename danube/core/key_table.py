@@ -14,6 +14,7 @@ A key that has no record in the window may be forgotten at any time; it is then 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,11 +36,12 @@ _KEY_BYTES_REMEMBERED_MAX: Final = 16 * 1024 * 1024
 
 Keys = npt.NDArray[np.int32]
 Seats = npt.NDArray[np.int16]
+Hashes = npt.NDArray[np.uint64]
 
 
-def _kernel() -> Any:
-    """The kernel module, or None while the twins are to be used."""
-    return getattr(kernels, "cursor", None) if kernels.available else None
+def cursor_kernels() -> Any:
+    """danube.core.kernels.cursor, or None while the twins are to be used."""
+    return sys.modules["danube.core.kernels.cursor"] if kernels.available else None
 
 
 class KeyTable:
@@ -86,25 +88,15 @@ class KeyTable:
 
     # -- keys of new records -----------------------------------------------------------------------
 
-    def find(self, hashes: npt.NDArray[np.uint64], renumber: Callable[[Keys], None]) -> Keys:
+    def find(self, hashes: Hashes, renumber: Callable[[Keys], None]) -> Keys:
         """Numbers of the keys with these hashes, int32[n]; new keys are added.
 
         ``renumber`` gets the new number by old number when the table is built anew.
         """
         found = np.empty(len(hashes), np.int32)
-        kernel = _kernel()
         start = 0
         while True:
-            room = len(self.hash) // 2 - self.key_count
-            if kernel is not None:
-                added = np.zeros(1, np.int64)
-                stop = kernel.find_keys(
-                    hashes, start, self.hash, self.used, self.route, room,
-                    self._ring.positions, self._ring.seats, self._ring.filtered, found, added,
-                )  # fmt: skip
-                self.key_count += int(added[0])
-            else:
-                stop = self._find_twin(hashes, start, room, found)
+            stop = self._find_or_add(hashes, start, len(self.hash) // 2 - self.key_count, found)
             if stop == len(hashes):
                 return found
             moved = self._rebuild(found[:stop])
@@ -112,7 +104,21 @@ class KeyTable:
             found[:stop] = moved[found[:stop]]
             start = stop
 
-    def _find_twin(self, hashes: npt.NDArray[np.uint64], start: int, room: int, found: Keys) -> int:
+    def _find_or_add(self, hashes: Hashes, start: int, room: int, found: Keys) -> int:
+        """Write numbers to ``found`` from ``start`` on; return where more than ``room`` would be new."""
+        kernel = cursor_kernels()
+        if kernel is None:
+            return self._find_twin(hashes, start, room, found)
+        ring = self._ring
+        added = np.zeros(1, np.int64)
+        stop: int = kernel.find_keys(
+            hashes, start, self.hash, self.used, self.route, room,
+            ring.positions, ring.seats, ring.filtered, found, added,
+        )  # fmt: skip
+        self.key_count += int(added[0])
+        return stop
+
+    def _find_twin(self, hashes: Hashes, start: int, room: int, found: Keys) -> int:
         mask = len(self.hash) - 1
         wanted = hashes[start:]
         places = (wanted & np.uint64(mask)).astype(np.int64)
@@ -152,21 +158,15 @@ class KeyTable:
         records = self.counters.sum(axis=1)
         records[needed] = 1
         kept = np.flatnonzero(records)
-        old = self.hash, self.route, self.owner, self.counters
-        self._allocate(max(_CAPACITY_FIRST, 1 << (4 * len(kept)).bit_length()))
-        moved = np.full(len(old[0]), -1, np.int32)
-        mask = len(self.hash) - 1
-        for number, value in zip(kept.tolist(), old[0][kept].tolist(), strict=True):
-            place = value & mask
-            while self.used[place]:
-                place = (place + 1) & mask
-            self.used[place] = 1
-            self.hash[place] = value
-            moved[number] = place
-        places = moved[kept]
-        self.route[places], self.owner[places] = old[1][kept], old[2][kept]
-        self.counters[places] = old[3][kept]
-        self.key_count = len(kept)
+        hashes, route, owner, counters = self.hash[kept], self.route[kept], self.owner[kept], self.counters[kept]
+        moved = np.full(len(self.hash), -1, np.int32)
+        self.key_count = 0
+        # At most an eighth full, so that building anew is rare even when every key is a new one.
+        self._allocate(max(_CAPACITY_FIRST, 1 << (8 * len(kept)).bit_length()))
+        places = np.empty(len(kept), np.int32)
+        self._find_or_add(hashes, 0, len(kept), places)
+        moved[kept] = places
+        self.route[places], self.owner[places], self.counters[places] = route, owner, counters
         return moved
 
     # -- filters -----------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class KeyTable:
         or that seat cannot take it.  At most ``limit`` are granted.  ``credit`` is spent.
         """
         seats = np.empty(len(keys), np.int16)
-        kernel = _kernel()
+        kernel = cursor_kernels()
         if kernel is not None:
             kernel.assign_keys(keys, old, limit, self.route, self.owner, self.counters, credit, ready, seats)
         else:
@@ -249,7 +249,7 @@ class KeyTable:
 
     def move(self, keys: Keys, old: npt.NDArray[np.uint8], new: int) -> bool:
         """Count records that went from states ``old`` (uint8[n]) to ``new``; True if others may go on."""
-        kernel = _kernel()
+        kernel = cursor_kernels()
         if kernel is not None:
             return bool(kernel.move_keys(keys, old, new, self.counters))
         np.subtract.at(self.counters, (keys, old), 1)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from danube.core.acks import Ranges, acknowledge, offsets_in
+from danube.core.acks import Ranges, acknowledge, offsets_in, sound
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
@@ -217,6 +217,10 @@ class Subscription:
             consumers.spend(seat, end - start)
         elif end - start == 1:
             seat = consumers.turn()
+        elif consumers.alone:
+            end = min(end, start + consumers.usable_credit)
+            seat = consumers.turn()
+            consumers.spend(seat, end - start - 1)
         else:
             return self._grant_in_turn(end, now_ns)
         window.grant_new(end, seat, self._failures.granted(start, end, now_ns))
@@ -364,7 +368,7 @@ class Subscription:
         if consumer is None or not len(ranges):
             return 0
         window = self._window
-        offsets = offsets_in(ranges, window.floor, window.next)
+        offsets = offsets_in(sound(ranges), window.floor, window.next)
         index = offsets & window.mask
         offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
         if len(offsets):

@@ -129,3 +129,39 @@ def move_keys(keys: Array, old: Array, new: int, counters: Array) -> bool:
         elif counters[key, was] == 0 and counters[key, _HELD] + counters[key, _READY] > 0:
             freed = True
     return freed
+
+
+@jit(
+    "boolean(const int64[:,::1], int64, int64, int64, uint8[::1], const int16[::1], const int32[::1],"
+    " int32[:,::1], int64[::1])"
+)
+def ack_ranges(
+    ranges: Array, low: int, high: int, seat: int, state: Array, owner: Array, key: Array, counters: Array,
+    tally: Array,
+) -> bool:  # fmt: skip
+    """Ack what ``ranges`` name in ``low .. high`` for the consumer at ``seat``.
+
+    ``tally`` gets the records taken by the state they were in, then those refused, then how often a
+    waiting record of the same key may go on.  False, and nothing done, if the ranges overlap or do
+    not ascend.  ``counters`` is empty where there are no keys.
+    """
+    for i in range(1, len(ranges)):
+        if ranges[i, 0] < ranges[i - 1, 1]:
+            return False
+    mask = len(state) - 1
+    states = len(tally) - 2
+    for i in range(len(ranges)):
+        for offset in range(max(ranges[i, 0], low), min(ranges[i, 1], high)):
+            index = offset & mask
+            was = state[index]
+            if was == _IN_FLIGHT and owner[index] != seat:
+                tally[states] += 1
+            elif was != _ACKED and was != _HELD and was != 0:
+                state[index] = _ACKED
+                tally[was] += 1
+                if len(counters) > 0:
+                    count = counters[key[index]]
+                    count[was] -= 1
+                    if count[was] == 0 and count[_HELD] + count[_READY] > 0:
+                        tally[states + 1] += 1
+    return True

@@ -334,13 +334,12 @@ class BatchView:
 def _split(offsets: NDArray[np.int32], data: memoryview) -> list[bytes]:
     """Cut checked columns into bytes objects."""
     count = len(offsets) - 1
-    whole = bytes(data)
     width = int(offsets[1])
     lengths = offsets[1:] - offsets[:-1]
-    if width and width * count == len(whole) and (lengths == width).all():
-        rows: list[bytes] = np.frombuffer(whole, f"V{width}").tolist()
+    if width and width * count == len(data) and (lengths == width).all():
+        rows: list[bytes] = np.frombuffer(data, f"V{width}").tolist()
         return rows
-    return list(map(BytesIO(whole).read, lengths.tolist()))  # reading costs half of slicing
+    return list(map(BytesIO(data).read, lengths.tolist()))  # reading costs half of slicing
 
 
 def _decode(text: memoryview) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from danube.core.batch import HEADER_BYTES, Compression, Flag, check_stored, read_header, stamp
 from danube.core.checksum import crc32c, key_hash
-from danube.core.columns import BatchView, check_columns, encode, key_partitions
+from danube.core.columns import BatchView, check_columns, check_columns_twin, encode, key_partitions
 from danube.errors import CallerError, Damage, LimitExceeded, ProtocolError, RecordTooLarge
 from danube.limits import MIB
 
@@ -189,6 +189,31 @@ def test_hostile_bytes_give_typed_errors_and_nothing_from_outside(
             else:
                 data[position] = value & 0xFF
         _try_all(bytes(data))
+
+
+def _refused(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except CallerError:
+        return True
+    return False
+
+
+def test_kernels_and_twins_accept_the_same_batches(kernels_or_twins: str, source: random.Random) -> None:
+    """Changes inside the columns, which the header cannot give away."""
+    honest = bytes(_rich())
+    header = read_header(honest)
+    start = header.size - header.columns_size
+    verdicts = set()
+    for _ in range(3000):
+        data = bytearray(honest)
+        position = source.randrange(start, len(data))
+        data[position] = source.choice([0, 1, 2, 3, 4, 0x7F, 0x80, 0xC3, 0xFF, data[position] ^ 1])
+        refused = _refused(lambda data=data: check_columns(data, header, 5))
+        view = BatchView(data, header)
+        assert refused == _refused(lambda view=view: check_columns_twin(view, 5))
+        verdicts.add(refused)
+    assert verdicts == {True, False}
 
 
 def _change(batch: bytes, what: str, index: int, value: int) -> bytes:

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -154,6 +155,22 @@ def test_the_table_steps_are_the_instructions(source: random.Random) -> None:
         for octet in data[whole:]:
             state = crc._table_octet(state, octet)
         assert int(state) ^ 0xFFFFFFFF == google_crc32c.value(data)
+
+
+@needs_kernels
+def test_without_the_instruction_the_kernel_steps_by_tables(tmp_path: Path) -> None:
+    code = """
+import google_crc32c
+from danube.core.kernels import jit
+jit.hardware_crc = False
+from danube.core.kernels import crc
+data = bytes(range(256)) * 50
+for size in (0, 1, 8, 9, 600, 7000, 12_345):
+    assert crc.crc32c_of(memoryview(data[:size])) == google_crc32c.value(data[:size]), size
+print(crc._word is jit.crc_word)
+"""
+    # A cache of its own: the same kernel is compiled differently here.
+    assert _run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "False"
 
 
 @needs_kernels

@@ -11,7 +11,7 @@ import pytest
 
 from danube.core import kernels
 from danube.core.batch import COMPRESSION_MASK, Compression, Flag, check_stored, read_header, stamp
-from danube.core.columns import BatchView, encode
+from danube.core.columns import BatchView, check_columns, encode
 from danube.core.selection import ring_hash, ring_hashes, ring_hashes_twin, select, select_twin
 from danube.errors import InvalidArgument, ProtocolError
 
@@ -66,6 +66,7 @@ def test_a_selection_holds_the_chosen_records_unchanged(kernels_or_twins: str, s
         count = source.randrange(1, 70)
         stored = _stored(_options(source, count))
         header = read_header(stored)
+        check_columns(stored, header, 100)
         indexes = _some(source, count)
         chosen = select(stored, header, indexes)
         view = BatchView(chosen, check_stored(chosen))

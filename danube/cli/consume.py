@@ -25,6 +25,7 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
 @click.option("-m", "--subscription", help="Subscription; without it a temporary one, deleted at the end.")
 @click.option(
     "--sub-type",
+    "mode",
     type=click.Choice([*arguments.MODES]),
     default="shared",
     show_default=True,
@@ -53,7 +54,7 @@ def consume(
     topic: str | None,
     consumer: str,
     subscription: str | None,
-    sub_type: str,
+    mode: str,
     start: arguments.Position | None,
     count: int | None,
     until_end: bool,
@@ -78,7 +79,7 @@ def consume(
     from danube.cli.printing import Printer
     from danube.cli.receiving import Wish, receive_all
 
-    mode = arguments.MODES[sub_type]
+    mode = arguments.MODES[mode]
     if filters and mode != "key_shared":
         raise click.UsageError("--filter goes with --sub-type key-shared.")
     wish = Wish(

@@ -199,7 +199,9 @@ class StubProducer:
     async def send(self, payload: bytes, key: Any = None, attributes: Any = None) -> Ack:
         return Ack(self._broker.add(self._topic, payload, key, attributes), 0, "written")
 
-    async def send_many(self, payloads: Sequence[bytes], keys: Any = None, attributes: Any = None) -> list[Ack]:
+    async def send_many(
+        self, payloads: Sequence[bytes], keys: Any = None, attributes: Any = None
+    ) -> list[Ack]:
         self._broker.calls.append(("send_many", len(payloads)))
         count = len(payloads)
         rows = zip(payloads, keys or [None] * count, attributes or [None] * count, strict=True)

@@ -4,11 +4,12 @@ One turn of a worker's loop:
 
     restarted = channel.peers_restarted()      # forget what was in flight with these
     for peer, kind, payload in channel.poll(limit): ...   # views, valid until release()
-    channel.send(peer, kind, parts)            # False: full, keep it and try when unblocked() names the peer
+    for peer in channel.unblocked(): ...       # send what was kept for these
+    channel.send(peer, kind, parts)            # False: full, keep it until unblocked() names the peer
     channel.release()                          # give space back; rings writers that wait for it
     channel.flush()                            # publish all that was sent; rings sleeping readers
-    channel.unblocked()                        # peers that have room again
-    if not poll gave anything: channel.arm()   # True: sleep until fileno() is readable, then disarm()
+    channel.arm()                              # when all of that did nothing; True: sleep until fileno()
+                                               # is readable, then disarm() and begin again
 
 Delivery: in order per peer, at most once, and only between the two processes that were meant: every record
 carries the incarnation of both, and those of a dead process are dropped.  Records of a restarted peer
@@ -107,8 +108,12 @@ class _Peer:
         self.unblock()
 
     def block(self) -> None:
-        """A record was refused: have this worker's bell rung when the peer releases."""
-        self.blocked_at = self.writer.tail
+        """A record was refused: have this worker's bell rung when the peer releases.
+
+        What counts is the tail that the refusal saw: one loaded now may be newer, and room that came in
+        between would never be noticed.
+        """
+        self.blocked_at = self.writer.tail_known
         self.writer.want_room(True)
 
     def unblock(self) -> None:
@@ -242,10 +247,13 @@ class Channel:
         peer.block()
         return None
 
-    def flush(self) -> None:
-        """Publish everything sent since the last flush and wake the peers that sleep: once per turn."""
+    def flush(self) -> bool:
+        """Publish everything sent since the last flush and wake the peers that sleep: once per turn.
+
+        False while part of a large record still waits for room; a worker does not leave before True.
+        """
         if not self._touched:
-            return
+            return True
         published: list[_Peer] = []
         waiting: dict[int, _Peer] = {}
         for worker, peer in self._touched.items():
@@ -263,6 +271,7 @@ class Channel:
             atomics.fence()
             for peer in published:
                 peer.bell.ring()
+        return not waiting
 
     def poll(self, bytes_max: int = POLL_BYTES) -> list[Received]:
         """Records ``(worker, kind, payload)``, about ``bytes_max`` at most; peers take turns to be first.
@@ -341,7 +350,7 @@ class Channel:
         self._bell.disarm()
 
     def unblocked(self) -> list[int]:
-        """Peers that refused a record and have released space since; each is named once."""
+        """Peers that refused a record and have room again.  Each is named once: try again at once."""
         workers: list[int] = []
         for peer in self._order:
             if peer.blocked_at is None or peer.blocked_at == peer.writer.tail:

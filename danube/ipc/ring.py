@@ -158,6 +158,11 @@ class RingWriter:
         return self._load(TAIL)
 
     @property
+    def tail_known(self) -> int:
+        """The reader's released end as claim() saw it last."""
+        return self._tail
+
+    @property
     def resets(self) -> int:
         """How often the reader has given up the ring's content."""
         return self._load(RESETS)

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from danube import telemetry
 from danube.broker.data_dir import BrokerState, DataDir, broker_state
@@ -67,6 +68,43 @@ def _serve_and_write_a_file(context: WorkerContext) -> int:
     return 0
 
 
+def _serve_on_a_loop(context: WorkerContext) -> int:
+    """As a real worker does it: everything is a reader of one event loop, which sleeps in between."""
+    loop = uvloop.new_event_loop()
+    channel = context.channel()
+
+    def on_bell() -> None:
+        channel.disarm()
+        channel.peers_restarted()
+        records = channel.poll()
+        for peer, kind, payload in records:
+            channel.send(peer, kind, [payload])
+        context.counters.add(Counter.FORWARDED_IN, len(records))
+        channel.release()
+        channel.unblocked()
+        channel.flush()
+        if records or not channel.arm():
+            loop.call_soon(on_bell)
+
+    def beat() -> None:
+        context.heartbeat()
+        loop.call_later(0.1, beat)
+
+    def start() -> None:
+        if context.worker == 0:
+            channel.send(1, 1, [b"ball"])
+            channel.flush()
+        context.ready()
+        on_bell()
+
+    loop.add_reader(channel.fileno(), on_bell)
+    loop.add_reader(context.drain.fileno(), loop.stop)
+    loop.call_soon(beat)
+    loop.call_soon(start)
+    loop.run_forever()
+    return 0
+
+
 def _ignore_drain(context: WorkerContext) -> int:
     context.ready()
     while True:
@@ -90,7 +128,14 @@ def _never_ready(context: WorkerContext) -> int:
 
 WORKERS = {
     worker.__name__: worker
-    for worker in (_serve, _serve_and_write_a_file, _ignore_drain, _crash_after_ready, _never_ready)
+    for worker in (
+        _serve,
+        _serve_on_a_loop,
+        _serve_and_write_a_file,
+        _ignore_drain,
+        _crash_after_ready,
+        _never_ready,
+    )
 }
 
 
@@ -218,6 +263,14 @@ def test_workers_share_a_port_and_their_rings(start: Callable[..., Broker]) -> N
     wait_until(lambda: {ask(address)[0] for _ in range(8)} == {"0", "1"}, "both workers answer")
     wait_until(lambda: all(one["forwarded_in"] > 3 for one in broker.counters()), "tokens go round")
     assert broker.end()[0] == 0
+
+
+def test_workers_on_an_event_loop_sleep_wake_and_drain(start: Callable[..., Broker]) -> None:
+    broker = start("_serve_on_a_loop").wait_ready()
+    wait_until(lambda: all(one["forwarded_in"] > 100 for one in broker.counters()), "the ball flies")
+    began = time.monotonic()
+    assert broker.end()[0] == 0
+    assert time.monotonic() - began < 2
 
 
 def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(

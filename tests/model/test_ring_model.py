@@ -219,12 +219,16 @@ def test_a_ringer_that_cleared_the_word_and_died_would_leave_the_sleeper_asleep(
 
 # Room: Channel.send refused, arm, and the reader's release
 
+MOVED = jump("told", lambda seen: seen["tail"] != seen["refused_at"])
 REFUSED = [
+    load("tail"),
+    jump("told", lambda seen: seen["tail"] == 1),
+    put("refused_at", lambda seen: seen["tail"]),
     store("wanted", 1),
     store("sleeping", 1),
     FENCE,
     load("tail"),
-    jump("told", lambda seen: seen["tail"] == 1),
+    MOVED,
     sleep_until("bell"),
     put("told", 1, "told"),
     END_OF_PROGRAM,
@@ -255,7 +259,12 @@ def test_who_waits_for_room_is_told() -> None:
     [
         pytest.param(without(REFUSED, FENCE), RELEASE, id="the refused has no fence"),
         pytest.param(REFUSED, without(RELEASE, FENCE), id="the releasing has no fence"),
-        pytest.param(without(REFUSED, REFUSED[4]), RELEASE, id="no second look"),
+        pytest.param(without(REFUSED, MOVED), RELEASE, id="no second look"),
+        pytest.param(
+            [*REFUSED[:2], load("tail"), *REFUSED[2:]],
+            RELEASE,
+            id="the tail is remembered from after the refusal",
+        ),
     ],
 )
 def test_each_step_for_room_is_needed(refused: list[Step], release: list[Step]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from danube.errors import InvalidArgument, LimitExceeded, RingDamaged
-from danube.ipc.channel import CHANNEL_RECORD_BYTES_MAX, Channel
+from danube.ipc.channel import CHANNEL_RECORD_BYTES_MAX, Channel, _Peer
 from danube.ipc.region import Region
 from danube.ipc.ring import KIND_END, SLOT_HEADER_BYTES, TAIL
 
@@ -130,6 +130,24 @@ def test_a_refused_worker_does_not_sleep_when_room_came_before_it_armed(region: 
     assert one.unblocked() == [1] and one.arm()
 
 
+def test_room_that_comes_between_the_refusal_and_its_noting_is_noticed(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = channel(region, 0), channel(region, 1)
+    block = _Peer.block
+
+    def released_meanwhile(peer: _Peer) -> None:
+        one.flush()
+        received(two)
+        block(peer)
+
+    monkeypatch.setattr(_Peer, "block", released_meanwhile)
+    while one.send(1, 1, [bytes(1000)]):
+        pass
+    assert not one.arm()
+    assert one.unblocked() == [1]
+
+
 @pytest.mark.parametrize("size", [RING // 2, RING, 10 * RING + 3])
 def test_a_record_larger_than_half_a_ring_crosses_whole_and_in_order(region: Region, size: int) -> None:
     one, two = channel(region, 0), channel(region, 1)
@@ -152,11 +170,12 @@ def test_a_large_record_is_filled_in_place_too(region: Region) -> None:
     room = one.claim(1, 2, RING)
     assert room is not None
     room[:] = b"L" * RING
+    assert not one.flush()
     got: list[tuple[int, int, bytes]] = []
     for _ in range(10):
         one.flush()
         got += received(two)
-    assert got == [(0, 2, b"L" * RING)]
+    assert got == [(0, 2, b"L" * RING)] and one.flush()
 
 
 def test_more_than_any_frame_is_an_error(region: Region) -> None:

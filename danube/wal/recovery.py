@@ -39,7 +39,7 @@ from danube.wal.mark import FILE_NAME as MARK_NAME
 from danube.wal.mark import Mark
 from danube.wal.producers import FILE_NAME as CHECKPOINT_NAME
 from danube.wal.producers import read_checkpoint, remove_checkpoint
-from danube.wal.segment import HEADER_BYTES, NO_HASH, LogIdentity
+from danube.wal.segment import HEADER_BYTES, NO_HASH, LogIdentity, file_name
 from danube.wal.stored_segment import StoredSegment, write_footer
 from danube.wal.survey import Headers, Survey, survey
 from danube.wal.walk import WINDOW_BYTES, Place, read_run
@@ -110,12 +110,14 @@ class Recovery:
         ends = [segment.base_offset for segment in segments[1:]] + [log_end] * bool(segments)
         self._report_holes(segments, ends)
         snapshot, headers = self._producers(segments, log_end)
-        unnumbered = log_end > (segments[-1].end_offset if segments else 0)
-        self._tidy(inventory, [file for file in removable if not unnumbered or file.base_offset != log_end])
+        self._tidy(inventory, [file for file in removable if file.base_offset != log_end])
         segments, active = self._make_durable(segments, ends)
-        if unnumbered:
+        if log_end > (segments[-1].end_offset if segments else 0):
+            # Nothing else says where numbering goes on; the new file replaces an empty one of its name.
             active = create_empty(self._directory, self._identity, self._epoch, log_end, 0)
             segments.append(active)
+        elif active is None:
+            self._remove_unused(log_end)
         report = RecoveryReport(
             segments[0].base_offset if segments else 0, log_end, self._scanned_bytes, self._torn_bytes,
             self._carried_bytes, self._sealed_count, tuple(self._damaged), snapshot, headers,
@@ -132,8 +134,10 @@ class Recovery:
         chosen: list[FoundFile] = []
         removable: list[FoundFile] = []
         for file in inventory.files:
-            above = self._trusted_end is not None and file.base_offset >= synced_end
-            (removable if file.empty or above else chosen).append(file)
+            above = file.base_offset >= synced_end
+            # An empty file below the synced end once held records: it stays, and they are reported.
+            useless = above and (file.empty or self._trusted_end is not None)
+            (removable if useless else chosen).append(file)
         return chosen, removable
 
     def _claims(self, inventory: Inventory) -> Iterator[int]:
@@ -254,16 +258,27 @@ class Recovery:
     def _tidy(self, inventory: Inventory, removable: list[FoundFile]) -> None:
         for path in inventory.temporary:
             files.unlink(path)
+        bases = [file.base_offset for file in inventory.files]
         for file, reason in inventory.foreign:
             aside = file.path.with_name(f"{file.path.name}{ASIDE_SUFFIX}")
             while aside.exists():
                 aside = aside.with_name(aside.name + "+")
             files.rename(file.path, aside)
-            self._note(aside.name, 0, file.base_offset, file.base_offset, reason)
+            following = min((base for base in bases if base > file.base_offset), default=file.base_offset)
+            missing = file.base_offset < min(bases, default=0)  # elsewhere the hole itself is reported
+            self._note(aside.name, 0, file.base_offset, following if missing else file.base_offset, reason)
         for file in reversed(removable):
             files.unlink(file.path)
         if inventory.foreign or removable:
             files.fsync_directory(self._directory)
+
+    def _remove_unused(self, log_end: int) -> None:
+        """Make way for the active segment of the new epoch."""
+        try:
+            files.unlink(self._directory / file_name(log_end))
+        except FileNotFoundError:
+            return
+        files.fsync_directory(self._directory)
 
     def _make_durable(
         self, segments: list[StoredSegment], ends: list[int]
@@ -282,6 +297,8 @@ class Recovery:
                 segment.data_end = padded(result.tail_end)
             else:
                 self._torn_bytes += result.tail_size
+            if segment.end_offset == segment.base_offset == end:
+                continue  # not one whole batch, and none is missing
             files.ftruncate(fd, segment.data_end)
             copy = self._carry(segment, fd, result.unsynced)
             if copy is None or copy.base_offset > segment.base_offset:

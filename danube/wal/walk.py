@@ -67,6 +67,8 @@ def read_run(fd: int, position: int, limit: int, expected: int, size: int) -> Ru
     None: there is no such batch.  A batch larger than ``size`` is read whole; no length is believed
     beyond ``limit`` or BATCH_BYTES_MAX.
     """
+    if position >= limit:
+        return None
     data = files.pread(fd, min(max(size, _READ_BYTES_MIN), limit - position), position)
     batches = scan(data, 0, None, expected)
     if not len(batches.positions) and batches.reason is StopReason.CUT:
@@ -122,7 +124,7 @@ def resume(
     """
     start = position
     header = intact_header(files.pread(extent.fd, HEADER_BYTES, position))
-    if header is not None and header.base_offset == expected:
+    if header is not None and header.base_offset == expected and header.size <= extent.limit - position:
         start = position + header.size
         place = _at(extent, start, expected)
         if place is not None:
@@ -188,7 +190,7 @@ def _chain_end(fd: int, position: int, limit: int, offset: int) -> Place | None:
 def _believable(extent: Extent, end: Place, limit: int, end_offset: int | None, depth: int) -> bool:
     """Whether batches that end at ``end`` are the log's own and not a payload's."""
     if end_offset is not None and end.offset >= end_offset:
-        return end == (limit, end_offset)
+        return end.offset == end_offset and not _holds_batch(extent.fd, end.position, limit)
     if end.position >= limit or first_nonzero(extent.fd, end.position, limit) is None:
         return end_offset is None
     header = intact_header(files.pread(extent.fd, HEADER_BYTES, end.position))
@@ -199,6 +201,18 @@ def _believable(extent: Extent, end: Place, limit: int, end_offset: int | None, 
     if depth >= _RESUME_DEPTH_MAX:
         return False
     return resume(extent._replace(limit=limit, end_offset=end_offset), *end, depth=depth + 1) is not None
+
+
+def _holds_batch(fd: int, position: int, limit: int) -> bool:
+    """Whether an intact batch, whatever its offset, lies between ``position`` and ``limit``."""
+    while True:
+        found = _next_magic(fd, position, limit)
+        if found is None:
+            return False
+        header = intact_header(files.pread(fd, HEADER_BYTES, found))
+        if header is not None and read_run(fd, found, limit, header.base_offset, WINDOW_BYTES) is not None:
+            return True
+        position = found + 8
 
 
 def _next_magic(fd: int, position: int, limit: int) -> int | None:

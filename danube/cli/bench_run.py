@@ -115,7 +115,8 @@ def _head(plan: Plan) -> dict[str, Any]:
     named = asdict(plan)
     for name in ("address", "topic", "temporary"):
         named.pop(name)
-    return {**named, "size_bytes": named.pop("size")}
+    size_bytes = named.pop("size")
+    return {**named, "size_bytes": size_bytes}
 
 
 def _throughput(plan: Plan, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
 @click.option("-m", "--subscription", help="Subscription; without it a temporary one, deleted at the end.")
 @click.option(
     "--sub-type",
-    "mode",
     type=click.Choice([*arguments.MODES]),
     default="shared",
     show_default=True,
@@ -54,7 +53,7 @@ def consume(
     topic: str | None,
     consumer: str,
     subscription: str | None,
-    mode: str,
+    sub_type: str,
     start: arguments.Position | None,
     count: int | None,
     until_end: bool,
@@ -79,7 +78,7 @@ def consume(
     from danube.cli.printing import Printer
     from danube.cli.receiving import Wish, receive_all
 
-    mode = arguments.MODES[mode]
+    mode = arguments.MODES[sub_type]
     if filters and mode != "key_shared":
         raise click.UsageError("--filter goes with --sub-type key-shared.")
     wish = Wish(

@@ -19,6 +19,7 @@ import click
 from danube.cli.failure import OutputClosed
 
 Command = Callable[..., Any]
+WIDTH_MAX = 110
 
 
 def output_option(*choices: str, default: str = "table") -> Callable[[Command], Command]:
@@ -148,7 +149,18 @@ def _facts(value: Mapping[str, Any], indent: str, lines: list[str]) -> None:
             _facts(inner, indent + "  ", lines)
         elif _nested(inner):
             lines.append(f"{indent}{name}")
-            lines.extend(f"{indent}  {row}" for row in table(inner).splitlines())
+            _rows(inner, indent + "  ", lines)
+
+
+def _rows(rows: list[Mapping[str, Any]], indent: str, lines: list[str]) -> None:
+    """Rows as a table, or one below the other where that would be too wide to read."""
+    drawn = table(rows).splitlines()
+    if max(map(len, drawn)) <= WIDTH_MAX:
+        lines.extend(indent + row for row in drawn)
+        return
+    for number, row in enumerate(rows):
+        lines.append(f"{indent}[{number}]")
+        _facts(row, indent + "  ", lines)
 
 
 def _nested(value: Any) -> bool:

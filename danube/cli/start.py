@@ -15,12 +15,6 @@ from danube.cli.services import Services
 if TYPE_CHECKING:
     from danube.config import BrokerConfig, Started
 
-LEVELS = (
-    ("memory", "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted"),
-    ("written", "in the log file; survives kill -9 of any or all processes; on disk within 100 ms"),
-    ("fsync", "on disk; survives a power cut"),
-)
-
 
 @click.command(short_help="Start a broker on this host.")
 @click.option("--workers", metavar="auto|N", help="Worker processes; auto: one per usable core.")
@@ -126,13 +120,28 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
         f"  {'workers':<10} {started.workers}",
         "  an acknowledgement means, by the topic's durability:",
     ]
-    for level, meaning in LEVELS:
+    for level, meaning in _levels(config):
         mark = " (default)" if level == default else ""
         lines.append(f"    {level:<8} {meaning}{mark}")
     lines += [f"  warning: {escape(warning)}" for warning in warnings]
     lines.append(f"  try:  danube produce hello -m hi{_address_flag(native)}")
     lines.append(f"  stop: danube stop --data-dir {_shell_word(str(started.data_dir))}")
     return "\n".join(lines)
+
+
+def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
+    behind_ms = 2 * config.wal.sync_interval_ms
+    return (
+        (
+            "memory",
+            "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted",
+        ),
+        (
+            "written",
+            f"in the log file; survives kill -9 of any or all processes; on disk within {behind_ms} ms",
+        ),
+        ("fsync", "on disk; survives a power cut"),
+    )
 
 
 def _address_flag(native: str) -> str:

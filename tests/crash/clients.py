@@ -24,7 +24,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import danube  # noqa: E402
-from danube.errors import Conflict, DanubeError  # noqa: E402
+from danube.errors import Conflict, DanubeError, Unavailable  # noqa: E402
 from tests.crash.journal import Journal, payload_of, read_payload  # noqa: E402
 
 FAILURE = {
@@ -65,7 +65,7 @@ async def prepare(options: dict[str, Any]) -> dict[str, Any]:
         try:
             await make_all(options)
             return {}
-        except DanubeError:
+        except Unavailable:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
@@ -111,8 +111,12 @@ class Sender:
         self.steps: int = options.get("steps") or sys.maxsize
         self.stopped = stopped
 
+    @property
+    def ended(self) -> bool:
+        return self.steps <= 0 or self.stopped.is_set()
+
     async def run(self) -> int:
-        while not self.stopped.is_set():
+        while not self.ended:
             try:
                 async with (
                     connected(self.options) as client,

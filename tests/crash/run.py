@@ -50,7 +50,7 @@ class Load:
 def every_kind_of_load(levels: tuple[str, str]) -> Load:
     """A plain and a partitioned topic, four producers, all four subscription modes, nine consumers."""
     load = Load()
-    plain, keyed = "/crash/plain", "/crash/keyed"
+    plain, keyed = "/default/plain", "/default/keyed"
     load.topics = [
         {"topic": plain, "partitions": 0, "durability": levels[0]},
         {"topic": keyed, "partitions": 3, "durability": levels[1]},

@@ -62,7 +62,7 @@ def small_load() -> Load:
     """Two topics, one at each level, a producer and a consumer each."""
     load = Load()
     for level in ("written", "fsync"):
-        topic = f"/crash/{level}"
+        topic = f"/default/{level}"
         load.topics.append({"topic": topic, "partitions": 0, "durability": level})
         load.producers.append(
             {"topic": topic, "producer": level, "style": "many", "keyed": False, "durability": level}

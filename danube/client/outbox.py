@@ -462,7 +462,7 @@ def warn_unflushed() -> None:
     for outbox in list(outboxes):
         if not outbox.closed and outbox.unanswered:
             _telemetry.warning(
-                "a producer was never closed and may have lost records; use it in a `with` block or close() it",
+                "a producer was never closed and may have lost records; use `with` or close()",
                 topic=outbox.topic,
                 producer=outbox.name,
                 unanswered_batches=outbox.unanswered,

@@ -130,11 +130,9 @@ class _Peer:
             first = outgoing.position == 0
             end = min(len(body), outgoing.position + size_max - (_FRAGMENT.size if first else 0))
             part = body[outgoing.position : end]
-            if first:
-                put = self.writer.put(FRAGMENT_FIRST, (_FRAGMENT.pack(outgoing.kind, len(body)), part))
-            else:
-                put = self.writer.put(FRAGMENT_NEXT, (part,))
-            if not put:
+            kind = FRAGMENT_FIRST if first else FRAGMENT_NEXT
+            prefix = _FRAGMENT.pack(outgoing.kind, len(body)) if first else b""
+            if not self.writer.put(kind, (prefix, part), len(prefix) + len(part)):
                 self.block()
                 return
             outgoing.position = end
@@ -205,7 +203,7 @@ class Channel:
                 return self._send_large(peer, kind, size, parts)
             self._touched[worker] = peer
             try:
-                if peer.writer.put(kind, parts):
+                if peer.writer.put(kind, parts, size):
                     return True
             except RingDamaged:
                 self.reset(worker)

@@ -91,11 +91,8 @@ class RingWriter:
         place = self._claim(kind, size)
         return None if place < 0 else self._slots[place : place + size]
 
-    def put(self, kind: int, parts: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Claim one slot and fill it with the concatenation of ``parts``; False while the ring is full."""
-        size = 0
-        for part in parts:
-            size += len(part)
+    def put(self, kind: int, parts: Sequence[bytes | bytearray | memoryview], size: int) -> bool:
+        """Claim a slot and fill it with ``parts``, together ``size`` bytes; False while the ring is full."""
         place = self._claim(kind, size)
         if place < 0:
             return False

@@ -272,7 +272,7 @@ def test_a_scribbled_tail_heals_and_the_sender_only_sees_a_full_ring(region: Reg
 def test_a_fragment_that_does_not_fit_its_record_is_damage(region: Region) -> None:
     one, two = channel(region, 0), channel(region, 1)
     peer = one._peers[1]
-    assert peer.writer.put(KIND_END + 1, ((5).to_bytes(4, "little") + (3).to_bytes(4, "little"), b"four"))
+    assert peer.writer.put(KIND_END + 1, ((5).to_bytes(4, "little") + (3).to_bytes(4, "little"), b"four"), 12)
     peer.writer.publish()
     with pytest.raises(RingDamaged):
         two.poll()

@@ -35,6 +35,10 @@ class Memory:
         return RingReader(self.words, self.slots)
 
 
+def put(writer: RingWriter, kind: int, payload: bytes) -> bool:
+    return writer.put(kind, (payload,), len(payload))
+
+
 def copied(records: list[tuple[int, memoryview]]) -> list[tuple[int, bytes]]:
     return [(kind, bytes(payload)) for kind, payload in records]
 
@@ -66,7 +70,7 @@ def test_a_ring_gives_what_was_published_in_order_and_nothing_else(
     for number, (step, size) in enumerate(steps):
         payload = bytes([number % 251]) * size
         if step == "put":
-            if writer.put(number, (payload[: size // 3], memoryview(payload)[size // 3 :])):
+            if writer.put(number, (payload[: size // 3], memoryview(payload)[size // 3 :]), size):
                 claimed.append((number, payload))
             elif not (claimed or published or drained):
                 pytest.fail("an empty ring refused a record")
@@ -116,7 +120,7 @@ def test_a_million_bytes_pass_any_overflow_of_the_counters(start: int) -> None:
     passed = 0
     while passed < 20 * CAPACITY:
         payload = numbers.randbytes(numbers.randrange(700))
-        while not writer.put(7, (payload,)):
+        while not put(writer, 7, payload):
             writer.publish()
             for _, view in reader.drain(CAPACITY):
                 assert bytes(view) == expected.popleft()
@@ -151,14 +155,14 @@ def test_a_full_ring_refuses_and_takes_again_after_release() -> None:
     memory = Memory()
     writer, reader = memory.writer(), memory.reader()
     count = 0
-    while writer.put(count, (b"x" * 104,)):
+    while put(writer, count, b"x" * 104):
         count += 1
     assert count == CAPACITY // (104 + SLOT_HEADER_BYTES)
     writer.publish()
     assert len(reader.drain(CAPACITY)) == count
-    assert not writer.put(0, (b"x" * 104,)), "drained is not released"
+    assert not put(writer, 0, b"x" * 104), "drained is not released"
     reader.release()
-    assert writer.put(0, (b"x" * 104,))
+    assert put(writer, 0, b"x" * 104)
 
 
 def test_a_record_too_large_for_any_ring_is_an_error_and_not_a_wait() -> None:
@@ -172,7 +176,7 @@ def test_the_largest_record_fits_an_empty_ring_wherever_its_position_is(place: i
     memory = Memory(place)
     writer, reader = memory.writer(), memory.reader()
     payload = b"z" * writer.payload_bytes_max
-    assert writer.put(3, (payload,))
+    assert put(writer, 3, payload)
     writer.publish()
     assert copied(reader.drain(1)) == [(3, payload)]
 
@@ -181,7 +185,7 @@ def test_drain_stops_after_the_bytes_asked_for_but_gives_at_least_one() -> None:
     memory = Memory()
     writer, reader = memory.writer(), memory.reader()
     for number in range(5):
-        assert writer.put(number, (b"y" * 200,))
+        assert put(writer, number, b"y" * 200)
     writer.publish()
     assert [kind for kind, _ in reader.drain(1)] == [0]
     assert [kind for kind, _ in reader.drain(300)] == [1, 2]
@@ -193,7 +197,7 @@ def test_records_of_or_for_another_incarnation_are_dropped_and_counted() -> None
     reader = memory.reader()
     for source, destination in ((1, 2), (3, 2), (1, 4), (3, 4)):
         writer = memory.writer(source, destination)
-        assert writer.put(source * 10 + destination, (b"p",))
+        assert put(writer, source * 10 + destination, b"p")
         writer.publish()
     assert [kind for kind, _ in reader.drain(CAPACITY, source=3, destination=4)] == [34]
     assert reader.stale_count == 3
@@ -204,7 +208,7 @@ def test_every_flipped_bit_of_a_slot_header_is_damage_and_never_a_record() -> No
         memory = Memory(2**40)
         writer, reader = memory.writer(), memory.reader()
         place = (2**40 % CAPACITY) + SLOT_HEADER_BYTES + 16
-        assert writer.put(1, (b"good record 1",)) and writer.put(2, (b"good record 2",))
+        assert put(writer, 1, b"good record 1") and put(writer, 2, b"good record 2")
         writer.publish()
         memory.slots[place + bit // 8] ^= 1 << (bit % 8)
         assert copied(reader.drain(CAPACITY)) == [(1, b"good record 1")]
@@ -219,13 +223,13 @@ def test_a_scribbled_head_or_tail_never_gives_a_wrong_record(value: int, word: i
     writer, reader = memory.writer(), memory.reader()
     sent = [(number, b"q" * (50 + number)) for number in range(count)]
     for kind, payload in sent:
-        assert writer.put(kind, (payload,))
+        assert put(writer, kind, payload)
     writer.publish()
     memory.words.store(word, value)
     try:
         got = copied(reader.drain(CAPACITY))
         assert got == sent[: len(got)]
-        while writer.put(9, (b"r" * 100,)):
+        while put(writer, 9, b"r" * 100):
             pass
     except RingDamaged:
         pass
@@ -234,14 +238,14 @@ def test_a_scribbled_head_or_tail_never_gives_a_wrong_record(value: int, word: i
 def test_after_a_reset_the_ring_serves_again_and_the_writer_can_see_it() -> None:
     memory = Memory()
     writer, reader = memory.writer(), memory.reader()
-    assert writer.put(1, (b"lost",))
+    assert put(writer, 1, b"lost")
     writer.publish()
     memory.slots[3] ^= 0xFF
     with pytest.raises(RingDamaged):
         reader.drain(CAPACITY)
     reader.reset()
     assert writer.resets == 1
-    assert writer.put(2, (b"arrives",))
+    assert put(writer, 2, b"arrives")
     writer.publish()
     assert copied(reader.drain(CAPACITY)) == [(2, b"arrives")]
 
@@ -251,7 +255,7 @@ def test_random_bytes_in_the_slots_are_never_handed_out() -> None:
     for _ in range(200):
         memory = Memory()
         writer, reader = memory.writer(), memory.reader()
-        assert writer.put(1, (b"v" * 500,))
+        assert put(writer, 1, b"v" * 500)
         writer.publish()
         memory.slots[:] = numbers.randbytes(CAPACITY)
         with pytest.raises(RingDamaged):

@@ -443,7 +443,8 @@ def _check_rest(view: BatchView, octets: NDArray[np.uint8], start: int, batch: M
         if found != kernels.WELL_FORMED:
             _refuse_found(found, view._attribute_column()[0], ATTRIBUTE_BYTES_MAX, "attributes")
         if batch.check_attributes(octets, position, start + layout.attributes, count) != kernels.WELL_FORMED:
-            view.attributes_list()  # decodes text that is not ASCII, and names what is malformed
+            view.attributes_list()  # says what is wrong
+            raise ProtocolError("attributes of a record are malformed")
 
 
 def check_columns_twin(view: BatchView, max_record_bytes: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import random
@@ -158,6 +160,7 @@ def test_the_table_steps_are_the_instructions(source: random.Random) -> None:
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_without_the_instruction_the_kernel_steps_by_tables(tmp_path: Path) -> None:
     code = """
 import google_crc32c
@@ -171,6 +174,28 @@ print(crc._word is jit.crc_word)
 """
     # A cache of its own: the same kernel is compiled differently here.
     assert _run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "False"
+
+
+@needs_kernels
+def test_text_is_valid_where_python_decodes_it(source: random.Random) -> None:
+    kernels_batch = importlib.import_module("danube.core.kernels.batch")
+    interesting = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xEC, 0xED]
+    interesting += [0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
+    texts = [bytes(octets) for size in range(4) for octets in itertools.product(interesting, repeat=size)]
+    texts += [bytes(source.choices(interesting, k=4)) for _ in range(20_000)]
+    texts += [b"ascii" * size + text for size in range(4) for text in texts[:600]]
+    texts += [chr(point).encode("utf-8", "surrogatepass") for point in range(0x80, 0x110000, 97)]
+    valid = 0
+    for text in texts:
+        try:
+            text.decode()
+            expected = True
+        except UnicodeDecodeError:
+            expected = False
+        octets = np.frombuffer(text, np.uint8)
+        assert kernels_batch.text_is_valid(octets, 0, len(octets)) == expected, text
+        valid += expected
+    assert 0 < valid < len(texts)
 
 
 @needs_kernels
@@ -258,6 +283,7 @@ print(json.dumps([report.compiled, lines, again.compiled, threading.active_count
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_a_kernel_cached_before_a_source_changed_is_compiled_again() -> None:
     load = """
 compiled, cached = jit.compile_all()

@@ -17,7 +17,6 @@ from danube.core import checksum
 available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
-NOT_ASCII: Final = -3
 
 _MODULES: Final = ("crc", "batch", "cursor")
 

@@ -18,7 +18,7 @@ from danube.core.batch import (
     MAGIC,
     STAMPED_BYTES,
 )
-from danube.core.kernels import MALFORMED, NOT_ASCII, WELL_FORMED, jit
+from danube.core.kernels import MALFORMED, WELL_FORMED, jit
 from danube.core.kernels.crc import crc32c
 from danube.limits import ATTRIBUTES_PER_RECORD_MAX, BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
@@ -26,6 +26,7 @@ _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _END, _CUT, _BAD_HEADER, _BAD_BODY, _OFFSET_MISMATCH = range(5)  # batch_scan.StopReason
 
 _ATTRIBUTE_HEAD: Final = 6
+_NOT_ASCII: Final = np.uint64(0x8080808080808080)
 
 
 @jit.inline
@@ -135,43 +136,66 @@ def check_nulls(data: Any, validity: Any, position: Any, count: Any) -> Any:
 
 
 @jit.inline
+def _second_octets(first: Any) -> Any:
+    """Octets that may follow ``first`` in UTF-8 (low, high), and how many follow in all (0: none may)."""
+    if first < 0xC2 or first > 0xF4:
+        return 0, 0, 0
+    if first < 0xE0:
+        return 0x80, 0xBF, 1
+    if first < 0xF0:  # no overlong forms, no surrogates
+        return (0xA0 if first == 0xE0 else 0x80), (0x9F if first == 0xED else 0xBF), 2
+    return (0x90 if first == 0xF0 else 0x80), (0x8F if first == 0xF4 else 0xBF), 3
+
+
+@jit.jit("boolean(const uint8[::1], int64, int64)")
+def text_is_valid(data: Any, place: Any, end: Any) -> Any:
+    """Whether ``data[place:end]`` is UTF-8."""
+    while place < end:
+        if end - place >= 8 and jit.load_word(data, place) & _NOT_ASCII == 0:
+            place += 8
+            continue
+        if data[place] < 0x80:
+            place += 1
+            continue
+        low, high, more = _second_octets(data[place])
+        if more == 0 or end - place <= more:
+            return False
+        if data[place + 1] < low or data[place + 1] > high:
+            return False
+        for index in range(2, more + 1):
+            if data[place + index] & 0xC0 != 0x80:
+                return False
+        place += more + 1
+    return True
+
+
+@jit.inline
 def _check_entry(data: Any, place: Any, end: Any) -> Any:
     """One record's attributes, ``data[place:end]``."""
     attributes = 0
     while place < end:
         if end - place < _ATTRIBUTE_HEAD or attributes == ATTRIBUTES_PER_RECORD_MAX:
             return MALFORMED
-        place += (
-            _ATTRIBUTE_HEAD + np.int64(jit.load_short(data, place)) + np.int64(jit.load_half(data, place + 2))
-        )
+        middle = place + _ATTRIBUTE_HEAD + np.int64(jit.load_short(data, place))
+        after = middle + np.int64(jit.load_half(data, place + 2))
+        if after > end:
+            return MALFORMED
+        if not text_is_valid(data, place + _ATTRIBUTE_HEAD, middle) or not text_is_valid(data, middle, after):
+            return MALFORMED
+        place = after
         attributes += 1
-    return WELL_FORMED if place == end else MALFORMED
-
-
-@jit.inline
-def _text_is_ascii(data: Any, place: Any, end: Any) -> Any:
-    """Whether all names and values of one checked record are ASCII."""
-    while place < end:
-        size = np.int64(jit.load_short(data, place)) + np.int64(jit.load_half(data, place + 2))
-        place += _ATTRIBUTE_HEAD
-        for index in range(place, place + size):
-            if data[index] & 0x80:
-                return False
-        place += size
-    return True
+    return WELL_FORMED
 
 
 @jit.jit("int64(const uint8[::1], int64, int64, int64)")
 def check_attributes(data: Any, offsets: Any, position: Any, count: Any) -> Any:
-    """WELL_FORMED, MALFORMED, or NOT_ASCII where text must still be decoded; offsets were checked."""
-    ascii_only = True
+    """WELL_FORMED, or MALFORMED for a record that cannot be decoded; the offsets were checked."""
     for index in range(count):
         place = position + np.int64(jit.load_int(data, offsets + 4 * index))
         end = position + np.int64(jit.load_int(data, offsets + 4 * index + 4))
         if _check_entry(data, place, end) == MALFORMED:
             return MALFORMED
-        ascii_only = ascii_only and _text_is_ascii(data, place, end)
-    return WELL_FORMED if ascii_only else NOT_ASCII
+    return WELL_FORMED
 
 
 @jit.jit("int64(const uint8[::1], int64, int64, const int64[::1])")

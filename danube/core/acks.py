@@ -9,6 +9,7 @@ at the same consumer.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -35,9 +36,10 @@ def acknowledge(window: Window, seat: int, ranges: Ranges) -> tuple[int, int, in
     Returns records acked, ignored and refused.  The floor has been advanced.
     """
     acked = refused = 0
-    if len(ranges) <= _ONE_BY_ONE_MAX:
+    pairs = ranges.tolist() if len(ranges) <= _ONE_BY_ONE_MAX else None
+    if pairs is not None and (len(pairs) == 1 or all(a[1] <= b[0] for a, b in pairwise(pairs))):
         named = 0
-        for start, end in ranges.tolist():
+        for start, end in pairs:
             if 0 <= start < end <= _OFFSET_MAX:
                 named += min(end - start, _COUNTED_PER_RANGE_MAX)
                 start, end = max(start, window.floor), min(end, window.next)
@@ -81,10 +83,12 @@ def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple
             window.counts[IN_FLIGHT] -= len(state)
             window.counts[ACKED] += len(state)
             acked += len(state)
+            window.pass_acked(start, start + len(state))
         else:
             done, foreign = _acknowledge_index(window, seat, np.arange(part.start, part.stop))
             acked += done
             refused += foreign
+        start += len(state)
     return acked, refused
 
 

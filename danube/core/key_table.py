@@ -158,7 +158,8 @@ class KeyTable:
         records = self.counters.sum(axis=1)
         records[needed] = 1
         kept = np.flatnonzero(records)
-        hashes, route, owner, counters = self.hash[kept], self.route[kept], self.owner[kept], self.counters[kept]
+        hashes, counters = self.hash[kept], self.counters[kept]
+        route, owner = self.route[kept], self.owner[kept]
         moved = np.full(len(self.hash), -1, np.int32)
         self.key_count = 0
         # At most an eighth full, so that building anew is rare even when every key is a new one.
@@ -252,9 +253,9 @@ class KeyTable:
         kernel = cursor_kernels()
         if kernel is not None:
             return bool(kernel.move_keys(keys, old, new, self.counters))
-        np.subtract.at(self.counters, (keys, old), 1)
+        np.subtract.at(self.counters, (keys, old.astype(np.int32)), 1)
         if new != _ACKED:
-            np.add.at(self.counters, (keys, new), 1)
+            np.add.at(self.counters[:, new], keys, 1)
         # Wider than the kernel's answer, never narrower: a look in vain costs time only.
         return bool(self.counters[keys][:, (_HELD, _READY)].any())
 

@@ -76,7 +76,10 @@ class LossySubscription:
     def join(
         self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int = 0
     ) -> JoinResult:
-        """Connect a consumer, without credit; one of the same name is displaced.  Raises as Subscription.join."""
+        """Connect a consumer, without credit; one of the same name is displaced.
+
+        Raises as Subscription.join, and InvalidArgument for filters where keys are not at hand.
+        """
         key_filter = KeyFilter(filters)
         if not key_filter.everything and self._key_of is None and self.mode is Mode.KEY_SHARED:
             raise InvalidArgument("key filters cannot be used here", why="records' keys are not at hand")

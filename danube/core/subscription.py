@@ -241,15 +241,24 @@ class Subscription:
         if keys is None or hashes_start > window.next:
             broken("key hashes do not cover what is granted", start=hashes_start, next=window.next)
         start = window.next
-        # No more at a time than can nearly be granted: the rest would be held for nothing.
-        end = min(end, start + max(consumers.usable_credit, _KEYED_RECORDS_MIN))
+        if end - start > _KEYED_RECORDS_MIN:
+            # No more at a time than can nearly be granted: the rest would be held for nothing.
+            end = min(end, start + max(consumers.usable_credit, _KEYED_RECORDS_MIN))
         keys.refresh()
         wanted = np.ascontiguousarray(hashes[start - hashes_start : end - hashes_start], np.uint64)
         numbers = keys.find(wanted, window.renumber)
         if self._ring.filtered:
             keys.resolve(numbers, np.arange(start, end, dtype=np.int64), self._key_of)
         seats = keys.assign(numbers, FREE, end - start, consumers.credit, consumers.ready)
-        window.take_keyed(end, numbers, seats, self._failures.granted(start, end, now_ns))
+        stamp = self._failures.granted(start, end, now_ns)
+        if end - start == 1 and seats[0] >= 0:
+            seat = int(seats[0])
+            window.grant_new(end, seat, stamp)
+            window.key[start & window.mask] = numbers[0]
+            consumers.exhausted([seat])
+            self._counters["granted"] += 1
+            return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
+        window.take_keyed(end, numbers, seats, stamp)
         skipped = int(np.count_nonzero(seats == SKIPPED))
         if skipped:
             self._counters["skipped"] += skipped

@@ -193,6 +193,12 @@ class Window:
             self._resize(max(self._span_peak, span, 1) * 2)
         self._span_peak = span
 
+    def pass_acked(self, start: int, end: int) -> None:
+        """``start .. end`` are acked: move the floor to their end if it stands at or after their start."""
+        if start <= self.floor < end:
+            self.counts[ACKED] -= end - self.floor
+            self.floor = end
+
     def advance(self) -> bool:
         """Move the floor over the acked prefix; return whether it moved."""
         floor, end, mask, state = self.floor, self.next, self.mask, self.state

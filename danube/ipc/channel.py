@@ -75,7 +75,7 @@ class _Peer:
 
     __slots__ = (
         "announced", "bell", "blocked_at", "damage", "incarnation", "incoming", "outgoing", "reader",
-        "resets", "to_report", "worker", "writer",
+        "resets", "room_again", "to_report", "worker", "writer",
     )  # fmt: skip
 
     def __init__(self, region: Region, own: int, incarnation: int, worker: int) -> None:
@@ -88,6 +88,7 @@ class _Peer:
         self.bell = Bell(region.words(layout.sleeping_position(worker), LINE_BYTES), region.bells[worker])
         self.resets = self.writer.resets
         self.blocked_at: int | None = None  # the ring's tail when it refused a record
+        self.room_again = False  # it was refused, there is room, and unblocked() has not yet said so
         self.outgoing: _Outgoing | None = None
         self.incoming: _Incoming | None = None
         self.damage: RingDamaged | None = None
@@ -118,7 +119,17 @@ class _Peer:
 
     def unblock(self) -> None:
         self.blocked_at = None
+        self.room_again = False
         self.writer.want_room(False)
+
+    def notice_room(self) -> bool:
+        """Whether there is room since the last refusal; true once for each refusal."""
+        if self.blocked_at is None or self.blocked_at == self.writer.tail:
+            return False
+        if self.outgoing is None:  # else flush() goes on with the large record first
+            self.unblock()
+            self.room_again = True
+        return True
 
     def advance_outgoing(self) -> None:
         """Put as many fragments of the large record as there is room for."""
@@ -333,12 +344,13 @@ class Channel:
     def arm(self) -> bool:
         """Say that this worker will sleep; False (and awake again) when there is something to do.
 
-        After True the worker sleeps until ``fileno()`` is readable and then calls disarm().
+        Something is: records, a restarted peer, or room for what was refused.  After False the worker runs
+        another turn and tries again what was refused, whether or not it asks unblocked().  After True it
+        sleeps until ``fileno()`` is readable and then calls disarm().
         """
         self._bell.arm()
         for peer in self._order:
-            moved = peer.blocked_at is not None and peer.blocked_at != peer.writer.tail
-            if peer.reader.pending or peer.changed() or moved:
+            if peer.reader.pending or peer.changed() or peer.notice_room():
                 self._bell.disarm()
                 return False
         return True
@@ -351,10 +363,9 @@ class Channel:
         """Peers that refused a record and have room again.  Each is named once: try again at once."""
         workers: list[int] = []
         for peer in self._order:
-            if peer.blocked_at is None or peer.blocked_at == peer.writer.tail:
-                continue
-            if peer.outgoing is None:  # else flush() goes on with the large record first
-                peer.unblock()
+            peer.notice_room()
+            if peer.room_again:
+                peer.room_again = False
                 workers.append(peer.worker)
         return workers
 

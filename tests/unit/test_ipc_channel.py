@@ -127,7 +127,22 @@ def test_a_refused_worker_does_not_sleep_when_room_came_before_it_armed(region: 
     one.flush()
     received(two)
     assert not one.arm()
-    assert one.unblocked() == [1] and one.arm()
+    assert one.unblocked() == [1] and one.unblocked() == [] and one.arm()
+
+
+def test_a_worker_that_never_asks_who_has_room_is_kept_awake_only_once(region: Region) -> None:
+    one, two = channel(region, 0), channel(region, 1)
+    for _ in range(3):
+        while one.send(1, 1, [bytes(1000)]):
+            pass
+        one.flush()
+        assert one.arm()
+        received(two)
+        assert rung(one)
+        one.disarm()
+        assert not one.arm()
+        assert one.arm()
+        one.disarm()
 
 
 def test_room_that_comes_between_the_refusal_and_its_noting_is_noticed(

@@ -14,8 +14,8 @@ from danube.broker.chunks import Chunk, HotBatches
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Waiting
-from danube.core.batch import BatchHeader, body_intact, read_header, stamp
-from danube.core.columns import check_columns
+from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp
+from danube.core.columns import BatchView, check_columns
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
 from danube.core.partition import Duplicate, Partition
@@ -126,6 +126,9 @@ class HostedPartition:
                 "batch fails its checksum", hint="the bytes changed on the way; send it again"
             )
         check_columns(batch, header, self.policy.max_record_bytes)
+        if header.flags & COMPRESSION_MASK:
+            # A batch that cannot be inflated would stop every consumer that needs part of it.
+            BatchView(batch, header).check()
         if self.failure is not None:
             raise self.failure
         admitted = self.core.admit(header, now_us)

@@ -74,7 +74,9 @@ class Worker:
         self.counters = Traffic(context.counters)
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
         self.channel = context.channel()
-        self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY)
+        # With partitions on disk a missing metadata log is a loss to be seen, not a fresh start.
+        fresh = not (self.data_dir / PARTITIONS_DIRECTORY).exists()
+        self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY, create=fresh)
         self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
         self.syncer = Syncer(loop.call_soon_threadsafe)
         self.sealer = Syncer(loop.call_soon_threadsafe)

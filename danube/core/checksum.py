@@ -1,7 +1,7 @@
 """CRC32C and xxHash: the one door to google_crc32c and xxhash.
 
-``google_crc32c`` reads only immutable bytes.  A mutable view is copied first when it is small (a
-copy of 4 KiB costs less than entering a kernel) and handed to the Numba kernel in
+``google_crc32c`` reads only immutable bytes.  A mutable view is copied first when it is small (up to
+64 KiB a copy costs no more than entering a kernel) and handed to the Numba kernel in
 :mod:`danube.core.kernels` when that module was loaded (brokers load it, plain clients need not).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import google_crc32c
 import xxhash
 
-_KERNEL_BYTES_MIN = 16 * 1024
+_KERNEL_BYTES_MIN = 64 * 1024
 _kernel: Callable[[memoryview], int] | None = None
 
 

@@ -18,6 +18,7 @@ from danube.client.admin import (
     TopicInfo,
     policy_fields,
 )
+from danube.client.allocator import keep_large_blocks
 from danube.client.connection import Connection
 from danube.client.consumer import Consumer
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
@@ -288,6 +289,7 @@ class Admin:
 
 def new_session(name: str, token: str, reconnect_timeout_s: float | None, timeout_ns: int) -> Session:
     """The machine behind a client of either kind."""
+    keep_large_blocks()
     reconnect_ns = None if reconnect_timeout_s is None else int(reconnect_timeout_s * 1e9)
     client = name or f"danube-python/{danube.__version__} {socket.gethostname()}"
     return Session(

@@ -38,7 +38,7 @@ from danube.limits import (
 from danube.telemetry import events
 
 BATCH_BYTES: Final = 512 * 1024
-IN_FLIGHT_BYTES: Final = 16 * MIB
+IN_FLIGHT_BYTES: Final = 8 * MIB
 UNANSWERED_BATCHES_HOLD: Final = 4  # while so many are out, a group waits to grow
 RECORD_OVERHEAD: Final = 8
 FAILURES_KEPT: Final = 100
@@ -150,6 +150,8 @@ class Outbox:
         self.group: Group | None = None
         self.record_bytes_max = min((one.max_record_bytes or 8 * MIB for one in partitions), default=8 * MIB)
         self.closed = False
+        self.left_full = False  # since someone last let the loop turn
+        self.when_full: Callable[[], None] = _nothing  # a full group has left: write it
         self.when_group: Callable[[], None] = _nothing  # a group was begun: flush it at the end of the turn
         self._compression = compression_of(compression)
         self._next_partition = 0
@@ -192,7 +194,9 @@ class Outbox:
             raise ClosedError(f"the producer {self.name!r} is closed")
         if self.group is not None:
             self.flush_group()
-        if self.in_flight_bytes >= self.in_flight_bytes_max:
+            self.left_full = True
+            self.when_full()
+        if self.in_flight_bytes >= self.in_flight_bytes_max + self.batch_bytes:
             raise Overloaded(
                 f"{self.in_flight_bytes} bytes are not acknowledged yet",
                 why=f"max_in_flight_bytes is {self.in_flight_bytes_max}",
@@ -416,6 +420,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
+        """Whether a whole batch may be gathered before send_nowait would raise Overloaded."""
         return self.in_flight_bytes < self.in_flight_bytes_max
 
     def room(self) -> Reply:

@@ -100,6 +100,7 @@ class Producer:
                 raise ClosedError("the producer is closed", hint="make a new one")
             self._outbox = await self._connection.run(open_producer(self._connection.session, self._options))
             self._outbox.when_group = self._schedule
+            self._outbox.when_full = self._connection.flush
         return self
 
     def _schedule(self) -> None:
@@ -174,11 +175,14 @@ class Producer:
         return AwaitableSend(group, index)
 
     async def ready(self) -> None:
-        """Wait until there is room for send_nowait."""
+        """Wait until there is room for a batch of send_nowait; let the loop turn once per batch sent."""
         box = self._box
         if not box.has_room:
             self._connection.flush()
             await self._connection.wait(box.room())
+        elif box.left_full:
+            await asyncio.sleep(0)
+        box.left_full = False
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered; raise the first failure of a send_nowait

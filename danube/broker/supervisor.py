@@ -7,7 +7,8 @@ new incarnation is on disk, the peers are told, and only then is the new one for
 most one process can append to a worker's partitions.
 
 A worker is replaced when it ends for any reason, and killed when it gives no heartbeat.  The first
-replacement is immediate; one that dies young waits, up to RESTART_DELAY_MAX_NS.
+replacement is immediate; one that dies young again and again waits, up to RESTART_DELAY_MAX_NS, or less
+when it had served, so that killing a healthy worker never costs a second.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from danube.ipc.region import Region
 SECOND_NS: Final = 1_000_000_000
 RESTART_DELAY_MIN_NS: Final = SECOND_NS // 10
 RESTART_DELAY_MAX_NS: Final = 5 * SECOND_NS
-STABLE_NS: Final = 10 * SECOND_NS  # a worker that lived this long did not die young
+RESTART_DELAY_SERVED_MAX_NS: Final = 4 * SECOND_NS // 10  # a worker that has served is back within 1 s
+STABLE_NS: Final = SECOND_NS  # a worker that served and lived this long did not die young
 TICK_NS: Final = SECOND_NS // 5
 FIRST_START_ATTEMPTS: Final = 5
 
@@ -310,6 +312,7 @@ class Supervisor:
 
     def _on_death(self, worker: _Worker, status: int, now_ns: int) -> None:
         """The process is gone: tell the peers at once and say when to replace it."""
+        served = worker.ready
         pid, worker.pid = worker.pid, 0
         worker.counters.put(Counter.PID, 0)
         self._state_changed = True
@@ -319,9 +322,10 @@ class Supervisor:
                 _log.warning("worker did not drain", worker=worker.index, pid=pid, how=ended)
             return
         _log.error("worker ended", worker=worker.index, pid=pid, how=ended, incarnation=worker.incarnation)
-        worker.deaths = worker.deaths + 1 if now_ns - worker.started_ns < STABLE_NS else 1
+        stable = served and now_ns - worker.started_ns >= STABLE_NS
+        worker.deaths = 1 if stable else worker.deaths + 1
         worker.counters.add(Counter.RESTARTS)
-        worker.start_ns = now_ns + _restart_delay_ns(worker.deaths)
+        worker.start_ns = now_ns + _restart_delay_ns(worker.deaths, served)
         worker.incarnation = 0
         try:
             self._renumber(worker)
@@ -433,11 +437,12 @@ def run(settings: SupervisorSettings, worker_main: WorkerMain) -> int:
     return Supervisor(settings, worker_main).run()
 
 
-def _restart_delay_ns(deaths: int) -> int:
-    """0, 100 ms, 200 ms, 400 ms ... 5 s for the first, second ... death in a row."""
+def _restart_delay_ns(deaths: int, served: bool = False) -> int:
+    """0, 100 ms, 200 ms, 400 ms ... for the first, second ... young death in a row."""
     if deaths <= 1:
         return 0
-    return min(RESTART_DELAY_MAX_NS, RESTART_DELAY_MIN_NS << min(deaths - 2, 10))
+    delay_max_ns = RESTART_DELAY_SERVED_MAX_NS if served else RESTART_DELAY_MAX_NS
+    return min(delay_max_ns, RESTART_DELAY_MIN_NS << min(deaths - 2, 10))
 
 
 def _load_kernels(progress: Callable[[str], None] | None) -> None:

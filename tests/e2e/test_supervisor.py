@@ -299,6 +299,22 @@ def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(
     assert broker.end()[0] == 0
 
 
+def test_a_worker_that_is_killed_again_and_again_is_always_back_within_a_second(
+    start: Callable[..., Broker],
+) -> None:
+    broker = start().wait_ready()
+    for _ in range(6):
+        pid = broker.counters()[0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        took_s = wait_until(
+            lambda pid=pid: (now := broker.counters()[0])["pid"] not in (0, pid) and now["state"] == 1,
+            "it is back",
+        )
+        assert took_s < 1.0
+    assert broker.counters()[0]["restarts"] == 6
+    assert broker.end()[0] == 0
+
+
 def test_a_connection_in_a_dead_workers_backlog_is_served_by_its_replacement(
     start: Callable[..., Broker],
 ) -> None:

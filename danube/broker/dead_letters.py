@@ -7,17 +7,19 @@ tried again later by the subscription's own back-off.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube import clock, telemetry
 from danube.broker.consumers import SubscriptionHost
+from danube.broker.proposals import Outcome
 from danube.broker.router import RoutedSession
 from danube.core import wire
 from danube.core.columns import BatchView, encode
 from danube.core.commands import CreateTopic
 from danube.core.policy import TopicPolicy
 from danube.core.wire import FrameDecoder, Kind, OpenProducer
-from danube.errors import DanubeError, TopicNotFound
+from danube.errors import Conflict, DanubeError, TopicNotFound
 from danube.limits import ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = telemetry.events("dead_letters")
 INTERNAL_CONNECTION_ID = 1 << 62
-OPEN_RETRY_NS = 1_000_000_000
+WAITING_MAX = 10_000
 
 
 class _Letter(NamedTuple):
@@ -35,12 +37,13 @@ class _Letter(NamedTuple):
 
 
 class _Target:
-    """One dead letter topic as this worker publishes to it."""
+    """One dead letter topic as this worker publishes to it; letters wait while it is opened."""
 
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
+    def __init__(self) -> None:
+        self.handle = 0
         self.open = False
-        self.retry_ns = 0
+        self.opening = False
+        self.waiting: deque[tuple[SubscriptionHost, DeadLetter]] = deque()
 
 
 class DeadLetters(RoutedSession):
@@ -58,20 +61,39 @@ class DeadLetters(RoutedSession):
 
     def take(self, host: SubscriptionHost, letters: list[DeadLetter]) -> None:
         """Publish the copies of these records; called when a subscription gives up on them."""
-        now_ns = clock.monotonic_ns()
+        topic = host.core.failure.dead_letter_topic
+        target = self._targets.setdefault(topic, _Target())
         for letter in letters:
+            if len(target.waiting) >= WAITING_MAX:
+                host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+            else:
+                target.waiting.append((host, letter))
+        if target.open:
+            self._publish_waiting(target)
+        elif not target.opening:
+            self._open(topic, target)
+
+    def _publish_waiting(self, target: _Target) -> None:
+        while target.waiting:
+            host, letter = target.waiting.popleft()
             try:
-                if not self._publish(host, letter, now_ns):
-                    host.core.dead_letter_failed(letter.offset, now_ns)
+                taken = self._publish(target, host, letter)
             except DanubeError as error:
                 _log.warning("dead letter not written", offset=letter.offset, error=str(error))
-                host.core.dead_letter_failed(letter.offset, now_ns)
+                taken = False
+            if not taken:
+                host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
 
-    def _publish(self, host: SubscriptionHost, letter: DeadLetter, now_ns: int) -> bool:
-        topic = host.core.failure.dead_letter_topic
-        target = self._target(topic, now_ns)
-        if target is None or not target.open:
-            return False
+    def _fail_waiting(self, target: _Target, why: str) -> None:
+        """The topic cannot be opened now: every letter is tried again by its subscription's back-off."""
+        _log.warning("dead letter topic not open", error=why, letters=len(target.waiting))
+        target.open = target.opening = False
+        waiting, target.waiting = target.waiting, deque()
+        for host, letter in waiting:
+            host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+            self._worker.shard.wake(host.hosted)
+
+    def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
         place = chunk.places[chunk.find(letter.offset)]
         original = BatchView(chunk.batch(place))
@@ -110,31 +132,30 @@ class DeadLetters(RoutedSession):
 
     # -- the dead letter topic --------------------------------------------------------------------
 
-    def _target(self, topic: str, now_ns: int) -> _Target | None:
-        target = self._targets.get(topic)
-        if target is not None and (target.open or now_ns < target.retry_ns):
-            return target
-        metadata = self._worker.metadata
+    def _open(self, topic: str, target: _Target) -> None:
+        """Open the producer, making the topic first when it is missing."""
+        target.opening = True
         try:
-            record = metadata.state.topic(topic)
+            record = self._worker.metadata.state.topic(topic)
         except TopicNotFound:
-            self._create(topic)
-            return None
-        if target is not None:
-            self._by_handle.pop(target.handle, None)
-        handle = self._next_correlation()
-        target = self._targets[topic] = self._by_handle[handle] = _Target(handle)
-        target.retry_ns = now_ns + OPEN_RETRY_NS
+            policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
+            command = CreateTopic(topic=topic, policy=policy, created_us=clock.wall_us(), ensure=True)
+            self._worker.proposals.submit(command, lambda outcome: self._created(topic, target, outcome))
+            return
+        self._by_handle.pop(target.handle, None)
+        target.handle = self._next_correlation()
+        self._by_handle[target.handle] = target
         body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}")
-        self._route(wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), handle))
-        return target
+        frame = wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), target.handle)
+        if not self._route(frame):
+            self._fail_waiting(target, "the ring to its owner is full")
 
-    def _create(self, topic: str) -> None:
-        policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
-        command = CreateTopic(
-            topic=topic, partitions=0, policy=policy, created_us=clock.wall_us(), ensure=True
-        )
-        self._worker.proposals.submit(command, lambda outcome: self._worker.refresh_metadata())
+    def _created(self, topic: str, target: _Target, outcome: Outcome) -> None:
+        self._worker.metadata_changed()
+        if isinstance(outcome, DanubeError) and not isinstance(outcome, Conflict):
+            self._fail_waiting(target, str(outcome))
+        else:
+            self._open(topic, target)
 
     def _next_correlation(self) -> int:
         self._correlation = self._correlation % 0xFFFF_FFFF + 1
@@ -157,10 +178,10 @@ class DeadLetters(RoutedSession):
 
     def _on_answer(self, frame: Any, frames: bytes) -> None:
         letter = self._letters.pop(frame.correlation, None)
-        if frame.kind == Kind.PRODUCER_OPENED:
-            target = self._by_handle.get(frame.handle)
-            if target is not None:
-                target.open = True
+        target = self._by_handle.get(frame.handle)
+        if frame.kind == Kind.PRODUCER_OPENED and target is not None:
+            target.open, target.opening = True, False
+            self._publish_waiting(target)
         elif frame.kind == Kind.PUBLISHED and letter is not None:
             letter.host.core.dead_lettered(letter.offset)
             self._worker.counters.add("dead_letters")
@@ -170,9 +191,9 @@ class DeadLetters(RoutedSession):
             _log.warning("dead letter refused", error=str(error))
             if letter is not None:
                 letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
-            for target in self._by_handle.values():
-                if frame.handle in (0, target.handle):
-                    target.open = False
+            for known in self._by_handle.values():
+                if known.opening or frame.handle == known.handle:
+                    self._fail_waiting(known, str(error))
 
     def worker_restarted(self, worker: int) -> None:
         """The owner of a dead letter topic is gone: what it did not answer is tried again."""

@@ -62,6 +62,7 @@ class Router:
         *,
         schedule_turn: Callable[[], None],
         on_metadata: Callable[[], None],
+        metadata_changed: Callable[[], None],
         status: Callable[[], dict[str, Any]],
         default_policy: TopicPolicy,
         auto_create: bool,
@@ -74,6 +75,7 @@ class Router:
         self._proposals = proposals
         self._schedule_turn = schedule_turn
         self._on_metadata = on_metadata
+        self._metadata_changed = metadata_changed
         self._status = status
         self._default_policy = default_policy
         self._auto_create = auto_create
@@ -239,11 +241,7 @@ class Router:
         """Commit a metadata command off the loop, then answer."""
 
         def committed(outcome: Outcome) -> None:
-            self._on_metadata()
-            if self.remote is not None:
-                for worker in range(self._workers):
-                    if worker != self._worker:
-                        self.remote.notify(worker, RecordKind.METADATA)
+            self._metadata_changed()
             try:
                 session.send(wire.result_frame(view(outcome), correlation))
             except DanubeError as failure:

@@ -20,7 +20,7 @@ from danube.broker.dead_letters import INTERNAL_CONNECTION_ID, DeadLetters
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.listeners import address_text
 from danube.broker.proposals import Proposals
-from danube.broker.remote import RemoteSessions
+from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.router import Router
 from danube.broker.shard import Shard
 from danube.broker.traffic import Traffic
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _log = telemetry.events("worker")
 PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
-RING_RETRY_S = 0.001
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -98,6 +97,7 @@ class Worker:
             context.worker, context.workers, self.shard, self.metadata, self.proposals,
             schedule_turn=self.schedule_turn,
             on_metadata=self.refresh_metadata,
+            metadata_changed=self.metadata_changed,
             status=self.status,
             default_policy=config.topic_policy(),
             auto_create=config.topics.auto_create,
@@ -117,8 +117,8 @@ class Worker:
         self.dead_letters = DeadLetters(self)
         self.housekeeping = Housekeeping(self)
         self._turn_scheduled = False
+        self._flushed = True
         self._server: asyncio.Server | None = None
-        self._stopping = False
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -147,15 +147,13 @@ class Worker:
         self.shard.turn()
         blocked = door.resume_blocked()
         door.flush()
-        blocked |= remote.flush()
+        if remote.flush() or blocked:
+            self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
         channel.release()
-        channel.flush()
+        self._flushed = channel.flush()
         self.counters.block.add(Counter.TURNS)
         if received or (self.context.workers > 1 and not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
-        if blocked:
-            self.counters.block.add(Counter.RING_FULL)
-            self.loop.call_later(RING_RETRY_S, self.schedule_turn)
 
     def _poll(self) -> list[tuple[int, int, memoryview]]:
         try:
@@ -183,6 +181,13 @@ class Worker:
                 self.shard.delete_topic(change.record)
             elif isinstance(change, PolicyUpdated):
                 self.shard.update_policy(change.record)
+
+    def metadata_changed(self) -> None:
+        """This worker committed something: follow it and tell the others."""
+        self.refresh_metadata()
+        for worker in range(self.context.workers):
+            if worker != self.index:
+                self.remote.notify(worker, RecordKind.METADATA)
 
     def status(self) -> dict[str, Any]:
         """What `danube status` shows: this broker and the counters of all workers."""
@@ -234,7 +239,7 @@ class Worker:
                 self.schedule_turn()
                 await asyncio.sleep(0.01)
                 waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
-                if not waiting and (not door.connections or clock.monotonic_ns() > grace_ns):
+                if not waiting and self._flushed and (not door.connections or clock.monotonic_ns() > grace_ns):
                     break
             door.close_all()
             await asyncio.sleep(0)

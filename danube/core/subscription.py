@@ -475,6 +475,9 @@ class Subscription:
         acked = self._window.acked_ranges(ACKED_RANGES_STORED_MAX)
         ahead = self._ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
         if len(ahead):
+            if len(acked) and acked[-1, 1] == ahead[0, 0]:
+                acked, ahead = acked.copy(), ahead[1:].copy()
+                acked[-1, 1] = self._ahead.first[1]
             acked = np.concatenate((acked, ahead))
         state = self._state
         return CursorState(self.mode, self.ack_floor, acked, state.max_unacked, state.failure)
@@ -492,7 +495,8 @@ class Subscription:
             able = consumers.active_credit() if self.mode.single else consumers.eligible
             if not able:
                 return "no_credit"
-            if (self.wants_records and more) or (counts[READY] and self._keys is None) or window.freed:
+            waiting_may_go = counts[READY] > 0 if self._keys is None else window.freed
+            if waiting_may_go or (more and self.wants_records):
                 return "ready"
             if self._room() <= 0:
                 return "window_full"

@@ -49,7 +49,9 @@ def carry_over(source: StoredSegment, fd: int, start: Place, epoch: int) -> Stor
     finally:
         files.close(target)
     if copy.end_offset != source.end_offset:
-        raise Damage("a copied segment differs", file=path.name, end=copy.end_offset, expected=source.end_offset)
+        raise Damage(
+            "a copied segment differs", file=path.name, end=copy.end_offset, expected=source.end_offset
+        )
     files.rename(temporary, path)
     files.fsync_directory(directory)
     copy.file = LogFile(path, locked=True)

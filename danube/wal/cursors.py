@@ -36,7 +36,6 @@ never ahead of its acks.  A file whose sync failed is replaced by a new one (wri
 
 from __future__ import annotations
 
-import errno
 import struct
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -109,7 +108,9 @@ def read_cursor_file(path: Path, identity: LogIdentity) -> CursorFile | None:
         data = files.read_bounded(path, FILE_BYTES_MAX)
     except FileNotFoundError:
         return None
-    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(data[: HEADER_BYTES - 4]):
+    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(
+        data[: HEADER_BYTES - 4]
+    ):
         return None
     magic, version, _, partition, topic_id, generation, base_size, base_crc, _ = _HEADER.unpack_from(data)
     if magic == _MAGIC and version != _VERSION:

@@ -7,6 +7,7 @@ itself never depends on it.  Damaged bytes stay where they are.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -50,7 +51,7 @@ class DamageRegister:
             self._known.clear()
         self.count = len(self._known)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[DamagedRange]:
         return iter(self._known.values())
 
     def note(self, record: DamagedRange) -> bool:

@@ -51,15 +51,18 @@ class Descriptors:
     def __len__(self) -> int:
         return len(self._open)
 
-    def fd(self, file: LogFile) -> int:
-        """Descriptor of ``file``, opened when needed; valid until the next call unless pinned."""
+    def fd(self, file: LogFile, *, writing: bool = True) -> int:
+        """Descriptor of ``file``, opened when needed; valid until the next call unless pinned.
+
+        StorageFailed for writing to a file that a newer owner has taken over; it is still read.
+        """
         with self._lock:
-            if file.lost:
+            if file.lost and writing:
                 raise StorageFailed("the file was taken over by a newer owner", file=file.path.name)
             if file.fd >= 0:
                 self._open[file] = self._open.pop(file)
                 return file.fd
-            return self._opened(file, self._retry_when_full(file))
+            return self._opened(file, self._retry_when_full(file))  # takes the lock unless it is lost
 
     def create(self, file: LogFile) -> int:
         """Create the file (FileExistsError when it is there) and open it for writing."""
@@ -96,7 +99,7 @@ class Descriptors:
             return files.open_existing(file.path, writable=file.writable)
 
     def _opened(self, file: LogFile, fd: int) -> int:
-        if file.locked:
+        if file.locked and not file.lost:
             try:
                 self._take_lock(file, fd)
             except BaseException:

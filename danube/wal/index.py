@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -70,25 +71,32 @@ class SparseIndex:
 
 
 class IndexCache:
-    """Indexes read from footers, for the whole process; the least recently used go first."""
+    """Indexes read from footers, for the whole process; the least recently used go first.
+
+    Safe for threads.
+    """
 
     def __init__(self, loaded_max: int = LOADED_MAX) -> None:
         self._loaded: OrderedDict[object, SparseIndex] = OrderedDict()
         self._loaded_max = loaded_max
+        self._lock = threading.Lock()
 
     def get(self, key: object) -> SparseIndex | None:
-        index = self._loaded.get(key)
-        if index is not None:
-            self._loaded.move_to_end(key)
-        return index
+        with self._lock:
+            index = self._loaded.get(key)
+            if index is not None:
+                self._loaded.move_to_end(key)
+            return index
 
     def put(self, key: object, index: SparseIndex) -> None:
-        self._loaded[key] = index
-        if len(self._loaded) > self._loaded_max:
-            self._loaded.popitem(last=False)
+        with self._lock:
+            self._loaded[key] = index
+            if len(self._loaded) > self._loaded_max:
+                self._loaded.popitem(last=False)
 
     def drop(self, key: object) -> None:
-        self._loaded.pop(key, None)
+        with self._lock:
+            self._loaded.pop(key, None)
 
 
 index_cache = IndexCache()

@@ -71,7 +71,9 @@ class SealJob:
 
     __slots__ = ("_fd", "_pinned", "_previous", "deferred", "segment", "size_bytes", "snapshot", "summary")
 
-    def __init__(self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None) -> None:
+    def __init__(
+        self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None
+    ) -> None:
         self.segment = segment
         self.snapshot = snapshot
         self.summary: Summary | None = None

@@ -14,8 +14,7 @@ appended or synced any more, reading goes on, and the owner opens the log anew w
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -36,24 +35,24 @@ from danube.limits import (
     SEGMENT_PREALLOCATE_STEP_MAX,
 )
 from danube.wal.carry import create_empty
-from danube.wal.damage import DamagedRange, DamageRegister
+from danube.wal.damage import DamageRegister
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.index import index_cache
 from danube.wal.jobs import SealJob, SyncJob
+from danube.wal.log_reader import LogReader
 from danube.wal.mark import MarkWriter
 from danube.wal.producers import Checkpoint, write_checkpoint
-from danube.wal.reading import Chunk, OffsetRange, offset_at_time, read_segment
+from danube.wal.reading import Chunk, OffsetRange
 from danube.wal.recovery import Recovered, Recovery, RecoveryReport
-from danube.wal.segment import HEADER_BYTES, LogIdentity
+from danube.wal.retention import expired, keep_snapshot
+from danube.wal.segment import LogIdentity
 from danube.wal.stored_segment import StoredSegment
-from danube.wal.walk import Gap, Place
 from danube.wal.writer import Buffer, SegmentWriter
 
 __all__ = [
     "Chunk", "Log", "LogIdentity", "LogOptions", "OffsetRange", "RecoveryReport", "SealJob", "SyncJob",
 ]  # fmt: skip
 
-_PLACES_MAX: Final = 256
 _AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of the retention time
 
 
@@ -90,10 +89,10 @@ class Log:
         self._unsynced: dict[LogFile, int] = {}
         self._files_created = self._files_synced = 0
         self._requested_end = self._synced_end
-        self._places: OrderedDict[int, tuple[StoredSegment, Place]] = OrderedDict()
+        self._reader = LogReader(self._segments, self._bases, self.damage)
         self._age_due = False
+        self._unsealed_snapshot: Checkpoint | None = None
         self._failure: DanubeError | None = None
-        self._closed = False
 
     @classmethod
     def open(
@@ -255,7 +254,9 @@ class Log:
 
     def _writer_of(self, segment: StoredSegment, *, created: bool) -> SegmentWriter:
         options = self.options
-        return SegmentWriter(segment, options.preallocate_first, options.preallocate_step_max, created=created)
+        return SegmentWriter(
+            segment, options.preallocate_first, options.preallocate_step_max, created=created
+        )
 
     def _create_writer(self) -> SegmentWriter:
         segment = StoredSegment(self.directory, self.identity, self._written_end, self.epoch)
@@ -300,7 +301,10 @@ class Log:
     def synced(self, job: SyncJob) -> None:
         """``job`` succeeded: advance synced_end and rewrite the sync mark."""
         job.release()
-        if self._failure is not None or self._closed:
+        active = self._active
+        if self._failure is None and active is not None and active.file.lost:
+            self._failure = Fenced("a newer owner has taken the log over")
+        if self._failure is not None:
             return
         if job.end_offset > self._written_end:
             broken("sync moved outside the log", end=job.end_offset, written_end=self._written_end)
@@ -353,11 +357,13 @@ class Log:
         return SealJob(segment, self._segments[number - 1] if number else None, snapshot)
 
     def sealed(self, job: SealJob) -> None:
-        """``job`` succeeded (or was deferred by a full disk: then the next retain() offers it again)."""
+        """``job`` succeeded, or was deferred by a full disk: then the next opening seals the segment."""
         segment = job.segment
         segment.sealing = False
         job.release()
         if job.deferred or job.summary is None:
+            if job.snapshot is not None:
+                self._unsealed_snapshot = Checkpoint(segment.end_offset, job.snapshot)
             return
         segment.take_summary(job.summary, job.size_bytes)
         if segment.file not in self._unsynced:
@@ -394,66 +400,24 @@ class Log:
             raise OffsetOutOfRange(
                 f"offset {offset} is not in the log",
                 why=f"it holds {self.start} .. {self._written_end}",
-                start=self.start, end=self._written_end,
-            )  # fmt: skip
+                start=self.start,
+                end=self._written_end,
+            )
         if offset >= end:
             return Chunk(b"", offset, offset)
-        segment, place = self._places.pop(offset, (None, None))
-        if segment is None:
-            segment = self._segments[bisect_right(self._bases, offset) - 1]
-        if offset >= segment.end_offset:
-            return self._hole(segment, offset, end)
-        try:
-            reading = read_segment(segment, offset, end, bytes_max, place)
-        except OSError as error:
-            raise StorageFailed("read failed", why=str(error), file=segment.name) from error
-        if reading.gaps:
-            self._note_gaps(segment, reading.gaps)
-        chunk = reading.chunk
-        if chunk.next_offset < segment.end_offset:
-            self._places[chunk.next_offset] = (segment, reading.next_place)
-            if len(self._places) > _PLACES_MAX:
-                self._places.popitem(last=False)
-        return chunk
-
-    def _hole(self, segment: StoredSegment, offset: int, end: int) -> Chunk:
-        """Offsets that no segment holds: reading goes on at the next one."""
-        number = bisect_right(self._bases, segment.base_offset)
-        following = self._bases[number] if number < len(self._bases) else end
-        following = min(following, end)
-        why = "batches are missing"
-        hole = DamagedRange(segment.name, segment.data_end, segment.end_offset, following, why)
-        if self.damage.note(hole):
-            self.damage.store()
-        return Chunk(b"", offset, following, (OffsetRange(offset, following),))
-
-    def _note_gaps(self, segment: StoredSegment, gaps: tuple[Gap, ...]) -> None:
-        new = [
-            self.damage.note(DamagedRange(segment.name, gap.position, gap.start, gap.end, "batches are damaged"))
-            for gap in gaps
-        ]
-        if any(new):
-            self.damage.store()
+        return self._reader.read(offset, end, bytes_max, self._active, fenced=self.fenced)
 
     def offset_at_time(self, time_us: int) -> int:
         """First offset appended at or after ``time_us``; written_end when all are older."""
-        for segment in self._segments:
-            if segment.last_append_us < time_us:
-                continue
-            try:
-                offset = offset_at_time(segment, time_us)
-            except OSError as error:
-                raise StorageFailed("read failed", why=str(error), file=segment.name) from error
-            if offset is not None:
-                return offset
-        return self._written_end
+        offset = self._reader.offset_at_time(time_us)
+        return self._written_end if offset is None else offset
 
     # -- retention --------------------------------------------------------------------------------
 
     def retain(
         self, now_us: int, retention_ms: int, retention_bytes: int, *, keep_from: int | None = None
     ) -> list[OffsetRange]:
-        """Delete sealed segments from the front that are too old or too many; 0 keeps for ever.
+        """Delete rolled segments from the front that are too old or too many; 0 keeps for ever.
 
         Nothing at or above ``keep_from`` is deleted.  An active segment that has grown old makes
         should_roll true, so that its owner rolls it and a later call deletes it.
@@ -464,7 +428,12 @@ class Log:
         active = self._active
         if cutoff_us is not None and active is not None and active.batch_count:
             self._age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
-        doomed = self._expired(cutoff_us, retention_bytes, keep_from)
+        held = {segment for segment in self._segments if segment.file in self._unsynced or segment.sealing}
+        candidates = list(
+            takewhile(lambda segment: segment is not active and segment not in held, self._segments)
+        )
+        excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
+        doomed = expired(candidates, cutoff_us, excess_bytes, keep_from)
         if not doomed:
             return []
         try:
@@ -472,27 +441,13 @@ class Log:
         except OSError as error:
             raise StorageFailed("old segments cannot be deleted", why=str(error)) from error
 
-    def _expired(self, cutoff_us: int | None, retention_bytes: int, keep_from: int | None) -> list[StoredSegment]:
-        doomed: list[StoredSegment] = []
-        excess = self.local_bytes - retention_bytes if retention_bytes else 0
-        for segment in self._segments:
-            if not segment.sealed or (keep_from is not None and segment.end_offset > keep_from):
-                break
-            too_old = cutoff_us is not None and segment.last_append_us < cutoff_us
-            if not too_old and excess < segment.size_bytes:
-                break
-            if segment.file in self._unsynced:
-                break
-            excess -= segment.size_bytes
-            doomed.append(segment)
-        return doomed
-
     def _delete(self, doomed: list[StoredSegment]) -> list[OffsetRange]:
         kept = self._segments[len(doomed) :]
-        self._keep_snapshot(doomed, kept)
+        keep_snapshot(doomed, kept, self._unsealed_snapshot)
         if not kept:
             # The name and header of an empty segment keep the numbering when all files are gone.
-            empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, doomed[-1].last_append_us)
+            created_us = doomed[-1].last_append_us
+            empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, created_us)
             self._segments.append(empty)
             self._bases.append(empty.base_offset)
             self._writer = self._writer_of(empty, created=False)
@@ -503,21 +458,11 @@ class Log:
             files.unlink(segment.file.path)
             del self._segments[0], self._bases[0]
             deleted.append(OffsetRange(segment.base_offset, self._bases[0]))
-        self._places.clear()
+        self._reader.forget_places()
         files.fsync_directory(self.directory)
         self.damage.forget_below(self.start)
         self.damage.store()
         return deleted
-
-    def _keep_snapshot(self, doomed: list[StoredSegment], kept: list[StoredSegment]) -> None:
-        if any(segment.has_snapshot for segment in kept):
-            return
-        for segment in reversed(doomed):
-            snapshot = segment.load_snapshot()
-            if snapshot is not None:
-                checkpoint = Checkpoint(segment.end_offset, snapshot)
-                write_checkpoint(self.directory, self.identity, checkpoint)
-                return
 
     # -- close ------------------------------------------------------------------------------------
 
@@ -526,7 +471,7 @@ class Log:
 
         Raises like write(), and StorageFailed where the last sync fails; all is released even then.
         """
-        if self._closed or self._failure is not None:
+        if self._failure is not None:
             self.abandon()
             return
         try:
@@ -560,7 +505,6 @@ class Log:
 
     def abandon(self) -> None:
         """Release files and locks as they are: nothing is written, synced or sealed."""
-        self._closed = True
         if self._failure is None:
             self._failure = Fenced("the log was closed")
         self.discard_pending()

@@ -77,7 +77,9 @@ def read_mark(directory: Path, identity: LogIdentity) -> MarkReading:
             continue
         magic, version, _, partition, topic_id, *fields = _SLOT.unpack_from(slot)
         if magic == _MAGIC and version != _VERSION:
-            raise StorageIncompatible(f"sync mark has format version {version}", hint="start the newer Danube")
+            raise StorageIncompatible(
+                f"sync mark has format version {version}", hint="start the newer Danube"
+            )
         if magic != _MAGIC or (topic_id, partition) != identity:
             damaged = True
             continue

@@ -60,7 +60,12 @@ def read_checkpoint(directory: Path, identity: LogIdentity) -> Checkpoint | None
     magic, version, _, partition, topic_id, end_offset, size, crc = _HEAD.unpack(head)
     if magic == _MAGIC and version != _VERSION:
         raise StorageIncompatible(f"producer checkpoint has version {version}", hint="start the newer Danube")
-    if magic != _MAGIC or (topic_id, partition) != identity or len(snapshot) != size or crc32c(snapshot) != crc:
+    if (
+        magic != _MAGIC
+        or (topic_id, partition) != identity
+        or len(snapshot) != size
+        or crc32c(snapshot) != crc
+    ):
         raise Damage("producer checkpoint is not this partition's, or damaged")
     return Checkpoint(end_offset, snapshot)
 

@@ -68,8 +68,9 @@ def read_segment(
         elif run.offset_end <= offset:
             place = Place(run.position_end, run.offset_end)
         else:
-            data, first_offset, next_place = _cut(run, offset, end, bytes_max)
-            return SegmentReading(Chunk(data, first_offset, next_place.offset, tuple(damage)), next_place, tuple(gaps))
+            data, first_offset, place = _cut(run, offset, end, bytes_max)
+            chunk = Chunk(data, first_offset, place.offset, tuple(damage))
+            return SegmentReading(chunk, place, tuple(gaps))
     return SegmentReading(Chunk(b"", offset, offset, tuple(damage)), place, tuple(gaps))
 
 
@@ -84,7 +85,9 @@ def _cut(run: Run, offset: int, end: int, bytes_max: int) -> tuple[bytes, int, P
         last = int(np.searchsorted(base_offsets, end, "left"))
         stop = int(positions[last - 1] + sizes[last - 1])
     if stop - start > bytes_max and last - first > 1:
-        last = max(first + 1, int(np.searchsorted(positions[:last] + sizes[:last], start + bytes_max, "right")))
+        last = max(
+            first + 1, int(np.searchsorted(positions[:last] + sizes[:last], start + bytes_max, "right"))
+        )
         stop = int(positions[last - 1] + sizes[last - 1])
     data = run.data if start == 0 and stop == len(run.data) else run.data[start:stop]
     next_offset = int(base_offsets[last - 1] + record_counts[last - 1])

@@ -161,8 +161,9 @@ class Recovery:
             cut = following
             if self._trusted_end is not None:
                 cut = synced_end if following is None else min(following, synced_end)
-            if file.summary is not None and (self._trusted_end is None or file.summary.end_offset <= synced_end):
-                segment = StoredSegment.of_summary(self._directory, file.summary, file.size)
+            summary = file.summary
+            if summary is not None and (self._trusted_end is None or summary.end_offset <= synced_end):
+                segment = StoredSegment.of_summary(self._directory, summary, file.size)
                 segment.end_offset = min(segment.end_offset, following if following is not None else _WHOLE)
             else:
                 segment = self._survey(file, self._synced_position(file, later, mark), synced_end, cut)
@@ -180,7 +181,9 @@ class Recovery:
             return 0
         return mark.position if mark.base_offset == file.base_offset else _WHOLE
 
-    def _survey(self, file: FoundFile, synced_position: int, synced_end: int, cut: int | None) -> StoredSegment:
+    def _survey(
+        self, file: FoundFile, synced_position: int, synced_end: int, cut: int | None
+    ) -> StoredSegment:
         epoch = file.header.epoch if file.header is not None else 0
         segment = StoredSegment(self._directory, self._identity, file.base_offset, epoch)
         locked = LogFile(file.path, locked=True)
@@ -212,7 +215,8 @@ class Recovery:
                 try:
                     snapshot = segment.load_snapshot()
                 except Damage as error:
-                    self._note(segment.name, segment.data_end, segment.end_offset, segment.end_offset, error.what)
+                    end = segment.end_offset
+                    self._note(segment.name, segment.data_end, end, end, error.what)
                     continue
                 known_end = segment.end_offset
                 break

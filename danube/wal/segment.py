@@ -120,7 +120,15 @@ def base_offset_of(name: str) -> int | None:
 def pack_header(header: SegmentHeader) -> bytes:
     topic_id, partition = header.identity
     packed = _HEADER.pack(
-        MAGIC, VERSION, HEADER_BYTES, partition, topic_id, header.base_offset, header.created_us, header.epoch, b""
+        MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        partition,
+        topic_id,
+        header.base_offset,
+        header.created_us,
+        header.epoch,
+        b"",
     )
     return packed + _CRC.pack(crc32c(packed))
 
@@ -162,9 +170,18 @@ def read_summary(data: bytes, file_size: int) -> Summary | None:
         return None
     topic_id, partition, *fields = _SUMMARY.unpack(packed)
     _check_version("segment footer", fields[15])
-    identity = LogIdentity(topic_id, partition)
-    summary = Summary(identity, *fields[:12], bool(fields[12] & _FLAG_SNAPSHOT), *fields[13:15])
-    expected = FOOTER_HEAD_BYTES + summary.entry_count * ENTRY_BYTES + padded(summary.snapshot_size) + SUMMARY_BYTES
+    flags, footer_crc, footer_size = fields[12:15]
+    known = (
+        LogIdentity(topic_id, partition),
+        *fields[:12],
+        bool(flags & _FLAG_SNAPSHOT),
+        footer_crc,
+        footer_size,
+    )
+    summary = Summary._make(known)
+    expected = (
+        FOOTER_HEAD_BYTES + summary.entry_count * ENTRY_BYTES + padded(summary.snapshot_size) + SUMMARY_BYTES
+    )
     if summary.footer_size != expected or summary.data_end + expected != file_size:
         raise Damage("segment footer does not fit its file", file_size=file_size)
     return summary

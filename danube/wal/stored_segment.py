@@ -126,7 +126,9 @@ class StoredSegment:
         return split_footer(body, summary)
 
     def extent(self) -> Extent:
-        return Extent(descriptors.fd(self.file), self.data_end, self.end_offset, self.end_offset)
+        return Extent(
+            descriptors.fd(self.file, writing=False), self.data_end, self.end_offset, self.end_offset
+        )
 
     def place_below(self, offset: int) -> Place:
         """A place at or before the batch that holds ``offset``."""

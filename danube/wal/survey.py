@@ -114,9 +114,12 @@ def _count_run(segment: StoredSegment, run: Run, offset_end: int | None) -> int:
         count = int(np.searchsorted(base_offsets, offset_end, "left"))
     times = np.frombuffer(run.data, "<i8", len(run.data) // 8)[positions[:count] // 8 + 2]
     rows = zip(
-        positions[:count].tolist(), base_offsets[:count].tolist(), record_counts[:count].tolist(), times.tolist(),
+        positions[:count].tolist(),
+        base_offsets[:count].tolist(),
+        record_counts[:count].tolist(),
+        times.tolist(),
         strict=True,
-    )  # fmt: skip
+    )
     for position, base_offset, record_count, append_time_us in rows:
         segment.count(base_offset, base_offset + record_count, run.position + position, append_time_us)
     return count

@@ -152,25 +152,36 @@ def _footer(data: bytes, problems: list[str]) -> bytes:
     summary = data[-_SUMMARY:]
     if len(data) < _SEGMENT_HEADER + _SUMMARY or summary[-8:] != b"DANUBEND":
         return b""
-    if _U32.unpack_from(summary, 128)[0] != crc32c(summary[:128]):
+    if _U32.unpack_from(summary, 128)[0] != crc32c(summary[:128]) or any(summary[132:136]):
         problems.append("the footer is damaged")
         return b""
     size, start = _U32.unpack_from(summary, 120)[0], _U64.unpack_from(summary, 64)[0]
-    if start + size != len(data) or crc32c(data[start : len(data) - _SUMMARY]) != _U32.unpack_from(summary, 116)[0]:
+    if (
+        start + size != len(data)
+        or crc32c(data[start : len(data) - _SUMMARY]) != _U32.unpack_from(summary, 116)[0]
+    ):
         problems.append("the footer is damaged")
         return b""
     return summary
 
 
 def _check_footer(
-    data: bytes, summary: bytes, identity: tuple[int, int, int], batches: tuple[VerifiedBatch, ...], problems: list[str]
+    data: bytes,
+    summary: bytes,
+    identity: tuple[int, int, int],
+    batches: tuple[VerifiedBatch, ...],
+    problems: list[str],
 ) -> int:
     data_end, end_offset = _U64.unpack_from(summary, 64)[0], int(_U64.unpack_from(summary, 24)[0])
     hasher = content_hasher()
     hasher.update(data[:data_end])
     if hasher.digest() != summary[72:88]:
         problems.append("the content differs from its hash")
-    stored = (_U64.unpack_from(summary, 0)[0], _U32.unpack_from(summary, 8)[0], _U64.unpack_from(summary, 16)[0])
+    stored = (
+        _U64.unpack_from(summary, 0)[0],
+        _U32.unpack_from(summary, 8)[0],
+        _U64.unpack_from(summary, 16)[0],
+    )
     if stored != identity and data[:8] == b"DANUBSEG":
         problems.append("header and footer name different segments")
     records = sum(batch.end_offset - batch.base_offset for batch in batches)
@@ -212,7 +223,11 @@ def _batch_at(data: bytes, position: int, end: int) -> VerifiedBatch | None:
     if end - position < _BATCH_HEADER or data[position : position + 4] != b"DNB1":
         return None
     size, count = _U32.unpack_from(data, position + 4)[0], _U32.unpack_from(data, position + 40)[0]
-    if size & 7 or not _BATCH_HEADER <= size <= min(_BATCH_MAX, end - position) or not 0 < count <= _RECORDS_MAX:
+    if (
+        size & 7
+        or not _BATCH_HEADER <= size <= min(_BATCH_MAX, end - position)
+        or not 0 < count <= _RECORDS_MAX
+    ):
         return None
     if crc32c(data[position : position + 32]) != _U32.unpack_from(data, position + 32)[0]:
         return None

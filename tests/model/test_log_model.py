@@ -30,7 +30,9 @@ class LogMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="danube-model-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.root = Path(
+            tempfile.mkdtemp(prefix="danube-model-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        )
         self.directory = self.root / IDENTITY.directory_name
         self.records: list[bytes] = []
         self.pending: list[bytes] = []
@@ -53,7 +55,9 @@ class LogMachine(RuleBasedStateMachine):
         bases = [header.base_offset for header in self.log.recovery.headers]
         assert bases == sorted(bases)
 
-    @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=4), size=st.sampled_from([0, 10, 300, 2000]))
+    @rule(
+        counts=st.lists(st.integers(1, 4), min_size=1, max_size=4), size=st.sampled_from([0, 10, 300, 2000])
+    )
     def append(self, counts: list[int], size: int) -> None:
         for count in counts:
             end = len(self.records) + len(self.pending)

@@ -11,7 +11,16 @@ import pytest
 
 from danube import files
 
-WRITING = ("open_new", "pwritev", "fallocate", "ftruncate", "fdatasync", "rename", "unlink", "fsync_directory")
+WRITING = (
+    "open_new",
+    "pwritev",
+    "fallocate",
+    "ftruncate",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "fsync_directory",
+)
 
 
 class Killed(BaseException):

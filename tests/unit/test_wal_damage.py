@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,20 +16,24 @@ from danube.errors import StorageIncompatible
 from danube.wal.damage import DamageRegister
 from danube.wal.log import Log, RecoveryReport
 from danube.wal.segment import HEADER_BYTES, LogIdentity, SegmentHeader, file_name, pack_header
-from tests.unit.wal_samples import IDENTITY, START_US, append, open_log, read_all, roll, sync
+from tests.unit.wal_samples import (
+    IDENTITY,
+    START_US,
+    append,
+    memory_directory,
+    open_log,
+    read_all,
+    roll,
+    sync,
+)
 
 COUNT = 5
 
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that exists: these tests make thousands of small files."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="danube-test-", dir=memory) as name:
-        yield Path(name)
+    with memory_directory(tmp_path) as directory:
+        yield directory
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +71,9 @@ class Restored:
     def __call__(self, **changed: bytes | None) -> Path:
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
-        for name, data in (self.content | {key.replace("_", "."): value for key, value in changed.items()}).items():
+        for name, data in (
+            self.content | {key.replace("_", "."): value for key, value in changed.items()}
+        ).items():
             if data is not None:
                 (self.work / name).write_bytes(data)
         return self.work
@@ -113,7 +118,9 @@ def data_end(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("synced", [0, 3, COUNT])
-def test_every_truncation_keeps_what_is_whole_and_reports_what_was_synced(tmp_path: Path, synced: int) -> None:
+def test_every_truncation_keeps_what_is_whole_and_reports_what_was_synced(
+    tmp_path: Path, synced: int
+) -> None:
     build(tmp_path / "template", synced=synced)
     restored = Restored(tmp_path / "template", tmp_path / "work")
     name = file_name(0)
@@ -275,7 +282,7 @@ def sealed_segments(directory: Path, count: int) -> Log:
 def test_a_missing_segment_is_a_reported_hole(tmp_path: Path) -> None:
     sealed_segments(tmp_path, 4)
     (tmp_path / file_name(3)).unlink()
-    found, log_end, report = check(tmp_path, acknowledged=12)
+    found, _, report = check(tmp_path, acknowledged=12)
     assert found == {0, 1, 2, *range(6, 12)}
     assert [(record.start, record.end) for record in report.damaged] == [(3, 6)]
 
@@ -283,7 +290,7 @@ def test_a_missing_segment_is_a_reported_hole(tmp_path: Path) -> None:
 def test_offsets_of_a_missing_last_segment_are_never_given_out_again(tmp_path: Path) -> None:
     sealed_segments(tmp_path, 2)
     (tmp_path / file_name(3)).unlink()
-    found, log_end, report = check(tmp_path, acknowledged=6)
+    found, log_end, _ = check(tmp_path, acknowledged=6)
     assert found == {0, 1, 2} and log_end == 6
 
 
@@ -296,9 +303,11 @@ def test_a_file_that_belongs_elsewhere_is_set_aside_and_never_served(tmp_path: P
     append(log, b"foreign")
     log.close()
     (source / file_name(0)).rename(tmp_path / file_name(6 if kind == "renamed" else 0))
-    found, log_end, report = check(tmp_path, acknowledged=3)
+    found, _, _ = check(tmp_path, acknowledged=3)
     assert found == (set(range(6)) if kind == "renamed" else {3, 4, 5})
-    assert [path.name for path in tmp_path.glob("*.aside")] == [file_name(6 if kind == "renamed" else 0) + ".aside"]
+    assert [path.name for path in tmp_path.glob("*.aside")] == [
+        file_name(6 if kind == "renamed" else 0) + ".aside"
+    ]
 
 
 def test_a_file_that_repeats_offsets_is_set_aside(tmp_path: Path) -> None:
@@ -319,10 +328,16 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(tmp_path: Path, target
     sealed_segments(tmp_path, 2)
     path = tmp_path / ("mark" if target == "mark" else file_name(3))
     data = bytearray(path.read_bytes())
-    ranges = {"header": [(0, 60, 8)], "footer": [(len(data) - 144, 128, 124)], "mark": [(0, 60, 8), (64, 60, 8)]}
+    ranges = {
+        "header": [(0, 60, 8)],
+        "footer": [(len(data) - 144, 128, 124)],
+        "mark": [(0, 60, 8), (64, 60, 8)],
+    }
     for start, size, version in ranges[target]:
         data[start + version] = 2
-        data[start + size : start + size + 4] = crc32c(bytes(data[start : start + size])).to_bytes(4, "little")
+        data[start + size : start + size + 4] = crc32c(bytes(data[start : start + size])).to_bytes(
+            4, "little"
+        )
     path.write_bytes(data)
     (tmp_path / "left.new").write_bytes(b"unfinished")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -334,7 +349,7 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(tmp_path: Path, target
 def test_an_extra_empty_file_does_not_move_the_numbering_beyond_what_it_says(tmp_path: Path) -> None:
     sealed_segments(tmp_path, 1)
     (tmp_path / file_name(500)).write_bytes(b"")
-    found, log_end, report = check(tmp_path, acknowledged=3)
+    found, log_end, _ = check(tmp_path, acknowledged=3)
     assert found == {0, 1, 2} and log_end == 3
 
 

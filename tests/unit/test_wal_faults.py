@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from danube import files
 from danube.errors import StorageFailed, StorageFull
 from danube.wal.log import Log
 from tests.unit.failing_files import FailingFiles, Killed
-from tests.unit.wal_samples import append, open_log, read_all, roll, sync
+from tests.unit.wal_samples import append, memory_directory, open_log, read_all, roll, sync
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    with memory_directory(tmp_path) as directory:
+        yield directory
 
 
 class History:
@@ -126,7 +133,7 @@ def test_a_crash_at_any_call_and_again_in_recovery_loses_nothing_written(
     failing = FailingFiles(monkeypatch)
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     count = call_count(tmp_path / "dry", failing)
-    for at in range(0, count):
+    for at in range(count):
         directory = tmp_path / str(at)
         log, history = open_log(directory), History()
         failing.arm(at, kind)
@@ -186,7 +193,11 @@ def test_a_sync_that_failed_is_never_asked_for_again_on_that_file(
     log.abandon()
     again = open_log(tmp_path, epoch=2)
     assert read_all(again)[0] == {0: b"kept", 1: b"written", 2: b"too"}
-    assert all(os.stat(tmp_path / name).st_ino != inode for name in os.listdir(tmp_path) if name.startswith("0" * 19 + "1"))
+    assert all(
+        os.stat(tmp_path / name).st_ino != inode
+        for name in os.listdir(tmp_path)
+        if name.startswith("0" * 19 + "1")
+    )
     again.close()
 
 
@@ -241,7 +252,9 @@ def test_a_full_disk_lets_readers_read_and_the_log_goes_on_by_itself(
     again.close()
 
 
-def test_a_footer_that_does_not_fit_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_footer_that_does_not_fit_is_left_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = FailingFiles(monkeypatch)
     log = open_log(tmp_path)
     append(log, b"x")
@@ -329,3 +342,60 @@ def test_a_roll_right_before_a_crash_keeps_both_files(tmp_path: Path) -> None:
     assert read_all(again) == ({0: b"first", 1: b"second"}, []) and again.recovery.damaged == ()
     roll(again)
     again.close()
+
+
+def test_a_fenced_log_never_takes_the_new_owners_work_for_damage(tmp_path: Path) -> None:
+    """Readers go on with the old log until the new one is there; its files are being moved meanwhile."""
+    old = open_log(tmp_path)
+    append(old, b"synced")
+    old.write()
+    sync(old)
+    append(old, b"carried")
+    old.write()
+    job = old.sync_job()
+    assert job is not None
+    old.sync_failed(job, OSError(errno.EIO, "sync"))
+    assert old.read(1, 2).damage == ()
+    new = open_log(tmp_path, epoch=2)
+    assert old.read(0, 1).damage == ()
+    with pytest.raises(StorageFailed):
+        old.read(1, 2)
+    assert old.damage.count == 0
+    old.abandon()
+    assert read_all(new) == ({0: b"synced", 1: b"carried"}, [])
+    new.close()
+
+
+def test_a_full_disk_at_opening_changes_nothing_and_a_later_opening_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    append(log, b"x")
+    log.write()
+    log.abandon()
+    failing = FailingFiles(monkeypatch)
+    failing.arm(0, errno.ENOSPC, lasting=True)
+    with pytest.raises(StorageFull):
+        open_log(tmp_path, epoch=2)
+    failing.disarm()
+    again = open_log(tmp_path, epoch=3)
+    assert read_all(again)[0] == {0: b"x"}
+    again.close()
+
+
+def test_descriptors_stay_within_their_bound_and_files_are_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from danube.wal.descriptors import descriptors
+
+    monkeypatch.setattr(descriptors, "descriptors_max", len(descriptors) + 6)
+    logs = [open_log(tmp_path / str(number)) for number in range(20)]
+    for turn in range(3):
+        for log in logs:
+            append(log, b"turn %d" % turn)
+            log.write()
+            sync(log)
+    assert len(descriptors) <= descriptors.descriptors_max
+    for log in logs:
+        assert read_all(log)[0] == {0: b"turn 0", 1: b"turn 1", 2: b"turn 2"}
+        log.close()

@@ -47,7 +47,9 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_read_starts_with_the_batch_that_contains_the_offset_and_stops_below_the_end(tmp_path: Path) -> None:
+def test_a_read_starts_with_the_batch_that_contains_the_offset_and_stops_below_the_end(
+    tmp_path: Path,
+) -> None:
     log = open_log(tmp_path)
     for _ in range(10):
         append(log, b"x", b"y", b"z")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from danube.core.batch import BatchHeader, read_header, stamp
@@ -11,6 +14,17 @@ from danube.wal.log import Log, LogIdentity, LogOptions
 IDENTITY = LogIdentity(topic_id=0x1234, partition=3)
 SMALL = LogOptions(segment_bytes=4096, preallocate_first=4096, preallocate_step_max=8192)
 START_US = 1_700_000_000_000_000
+
+
+@contextmanager
+def memory_directory(other: Path) -> Iterator[Path]:
+    """A directory in memory where there is one, for tests that make thousands of files; else ``other``."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield other
+        return
+    with tempfile.TemporaryDirectory(prefix="danube-test-", dir=memory) as name:
+        yield Path(name)
 
 
 def batch_of(payloads: list[bytes], base_offset: int, epoch: int = 1, time_us: int | None = None) -> bytes:
@@ -42,7 +56,9 @@ def roll(log: Log, snapshot: bytes = b"") -> None:
     sync(log)
 
 
-def open_log(directory: Path, epoch: int = 1, options: LogOptions = SMALL, trusted_end: int | None = None) -> Log:
+def open_log(
+    directory: Path, epoch: int = 1, options: LogOptions = SMALL, trusted_end: int | None = None
+) -> Log:
     return Log.open(directory, IDENTITY, epoch, options, trusted_end=trusted_end)
 
 

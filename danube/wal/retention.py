@@ -1,0 +1,47 @@
+"""Which segments retention deletes, and what must outlive them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from danube.wal.producers import Checkpoint, write_checkpoint
+from danube.wal.stored_segment import StoredSegment
+
+
+def expired(
+    candidates: Iterable[StoredSegment], cutoff_us: int | None, excess_bytes: int, keep_from: int | None
+) -> list[StoredSegment]:
+    """Segments from the front that are wholly older than ``cutoff_us``, or within ``excess_bytes``.
+
+    The first that must stay, for its age or for records at or above ``keep_from``, ends the list.
+    """
+    doomed: list[StoredSegment] = []
+    for segment in candidates:
+        too_old = cutoff_us is not None and segment.last_append_us < cutoff_us
+        needed = keep_from is not None and segment.end_offset > keep_from
+        if needed or not (too_old or excess_bytes >= segment.size_bytes):
+            break
+        excess_bytes -= segment.size_bytes
+        doomed.append(segment)
+    return doomed
+
+
+def keep_snapshot(
+    doomed: list[StoredSegment], kept: list[StoredSegment], unsealed: Checkpoint | None
+) -> None:
+    """Store the newest producer snapshot of ``doomed`` beside the log when no kept segment has one.
+
+    ``unsealed`` is that of a segment whose footer could not be written.
+    """
+    if any(segment.has_snapshot for segment in kept):
+        return
+    first = doomed[0]
+    checkpoint = unsealed
+    for segment in reversed(doomed):
+        snapshot = segment.load_snapshot()
+        if snapshot is not None:
+            if checkpoint is None or checkpoint.end_offset < segment.end_offset:
+                checkpoint = Checkpoint(segment.end_offset, snapshot)
+            break
+    if checkpoint is not None:
+        write_checkpoint(first.directory, first.identity, checkpoint)

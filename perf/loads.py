@@ -27,6 +27,7 @@ if ROOT not in sys.path:
 import danube  # noqa: E402
 from danube.errors import Conflict, Overloaded  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
+from tests.child_process import told  # noqa: E402
 
 IN_FLIGHT = 8  # send_many calls that run side by side
 STAMP = struct.Struct("<Q")
@@ -35,7 +36,7 @@ STAMP = struct.Struct("<Q")
 async def go() -> None:
     """Tell the parent that this process is set up, and wait for its word."""
     print("ready", flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await told().wait()
 
 
 def payloads_of(size: int, count: int) -> list[bytes]:
@@ -125,7 +126,7 @@ async def read_batches(options: dict[str, Any]) -> dict[str, Any]:
     wanted, records, size, first, last = options.get("record_count", 0), 0, 0, 0, 0
     async with opened_consumer(options) as consumer:
         print("ready", flush=True)
-        stopped = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        stopped = asyncio.ensure_future(told().wait())
         reader = asyncio.ensure_future(
             anext_of(
                 batches := consumer.batches(max_records=options.get("max_records", 65_536), max_wait=0.05)
@@ -145,6 +146,7 @@ async def read_batches(options: dict[str, Any]) -> dict[str, Any]:
             size += payload_bytes(batch)
             await batch.ack()
         reader.cancel()
+        stopped.cancel()
     return {"started_ns": first, "ended_ns": last, "records": records, "bytes": size}
 
 

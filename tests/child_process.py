@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import select
 import subprocess
 import sys
@@ -11,6 +13,20 @@ from typing import Any
 from tests.broker_process import ROOT, die_with_parent
 
 TIMEOUT_S = 300.0
+
+
+def told() -> asyncio.Event:
+    """In a child: an event that is set by a line from the parent, or by its end."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
+
+    def readable() -> None:
+        os.read(descriptor, 4096)
+        loop.remove_reader(descriptor)
+        event.set()
+
+    loop.add_reader(descriptor, readable)
+    return event
 
 
 class ChildFailed(Exception):

@@ -25,6 +25,7 @@ if ROOT not in sys.path:
 
 import danube  # noqa: E402
 from danube.errors import Conflict, DanubeError, Unavailable  # noqa: E402
+from tests.child_process import told  # noqa: E402
 from tests.crash.journal import Journal, payload_of, read_payload  # noqa: E402
 
 FAILURE = {
@@ -37,18 +38,6 @@ FAILURE = {
 IDLE_S = 2.5  # longer than the ack timeout: what was held has come again
 STALL_S = 20.0
 KEYS = 12
-
-
-def told() -> asyncio.Event:
-    """An event that is set by a line on standard input, or by its end."""
-    event, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    async def wait() -> None:
-        await loop.run_in_executor(None, sys.stdin.readline)
-        event.set()
-
-    event.task = loop.create_task(wait())  # type: ignore[attr-defined]
-    return event
 
 
 @asynccontextmanager

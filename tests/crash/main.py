@@ -191,7 +191,8 @@ def main(words: list[str] | None = None) -> int:
     (run_points if options.syscalls else run_cycles)(options, results, seed)
     found = summary(results)
     print(markdown(kind, found) if options.markdown else json.dumps(found))
-    return 1 if found["failed"] else 0
+    nothing_fired = found["runs"] and found["not_fired"] == found["runs"]
+    return 1 if found["failed"] or nothing_fired else 0
 
 
 if __name__ == "__main__":

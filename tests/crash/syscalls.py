@@ -53,9 +53,11 @@ def missing_tool() -> str:
     if shutil.which("strace") is None:
         return "strace is not installed"
     with tempfile.TemporaryDirectory() as directory:
-        probe = ["strace", "-f", "--seccomp-bpf", "-e", "trace=fsync", "-o", f"{directory}/trace", "true"]
-        result = subprocess.run(probe, capture_output=True, text=True)
-    return f"strace does not work here: {result.stderr.strip()[:200]}" if result.returncode else ""
+        trace = Path(directory) / "trace"
+        command = [*strace(trace, Point("write", 1)), "echo", "alive"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        fired = trace.exists() and _KILLED.search(trace.read_text()) is not None
+    return "" if fired else f"strace cannot kill at a call here: {result.stderr.strip()[:200]}"
 
 
 def small_load() -> Load:
@@ -79,6 +81,7 @@ def small_load() -> Load:
     return load
 
 
+# No --seccomp-bpf: with it, some pairs of kernel and strace pass the call and drop the signal.
 def strace(trace: Path, point: Point | None) -> list[str]:
     """The command that runs a broker under strace, killing at ``point`` or only listing calls."""
     names = ",".join(f"?{name}" for name in CALLS)
@@ -86,8 +89,7 @@ def strace(trace: Path, point: Point | None) -> list[str]:
         "strace",
         "-f",
         "-y",
-        "-qq",
-        "--seccomp-bpf",
+        "-q",
         "-s",
         "0",
         "-o",

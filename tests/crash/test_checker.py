@@ -123,7 +123,8 @@ def test_shared_consumers_may_interleave_but_each_sees_its_own_in_order() -> Non
     one(events, "got", 1)[2] = "c1"
     assert judged(events, "shared").passed
     one(events, "got", 1)[2] = "c0"
-    assert judged(events, "shared").counts == {"order": 1}
+    assert judged(events, "shared").passed, "a fault may have given the record back unseen"
+    assert judged(events[:-1], "shared").counts == {"order": 1}
 
 
 def test_key_shared_keeps_the_order_of_each_key_only() -> None:

@@ -27,7 +27,10 @@ def test_no_acknowledged_record_is_lost_at_a_killed_system_call(tmp_path: Path, 
     points, verdict = dry_run(tmp_path / "dry", seed)
     assert verdict.passed, f"without a fault: {verdict}"
     assert {"fdatasync", "fsync"} & {point.call for point in points}, "the write path syncs"
+    fired = []
     for point in sample(points, 3, random.Random(seed)):
         run = PointRun(tmp_path / str(point).replace("#", "-"), seed, point)
         verdict = run.execute()
         assert verdict.passed, f"seed {seed}, killed at {point}\n{verdict}\n{verdict.statistics}"
+        fired.append(run.fired)
+    assert any(fired), "no kill happened, so nothing was shown"

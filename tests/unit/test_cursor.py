@@ -1,0 +1,100 @@
+"""Bytes of a cursor: the same comes back, damage is found, the size is bounded."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from danube.core.cursor import CursorState
+from danube.core.grants import Mode
+from danube.core.policy import FailurePolicy
+from danube.errors import Damage, StorageIncompatible
+from danube.limits import ACKED_RANGES_STORED_MAX
+
+edges = st.lists(st.integers(1, 2**33), max_size=40).map(lambda steps: steps[: len(steps) // 2 * 2])
+near_edges = st.lists(st.integers(1, 3), max_size=60).map(lambda steps: steps[: len(steps) // 2 * 2])
+
+
+def state_of(steps: list[int], floor: int, mode: Mode = Mode.SHARED) -> CursorState:
+    acked = (np.cumsum(np.array(steps, np.int64)) + floor).reshape(-1, 2)
+    return CursorState(mode, floor, acked, 77, FailurePolicy(poison="drop"))
+
+
+@settings(deadline=None)
+@given(near_edges, st.integers(0, 2**60), st.sampled_from(list(Mode)))
+def test_what_is_encoded_comes_back(steps: list[int], floor: int, mode: Mode) -> None:
+    state = state_of(steps, floor, mode)
+    again = CursorState.decode(state.encode())
+    assert np.array_equal(again.acked, state.acked)
+    assert (again.mode, again.ack_floor, again.max_unacked, again.failure) == (mode, floor, 77, state.failure)
+
+
+@settings(deadline=None)
+@given(edges, st.integers(0, 2**60))
+def test_ranges_left_out_are_the_last_ones(steps: list[int], floor: int) -> None:
+    state = state_of(steps, floor)
+    again = CursorState.decode(state.encode())
+    assert np.array_equal(again.acked, state.acked[: len(again.acked)])
+    if len(again.acked) < len(state.acked):
+        left_out = state.acked[len(again.acked)]
+        before = again.acked[-1, 1] if len(again.acked) else floor
+        assert left_out[0] - before >= 2**32 or left_out[1] - left_out[0] >= 2**32
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_any_cut_or_changed_byte_gives_damage_or_a_state(data: st.DataObject) -> None:
+    encoded = state_of([3, 1, 4, 1, 5, 9, 2, 6] * 3, 1000).encode()
+    cut = data.draw(st.integers(0, len(encoded) - 1))
+    place = data.draw(st.integers(0, len(encoded) - 1))
+    changed = bytearray(encoded)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    for damaged in (encoded[:cut], bytes(changed)):
+        try:
+            CursorState.decode(damaged)
+        except (Damage, StorageIncompatible):
+            pass
+    with pytest.raises(Damage):
+        CursorState.decode(encoded[:cut])
+
+
+def test_a_newer_version_is_refused_and_not_read() -> None:
+    encoded = bytearray(CursorState.at(Mode.SHARED, 5).encode())
+    encoded[0] = 2
+    with pytest.raises(StorageIncompatible):
+        CursorState.decode(bytes(encoded))
+
+
+def test_huge_claims_allocate_nothing() -> None:
+    encoded = bytearray(CursorState.at(Mode.SHARED, 5).encode())
+    encoded[20:24] = b"\xff\xff\xff\xff"
+    for form in (0, 1):
+        encoded[2] = form
+        with pytest.raises(Damage):
+            CursorState.decode(bytes(encoded))
+
+
+def test_the_bytes_are_pinned() -> None:
+    state = CursorState(Mode.KEY_SHARED, 10, np.array([[12, 13], [500, 700]], np.int64), 9)
+    assert state.encode().hex() == (
+        "01030000090000000a0000000000000000000000020000000200000001000000e7010000c8000000"
+    )
+    dense = CursorState(Mode.SHARED, 10, np.array([[11, 12], [13, 15]], np.int64))
+    assert dense.encode().hex() == "01010100000000000a0000000000000000000000050000001a"
+
+
+def test_a_new_subscription_costs_24_bytes() -> None:
+    assert len(CursorState.at(Mode.SHARED, 2**60).encode()) == 24
+
+
+def test_the_size_is_bounded_whatever_is_acked() -> None:
+    acked = np.arange(0, 4_000_000, dtype=np.int64).reshape(-1, 2) * 100 + 1
+    started = time.perf_counter()
+    encoded = CursorState(Mode.SHARED, 0, acked).encode()
+    assert time.perf_counter() - started < 1
+    assert len(encoded) == 24 + 8 * ACKED_RANGES_STORED_MAX
+    assert np.array_equal(CursorState.decode(encoded).acked, acked[:ACKED_RANGES_STORED_MAX])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from danube.cli.running import read_running
-from danube.errors import OperationTimeout, StorageFailed, Unavailable
+from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unavailable
 
 if TYPE_CHECKING:
     from danube.config import BrokerConfig, Started
@@ -26,6 +26,13 @@ def start_detached(config: BrokerConfig) -> Started:
 
     Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.
     """
+    holder = read_running(config.data_dir)
+    if holder is not None:
+        raise AlreadyRunning(
+            f"a broker is running on {config.data_dir} (pid {holder.pid})",
+            why="a data directory belongs to one broker at a time",
+            hint="stop it with `danube stop`, or give this one another --data-dir",
+        )
     output = config.data_dir / OUTPUT_FILE
     with _append_to(output) as sink:
         before = sink.tell()

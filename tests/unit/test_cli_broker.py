@@ -216,6 +216,14 @@ def test_a_detached_start_that_fails_tells_why(tmp_path: Path, monkeypatch: pyte
     assert "--no-such-flag" in said
 
 
+def test_a_second_detached_broker_is_refused(
+    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = impostor()
+    said = invoke("start", "--detach", "--data-dir", str(tmp_path), exit_code=4).stderr
+    assert f"pid {process.pid}" in said
+
+
 def test_a_detached_broker_gets_the_whole_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     from danube.config import load
 

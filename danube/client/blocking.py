@@ -43,6 +43,7 @@ class BlockingConnection:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        session.when_silent = self._drop
 
     def open(self) -> None:
         """Connect once, or raise what went wrong at the last address."""

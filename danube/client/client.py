@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import danube
 from danube.client.address import URL_DEFAULT, parse_url
 from danube.client.admin import (
     AdminPlans,
@@ -291,7 +290,7 @@ def new_session(name: str, token: str, reconnect_timeout_s: float | None, timeou
     """The machine behind a client of either kind."""
     keep_large_blocks()
     reconnect_ns = None if reconnect_timeout_s is None else int(reconnect_timeout_s * 1e9)
-    client = name or f"danube-python/{danube.__version__} {socket.gethostname()}"
+    client = name or f"danube-python on {socket.gethostname()}"
     return Session(
         client=client, token=token, reconnect_timeout_ns=reconnect_ns, request_timeout_ns=timeout_ns
     )

@@ -120,6 +120,7 @@ class Connection:
         self._keeper: asyncio.Task[None] | None = None
         session.when_output = self.schedule_flush
         session.when_timer = self._arm
+        session.when_silent = self._on_silence
 
     async def open(self) -> None:
         """Connect once, or raise what went wrong at the last address."""
@@ -175,6 +176,10 @@ class Connection:
         self.session.on_time()
         if self._timer is None:
             self._arm()
+
+    def _on_silence(self, error: DanubeError) -> None:
+        if self._link is not None:
+            self._link.abort(error)
 
     # -- waiting --------------------------------------------------------------------------------
 

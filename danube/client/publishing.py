@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final
 
 from danube.client.ack import Ack
 from danube.client.reply import Reply
-from danube.client.requests import Request, Timer
+from danube.client.requests import Request
 from danube.client.session import Session
+from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START
 from danube.core.checksum import crc32c
@@ -59,7 +61,7 @@ class Outgoing(Reply):
     """One batch on its way; settles with its Ack."""
 
     __slots__ = (
-        "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "partition",
+        "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "order", "partition",
         "producer_id", "record_count", "sent", "size",
     )  # fmt: skip
 
@@ -70,6 +72,7 @@ class Outgoing(Reply):
         self.body = body
         self.record_count = record_count
         self.size = wire.FRAME_HEADER_BYTES + len(head) + len(body)
+        self.order = 0  # in which it was given to the partition, whatever its sequence becomes
         self.base_sequence = 0
         self.producer_id = 0
         self.epoch = 0
@@ -83,6 +86,9 @@ class Outgoing(Reply):
 
     def on_error(self, error: DanubeError) -> None:
         self.partition.on_refused(self, error)
+
+
+_order = attrgetter("order")
 
 
 class State(Enum):
@@ -110,6 +116,7 @@ class PartitionProducer:
         self._timeout_ns = timeout_ns
         self._state = State.OPENING
         self._handle = 0
+        self._order = 0
         self._sent_sequence = 0  # of the next batch to be sent
         self._queue: deque[Outgoing] = deque()
         self._unacked: deque[Outgoing] = deque()
@@ -142,6 +149,8 @@ class PartitionProducer:
         """Queue a batch that was encoded with these numbers."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
+        self._order += 1
+        outgoing.order = self._order
         outgoing.producer_id = producer_id
         outgoing.epoch = epoch
         outgoing.base_sequence = base_sequence
@@ -159,7 +168,7 @@ class PartitionProducer:
             return
         while queue and len(unacked) < UNACKED_BATCHES_MAX:
             outgoing = queue[0]
-            if not session.take_credit(outgoing.size, self):
+            if not session.credit.take(outgoing.size, self):
                 return
             queue.popleft()
             if (
@@ -209,7 +218,7 @@ class PartitionProducer:
             Ack(published.base_offset, self.index, level, published.epoch, duplicate, outgoing.record_count),
             None,
         )
-        self.session.return_credit(outgoing.size)
+        self.session.credit.give_back(outgoing.size)
         self._after_answer()
 
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
@@ -217,30 +226,29 @@ class PartitionProducer:
         if isinstance(error, OwnerMoved):
             outgoing.correlation = 0
             self._reopen()
-            self.session.return_credit(outgoing.size)
+            self.session.credit.give_back(outgoing.size)
             return
         self._take_from_unacked(outgoing)
         if isinstance(error, Fenced | NotFound):
             self._settle(outgoing, None, error)
-            self.session.return_credit(outgoing.size)
+            self.session.credit.give_back(outgoing.size)
             self._fail(error)
             return
         if isinstance(error, SequenceGap) and self._state is State.SETTLING:
             # It follows a refused batch; nothing is wrong with it but its number.
             outgoing.correlation = 0
             outgoing.sent = False
-            position = 0
-            while (
-                position < len(self._queue) and self._queue[position].base_sequence < outgoing.base_sequence
-            ):
-                position += 1
-            self._queue.insert(position, outgoing)
+            self._queue_again([outgoing])
         else:
             self._settle(outgoing, None, error)
             if self._state is State.OPEN:
                 self._state = State.SETTLING
-        self.session.return_credit(outgoing.size)
+        self.session.credit.give_back(outgoing.size)
         self._after_answer()
+
+    def _queue_again(self, batches: Iterable[Outgoing]) -> None:
+        """Put batches back where they were in the order of their sending."""
+        self._queue = deque(sorted([*batches, *self._queue], key=_order))
 
     def _take_from_unacked(self, outgoing: Outgoing) -> None:
         unacked = self._unacked
@@ -300,8 +308,8 @@ class PartitionProducer:
         resumed = (opened.producer_id, opened.epoch) == (self.producer_id, self.epoch) and self.epoch != 0
         self.producer_id, self.epoch = opened.producer_id, opened.epoch
         self.max_record_bytes = opened.max_record_bytes
-        self._queue.extendleft(reversed(self._unacked))
-        self._unacked.clear()
+        unacked, self._unacked = self._unacked, deque()
+        self._queue_again(unacked)
         for outgoing in self._queue:
             outgoing.correlation = 0
             outgoing.sent = outgoing.sent and resumed
@@ -340,7 +348,7 @@ class PartitionProducer:
             if outgoing.correlation:
                 self.session.forget(outgoing.correlation)
                 outgoing.correlation = 0
-                self.session.return_credit(outgoing.size)
+                self.session.credit.give_back(outgoing.size)
 
     # -- what the session tells -----------------------------------------------------------------
 
@@ -412,7 +420,7 @@ class PartitionProducer:
             self._settle(outgoing, None, self._lost(outgoing, error))
         self.opened.fail(error)
         if returned and self.session.ready:
-            self.session.return_credit(returned)
+            self.session.credit.give_back(returned)
 
     def _lost(self, outgoing: Outgoing, error: DanubeError) -> DanubeError:
         if isinstance(error, ConnectionFailed) and outgoing.sent:

@@ -1,26 +1,14 @@
-"""What a session keeps for later: timers, requests that wait for an answer, and counters."""
+"""What a session keeps for later: requests that wait for an answer, and counters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from danube.client.reply import Reply
+from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.wire import Kind
 from danube.errors import DanubeError, ProtocolError
-
-
-class Timer:
-    """A moment at which ``action`` is called, unless cancelled."""
-
-    __slots__ = ("action",)
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
-
-    def cancel(self) -> None:
-        self.action = None
 
 
 class Request(Reply):

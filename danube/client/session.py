@@ -14,16 +14,16 @@ opened again on the next one.  Everything is called from one thread at a time.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 import random
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from danube.client.requests import ANSWERS, Request, Statistics, Timer
+from danube.client.credit import PublishCredit
+from danube.client.requests import ANSWERS, Request, Statistics
+from danube.client.timers import Timer, Timers
 from danube.clock import monotonic_ns
 from danube.core import wire
 from danube.core.wire import Kind
@@ -42,6 +42,7 @@ from danube.telemetry import events
 BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000
 REQUESTS_MAX = 10_000
+SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
 
 _telemetry = events("client")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -74,13 +75,7 @@ class Awaited(Protocol):
     def on_error(self, error: DanubeError) -> None: ...
 
 
-class Sender(Protocol):
-    """A producer that waits for publish credit."""
-
-    def transmit(self) -> None: ...
-
-
-class Session:
+class Session(Timers):
     """One client's state over all its connections, of which there is at most one at a time."""
 
     def __init__(
@@ -93,16 +88,16 @@ class Session:
         now_ns: Callable[[], int] = monotonic_ns,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.now_ns = now_ns
+        super().__init__(now_ns)
         self.ready = False
         self.welcome = wire.Welcome()
         self.failure: DanubeError | None = None
         self.statistics = Statistics()
         self.request_timeout_ns = request_timeout_ns
         self.when_output: Callable[[], None] = _nothing
-        self.when_timer: Callable[[], None] = _nothing
         self.when_ready: Callable[[], None] = _nothing
-        self.publish_credit = 0
+        self.when_silent: Callable[[DanubeError], None] = _ignore
+        self.credit = PublishCredit()
         self._hello = wire.Hello(client=client, token=token)
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
@@ -113,15 +108,13 @@ class Session:
         self._handles: dict[int, Opened] = {}
         self._opened: dict[Opened, None] = {}
         self._waiting: dict[Request, None] = {}
-        self._credit_queue: deque[Sender] = deque()
-        self._credit_whole = 0
-        self._served: Sender | None = None
         self._dirty: dict[Any, None] = {}
         self._correlations = itertools.count(1)
         self._handle_numbers = itertools.count(1)
-        self._timers: list[tuple[int, int, Timer]] = []
-        self._timer_order = itertools.count()
         self._lost_since_ns = -1
+        self._heard = False
+        self._pinged = False
+        self._listening: Timer | None = None
         self._attempts = 0
         self.process = os.getpid()
         _sessions.add(self)
@@ -147,6 +140,7 @@ class Session:
         closes the socket and calls disconnected() with that error.
         """
         decoder = self._decoder
+        self._heard = True
         for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
             if kind == Kind.PUBLISHED:
@@ -166,11 +160,13 @@ class Session:
         if not self._open:
             return
         self._open = self.ready = False
+        if self._listening is not None:
+            self._listening.cancel()
         if self._lost_since_ns < 0:
             self._lost_since_ns = self.now_ns()
         self._output.clear()
         self._handles.clear()
-        self._credit_queue.clear()
+        self.credit.reset(0)
         awaited, self._awaited = self._awaited, {}
         for one in awaited.values():
             if isinstance(one, Request):
@@ -234,33 +230,6 @@ class Session:
     def check_usable(self) -> None:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
-
-    # -- time -----------------------------------------------------------------------------------
-
-    @property
-    def next_timer_ns(self) -> int | None:
-        """Moment on the monotonic clock of the first live timer."""
-        timers = self._timers
-        while timers and timers[0][2].action is None:
-            heapq.heappop(timers)
-        return timers[0][0] if timers else None
-
-    def call_at(self, moment_ns: int, action: Callable[[], None]) -> Timer:
-        """Call ``action`` from on_time() once ``moment_ns`` has come."""
-        timer = Timer(action)
-        heapq.heappush(self._timers, (moment_ns, next(self._timer_order), timer))
-        if self._timers[0][2] is timer:
-            self.when_timer()
-        return timer
-
-    def on_time(self) -> None:
-        """Run what is due."""
-        now_ns = self.now_ns()
-        while self._timers and self._timers[0][0] <= now_ns:
-            timer = heapq.heappop(self._timers)[2]
-            action, timer.action = timer.action, None
-            if action is not None:
-                action()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -375,7 +344,7 @@ class Session:
             self._write(one)
 
     def publish(self, awaited: Awaited, handle: int, head: bytes, body: bytes) -> int:
-        """Queue a PUBLISH frame; return its correlation.  The caller took publish_credit before."""
+        """Queue a PUBLISH frame; return its correlation.  The caller took credit before."""
         correlation = self.next_correlation()
         self._awaited[correlation] = awaited
         size = len(head) + len(body)
@@ -390,36 +359,6 @@ class Session:
     def forget(self, correlation: int) -> None:
         """An answer is no longer waited for."""
         self._awaited.pop(correlation, None)
-
-    def take_credit(self, size_bytes: int, sender: Sender) -> bool:
-        """Take publish credit, or queue ``sender`` to be called when some came back.
-
-        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
-        larger than the whole credit goes out when nothing else is in flight.
-        """
-        credit = self.publish_credit
-        first = not self._credit_queue or self._served is sender
-        if first and (size_bytes <= credit or credit == self._credit_whole):
-            self.publish_credit = credit - size_bytes
-            return True
-        if self._served is sender:
-            self._credit_queue.appendleft(sender)
-            self._served = None
-        elif sender not in self._credit_queue:
-            self._credit_queue.append(sender)
-        return False
-
-    def return_credit(self, size_bytes: int) -> None:
-        """A PUBLISH was answered."""
-        self.publish_credit += size_bytes
-        queue = self._credit_queue
-        while queue:
-            self._served = sender = queue.popleft()
-            sender.transmit()
-            blocked = self._served is None
-            self._served = None
-            if blocked:
-                return
 
     def mark_dirty(self, consumer: Any) -> None:
         """``consumer.write_acks()`` is called before the next output is taken."""
@@ -465,7 +404,7 @@ class Session:
         if welcome.version not in self._hello.versions:
             raise ProtocolError(f"the broker chose protocol version {welcome.version}, which was not offered")
         self.welcome = welcome
-        self.publish_credit = self._credit_whole = welcome.publish_credit_bytes or PUBLISH_CREDIT_BYTES
+        self.credit.reset(welcome.publish_credit_bytes or PUBLISH_CREDIT_BYTES)
         self.ready = True
         if self.statistics.connections:
             waited_ms = (self.now_ns() - self._lost_since_ns) // 1_000_000 if self._lost_since_ns >= 0 else 0
@@ -473,12 +412,32 @@ class Session:
         self.statistics.connections += 1
         self._lost_since_ns = -1
         self._attempts = 0
+        self._pinged = False
+        self._listening = self.call_at(self.now_ns() + SILENCE_NS, self._listen)
         waiting, self._waiting = self._waiting, {}
         for opened in list(self._opened):
             opened.on_connected()
         for request in waiting:
             self._transmit(request)
         self.when_ready()
+
+    def _listen(self) -> None:
+        """Find out whether a broker that says nothing is still there."""
+        if self._heard:
+            self._pinged = False
+        elif not self._pinged:
+            self._pinged = True
+            self._write(wire.control_frame(Kind.PING, None, 0))
+        else:
+            self.when_silent(
+                ConnectionFailed(
+                    "the connection to the broker was lost",
+                    why=f"it answered nothing for {SILENCE_NS * 2 // 1_000_000_000} s",
+                )
+            )
+            return
+        self._heard = False
+        self._listening = self.call_at(self.now_ns() + SILENCE_NS, self._listen)
 
     def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
         if correlation:
@@ -494,6 +453,10 @@ class Session:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _ignore(_: DanubeError) -> None:
     pass
 
 

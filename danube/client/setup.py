@@ -13,9 +13,9 @@ from danube.client.inbox import Inbox
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
 from danube.client.publishing import PartitionProducer
 from danube.client.reply import Plan
-from danube.client.requests import Timer
 from danube.client.session import Session
 from danube.client.subscribing import WINDOW_FIRST, PartitionConsumer
+from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.policy import Durability, FailurePolicy
 from danube.core.wire import Kind

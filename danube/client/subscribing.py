@@ -22,8 +22,9 @@ import numpy as np
 
 from danube.client.received import ReceivedBatch, ranges_of, take_batch
 from danube.client.reply import Reply, settled_reply
-from danube.client.requests import Request, Timer
+from danube.client.requests import Request
 from danube.client.session import Session
+from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
 from danube.errors import ClosedError, Damage, DanubeError

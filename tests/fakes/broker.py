@@ -525,7 +525,7 @@ class FakeBroker:
     ) -> int:
         base, batch = next(one for one in reversed(partition.log) if one[0] <= start)
         header = read_header(batch)
-        stop = min(end, base + header.record_count, start + consumer.credit_records)
+        stop: int = min(end, base + header.record_count, start + consumer.credit_records)
         if (start, stop) != (base, base + header.record_count):
             batch = select(batch, header, np.arange(start - base, stop - base))
         consumer.credit_records -= stop - start

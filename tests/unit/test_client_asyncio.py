@@ -111,10 +111,9 @@ async def test_send_many_takes_sequences_of_any_kind(fake: FakeBroker, payloads:
 async def test_send_many_cuts_batches_by_size_and_acknowledges_each(fake: FakeBroker) -> None:
     source = random.Random(1)
     payloads = [bytes([one % 256]) * source.choice((0, 10, 100, 3000)) for one in range(3000)]
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC, batch_bytes=16_384) as producer:
-            acks = await producer.send_many(payloads)
-            assert await producer.send_many([]) == []
+    async with danube.connect(fake.url) as client, client.producer(TOPIC, batch_bytes=16_384) as producer:
+        acks = await producer.send_many(payloads)
+        assert await producer.send_many([]) == []
     assert fake.payloads(TOPIC) == payloads
     assert len(acks) > 100
     assert [one.offset for one in acks] == [0, *(one.end_offset for one in acks[:-1])]
@@ -125,15 +124,14 @@ async def test_send_many_cuts_batches_by_size_and_acknowledges_each(fake: FakeBr
 async def test_the_same_key_always_goes_to_the_same_partition_in_order(fake: FakeBroker) -> None:
     keys = [f"key-{one % 7}" for one in range(200)]
     payloads = [f"{key}:{number}".encode() for number, key in enumerate(keys)]
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC, partitions=4) as producer:
-            await producer.send_many(payloads[:100], keys=keys[:100])
-            futures = [
-                producer.send_nowait(payload, key=key)
-                for payload, key in zip(payloads[100:], keys[100:], strict=True)
-            ]
-            await producer.flush()
-            acks = [future.result() for future in futures]
+    async with danube.connect(fake.url) as client, client.producer(TOPIC, partitions=4) as producer:
+        await producer.send_many(payloads[:100], keys=keys[:100])
+        futures = [
+            producer.send_nowait(payload, key=key)
+            for payload, key in zip(payloads[100:], keys[100:], strict=True)
+        ]
+        await producer.flush()
+        acks = [future.result() for future in futures]
     stored = [fake.payloads(f"{TOPIC}-part-{one}") for one in range(4)]
     assert sorted(payload for each in stored for payload in each) == sorted(payloads)
     for key in set(keys):
@@ -174,18 +172,20 @@ async def test_concurrent_sends_share_batches_and_a_lone_send_waits_for_nobody(f
 
 @asynchronous
 async def test_send_nowait_is_bounded_and_ready_waits_for_room(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC, batch_bytes=4096, max_in_flight_bytes=16_384) as producer:
-            fake.hold()
-            with pytest.raises(Overloaded, match="max_in_flight_bytes"):
-                for _ in range(1000):
-                    producer.send_nowait(b"x" * 1000)
-            waiting = asyncio.ensure_future(producer.ready())
-            await asyncio.sleep(0.02)
-            assert not waiting.done()
-            fake.release()
-            await waiting
-            await producer.send(b"last")
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC, batch_bytes=4096, max_in_flight_bytes=16_384) as producer,
+    ):
+        fake.hold()
+        with pytest.raises(Overloaded, match="max_in_flight_bytes"):
+            for _ in range(1000):
+                producer.send_nowait(b"x" * 1000)
+        waiting = asyncio.ensure_future(producer.ready())
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        fake.release()
+        await waiting
+        await producer.send(b"last")
     assert len(fake.payloads(TOPIC)) < 30
 
 
@@ -204,14 +204,15 @@ async def test_compressed_batches_are_read_like_plain_ones(fake: FakeBroker) -> 
 async def test_bad_records_are_refused_at_the_call_and_spoil_no_others(fake: FakeBroker) -> None:
     async with danube.connect(fake.url) as client, client.producer(TOPIC) as producer:
         good = producer.send_nowait(b"good")
-        for payload, options in [
+        bad: list[tuple[Any, dict[str, Any]]] = [
             ("text", {}),
             (b"x" * (1024 * 1024 + 1), {}),
             (b"x", {"key": 7}),
             (b"x", {"key": "\ud800"}),
             (b"x", {"attributes": {"a": 1}}),
             (b"x", {"attributes": {"a": "x" * 40_000}}),
-        ]:
+        ]
+        for payload, options in bad:
             with pytest.raises((InvalidArgument, RecordTooLarge)):
                 producer.send_nowait(payload, **options)
         with pytest.raises(InvalidArgument):
@@ -250,10 +251,9 @@ async def test_a_newer_producer_of_the_same_name_fences_the_older(fake: FakeBrok
 
 @asynchronous
 async def test_leaving_the_block_delivers_what_was_sent(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC) as producer:
-            for one in range(50):
-                producer.send_nowait(b"%d" % one)
+    async with danube.connect(fake.url) as client, client.producer(TOPIC) as producer:
+        for one in range(50):
+            producer.send_nowait(b"%d" % one)
     assert len(fake.payloads(TOPIC)) == 50
 
 
@@ -290,41 +290,39 @@ async def test_flush_raises_a_failure_nobody_looked_at_once(fake: FakeBroker) ->
 
 @asynchronous
 async def test_a_cancelled_send_that_has_not_left_is_taken_back(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC, linger_us=50_000) as producer:
-            kept = producer.send_nowait(b"kept")
-            task = asyncio.ensure_future(producer.send(b"cancelled"))
-            after = None
-            await asyncio.sleep(0.005)
-            after = producer.send_nowait(b"after")
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert [(await kept).offset, (await after).offset] == [0, 1]
-            assert (await producer.send(b"next")).offset == 2
+    async with danube.connect(fake.url) as client, client.producer(TOPIC, linger_us=50_000) as producer:
+        kept = producer.send_nowait(b"kept")
+        task = asyncio.ensure_future(producer.send(b"cancelled"))
+        after = None
+        await asyncio.sleep(0.005)
+        after = producer.send_nowait(b"after")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [(await kept).offset, (await after).offset] == [0, 1]
+        assert (await producer.send(b"next")).offset == 2
     assert fake.payloads(TOPIC) == [b"kept", b"after", b"next"]
 
 
 @asynchronous
 async def test_a_send_times_out_and_says_that_the_outcome_is_not_known(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with client.producer(TOPIC, timeout=0.1) as producer:
-            fake.hold()
-            with pytest.raises(OperationTimeout, match="not known"):
-                await producer.send(b"x")
-            fake.release()
-            assert (await producer.send(b"y")).offset == 1
+    async with danube.connect(fake.url) as client, client.producer(TOPIC, timeout=0.1) as producer:
+        fake.hold()
+        with pytest.raises(OperationTimeout, match="not known"):
+            await producer.send(b"x")
+        fake.release()
+        assert (await producer.send(b"y")).offset == 1
 
 
 @asynchronous
 async def test_publish_credit_of_the_connection_is_obeyed() -> None:
     with FakeBroker(publish_credit_bytes=40_000) as fake:
-        async with danube.connect(fake.url) as client:
-            async with (
-                client.producer("/default/a", batch_bytes=8192) as one,
-                client.producer("/default/b", batch_bytes=8192) as two,
-            ):
-                await asyncio.gather(one.send_many([b"x" * 500] * 1000), two.send_many([b"y" * 500] * 1000))
+        async with (
+            danube.connect(fake.url) as client,
+            client.producer("/default/a", batch_bytes=8192) as one,
+            client.producer("/default/b", batch_bytes=8192) as two,
+        ):
+            await asyncio.gather(one.send_many([b"x" * 500] * 1000), two.send_many([b"y" * 500] * 1000))
         assert fake.violations == []
         assert len(fake.payloads("/default/a")) == len(fake.payloads("/default/b")) == 1000
 
@@ -374,10 +372,9 @@ async def test_delivery_never_exceeds_the_prefetch(fake: FakeBroker) -> None:
     async with danube.connect(fake.url) as client:
         await fill(client, 100)
         async with client.consumer(TOPIC, "s", start="earliest", prefetch_records=10) as consumer:
-            delivered = lambda: client.statistics()["records_delivered"]  # noqa: E731
-            await until(lambda: delivered() == 10)
+            await until(lambda: client.statistics()["records_delivered"] == 10)
             await asyncio.sleep(0.02)
-            assert delivered() == 10
+            assert client.statistics()["records_delivered"] == 10
             assert len(await take(consumer, 100)) == 100
 
 
@@ -431,8 +428,7 @@ async def test_batches_hold_columns_and_are_acknowledged_whole(fake: FakeBroker)
             await producer.send_many([b"c"])
         async with client.consumer(TOPIC, "s", start="earliest") as consumer:
             await until(lambda: client.statistics()["records_delivered"] == 4)
-            async for batch in consumer.batches():
-                break
+            batch = await anext(aiter(consumer.batches()))
             assert batch.payloads == [b"a", b"bb", b"", b"c"]
             assert batch.keys == ["k", None, b"\xff", None]
             assert batch.attributes == [{"x": "y"}] * 3 + [{}]
@@ -585,44 +581,44 @@ async def test_a_resend_after_a_lost_answer_is_stored_once(fake: FakeBroker) -> 
 
 @asynchronous
 async def test_producers_and_consumers_survive_a_broker_restart(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with (
-            client.producer(TOPIC) as producer,
-            client.consumer(TOPIC, "s", start="earliest") as consumer,
-        ):
-            await producer.send(b"before")
-            held = await consumer.receive()
-            fake.stop()
-            await until(lambda: not client.connected)
-            await held.ack()
-            sending = asyncio.ensure_future(producer.send(b"during"))
-            await asyncio.sleep(0.1)
-            fake.again()
-            assert (await sending).offset == 1
-            await until(lambda: 0 in fake.partitions[TOPIC].subscriptions["s"].acked)
-            while (message := await consumer.receive()).payload != b"during":
-                await message.ack()
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC) as producer,
+        client.consumer(TOPIC, "s", start="earliest") as consumer,
+    ):
+        await producer.send(b"before")
+        held = await consumer.receive()
+        fake.stop()
+        await until(lambda: not client.connected)
+        await held.ack()
+        sending = asyncio.ensure_future(producer.send(b"during"))
+        await asyncio.sleep(0.1)
+        fake.again()
+        assert (await sending).offset == 1
+        await until(lambda: 0 in fake.partitions[TOPIC].subscriptions["s"].acked)
+        while (message := await consumer.receive()).payload != b"during":
             await message.ack()
+        await message.ack()
 
 
 @asynchronous
 async def test_a_moved_owner_is_followed_by_producer_and_consumer(fake: FakeBroker) -> None:
-    async with danube.connect(fake.url) as client:
-        async with (
-            client.producer(TOPIC) as producer,
-            client.consumer(TOPIC, "s", start="earliest") as consumer,
-        ):
-            await producer.send(b"0")
-            for round_number in range(1, 4):
-                fake.close_handles(OwnerMoved("the worker restarted"))
-                await producer.send(b"%d" % round_number)
-            seen: set[bytes] = set()
-            async for message in consumer:
-                seen.add(message.payload)
-                await message.ack()
-                if len(seen) == 4:
-                    break
-            assert client.statistics()["connections"] == 1
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC) as producer,
+        client.consumer(TOPIC, "s", start="earliest") as consumer,
+    ):
+        await producer.send(b"0")
+        for round_number in range(1, 4):
+            fake.close_handles(OwnerMoved("the worker restarted"))
+            await producer.send(b"%d" % round_number)
+        seen: set[bytes] = set()
+        async for message in consumer:
+            seen.add(message.payload)
+            await message.ack()
+            if len(seen) == 4:
+                break
+        assert client.statistics()["connections"] == 1
     assert fake.payloads(TOPIC) == [b"0", b"1", b"2", b"3"]
 
 

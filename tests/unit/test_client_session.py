@@ -221,6 +221,23 @@ def test_an_error_without_correlation_and_handle_ends_the_connection() -> None:
         peer.feed(wire.error_frame(Draining("stopping")))
 
 
+def test_a_silent_broker_is_asked_and_then_given_up() -> None:
+    peer = Peer()
+    silent: list[Any] = []
+    peer.session.when_silent = silent.append
+    peer.connect()
+    peer.pass_time(10)
+    peer.pass_time(10)
+    [(frame, _)] = peer.sent()
+    assert frame.kind == Kind.PING
+    peer.feed(wire.control_frame(Kind.PONG, None, frame.correlation))
+    peer.pass_time(10)
+    peer.pass_time(10)
+    assert [one.kind for one, _ in peer.sent()] == [Kind.PING] and not silent
+    peer.pass_time(10)
+    assert isinstance(silent[0], ConnectionFailed) and "answered nothing" in str(silent[0])
+
+
 def test_failing_the_session_fails_everything_that_waits_and_all_later_calls() -> None:
     peer, producer = open_pair()
     outgoing = send(producer, b"x")
@@ -369,6 +386,22 @@ def test_a_connection_lost_while_settling_also_leads_to_a_new_epoch() -> None:
     peer.acknowledge(frame, 0)
     assert sequence == 0
     assert isinstance(outgoing[0].error, StorageFull) and outgoing[1].result().offset == 0
+
+
+def test_batches_refused_by_the_gap_keep_their_order_across_a_lost_connection() -> None:
+    peer, producer = open_pair()
+    outgoing = [send(producer, bytes([one])) for one in range(5)]
+    published = peer.published()
+    peer.refuse(published[0][1], StorageFull("no space"))
+    peer.refuse(published[1][1], SequenceGap("expected 0"))
+    peer.lose()  # batches 2 to 4 were not answered
+    peer.connect()
+    peer.open(7, 4)
+    again = peer.published()
+    assert [view.payload(0) for _, _, view in again] == [b"\x01", b"\x02", b"\x03", b"\x04"]
+    for sequence, frame, _ in again:
+        peer.acknowledge(frame, sequence)
+    assert [one.result().offset for one in outgoing[1:]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("error", [Fenced("a newer one"), TopicNotFound("deleted")])

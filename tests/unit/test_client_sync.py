@@ -83,15 +83,17 @@ def test_send_nowait_leaves_when_someone_waits(fake: FakeBroker) -> None:
 
 
 def test_send_nowait_is_bounded(fake: FakeBroker) -> None:
-    with danube.sync.connect(fake.url) as client:
-        with client.producer(TOPIC, batch_bytes=4096, max_in_flight_bytes=16_384) as producer:
-            fake.hold()
-            with pytest.raises(Overloaded):
-                for _ in range(1000):
-                    producer.send_nowait(b"x" * 1000)
-            fake.release()
-            producer.ready()
-            producer.send(b"last")
+    with (
+        danube.sync.connect(fake.url) as client,
+        client.producer(TOPIC, batch_bytes=4096, max_in_flight_bytes=16_384) as producer,
+    ):
+        fake.hold()
+        with pytest.raises(Overloaded):
+            for _ in range(1000):
+                producer.send_nowait(b"x" * 1000)
+        fake.release()
+        producer.ready()
+        producer.send(b"last")
 
 
 def test_messages_batches_and_nacks(fake: FakeBroker) -> None:
@@ -140,12 +142,11 @@ def test_faults_are_survived(fake: FakeBroker) -> None:
 
 
 def test_giving_up_and_refusal_say_why(fake: FakeBroker) -> None:
-    with danube.sync.connect(fake.url, reconnect_timeout=0.2) as client:
-        with client.producer(TOPIC) as producer:
-            producer.send(b"x")
-            fake.stop()
-            with pytest.raises(ConnectionFailed, match="nothing listens"):
-                producer.send(b"y")
+    with danube.sync.connect(fake.url, reconnect_timeout=0.2) as client, client.producer(TOPIC) as producer:
+        producer.send(b"x")
+        fake.stop()
+        with pytest.raises(ConnectionFailed, match="nothing listens"):
+            producer.send(b"y")
     with pytest.raises(ConnectionFailed) as caught:
         danube.sync.connect(fake.url).open()
     assert "danube start" in caught.value.hint
@@ -235,7 +236,8 @@ def test_a_client_used_after_a_fork_says_so_and_harms_nobody(fake: FakeBroker) -
 def test_it_works_under_gevent() -> None:
     code = """
 from gevent import monkey; monkey.patch_all()
-import gevent, time
+import gevent
+import time
 import danube.sync
 from tests.fakes.broker import FakeBroker
 with FakeBroker() as fake, danube.sync.connect(fake.url) as client:
@@ -244,7 +246,8 @@ with FakeBroker() as fake, danube.sync.connect(fake.url) as client:
         while True:
             ticks.append(time.monotonic()); gevent.sleep(0.01)
     ticker = gevent.spawn(tick)
-    with client.producer("/default/t") as producer, client.consumer("/default/t", "s", start="earliest") as consumer:
+    options = {"subscription": "s", "start": "earliest"}
+    with client.producer("/default/t") as producer, client.consumer("/default/t", **options) as consumer:
         late = gevent.spawn_later(0.2, producer.send, b"late")
         assert consumer.receive(timeout=5).payload == b"late"
         late.get(timeout=5)

@@ -1,1 +1,0 @@
-"""Stand-ins that obey the real protocols."""

@@ -291,3 +291,13 @@ def test_filters_beyond_the_limits_are_refused() -> None:
         KeyFilter([""])
     assert KeyFilter(["a"] * 100).passes(b"a")
     assert KeyFilter(()).passes(b"anything") and not KeyFilter(["b", "c?"]).passes(b"a")
+
+
+def test_a_small_limit_only_spreads_redeliveries_over_more_calls() -> None:
+    log = Log([b"a", b"b", b"c"] * 4)
+    log.join(1)
+    log.pump()
+    log.join(2)
+    log.subscription.leave(1, 0)
+    got = [pair for _ in range(12) for pair in flat(log.subscription.due(0, 1))]
+    assert got == [(2, offset) for offset in range(12)] and log.subscription.due(0, 1) == []

@@ -359,3 +359,46 @@ def test_any_order_of_calls_equals_a_dictionary(steps: list[tuple[str, str, byte
                 assert store.load() == written and not store.damage
         store.close()
         assert loaded(directory) == written
+
+
+def test_an_entry_that_only_the_older_file_still_holds_is_taken_from_there(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.store("quiet", b"quiet state")
+    while store.statistics()["generation"] < 2:
+        store.store("busy", bytes(1000))
+        store.write()
+        if store.statistics()["generation"] < 2 and store.statistics()["file_bytes"] >= RESERVE_GROWN // 2:
+            store._switch = True
+    store.close()
+    newer = max((tmp_path / name for name in FILE_NAMES), key=lambda path: path.read_bytes()[24:32])
+    data = newer.read_bytes()
+    assert data.count(b"quiet state") == 1
+    newer.write_bytes(data.replace(b"quiet state", b"other state"))
+    store = CursorStore(tmp_path, IDENTITY)
+    assert store.load() == {"quiet": b"quiet state", "busy": bytes(1000)}
+    assert store.damage
+    store.close()
+
+
+def test_the_file_in_force_is_on_disk_before_the_other_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.store("s", b"x")
+    store.write()
+    failing = FailingFiles(monkeypatch)
+    for number in range(4):
+        before = store.statistics()["generation"]
+        failing.arm(10**9, errno.EIO)
+        store.store("s", bytes([number]) * 100)
+        store.write()
+        in_force = os.fstat(failing.calls[-1][1][0]).st_ino
+        store._switch = True
+        failing.arm(10**9, errno.EIO)
+        store.store("s", bytes([number]) * 50)
+        store.write()
+        assert store.statistics()["generation"] == before + 1
+        order = [(name, os.fstat(args[0]).st_ino) for name, args in failing.calls]
+        assert order[0] == ("fdatasync", in_force)
+        assert all(inode != in_force for name, inode in order[1:] if name == "pwritev")
+    store.close()

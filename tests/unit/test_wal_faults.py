@@ -14,6 +14,7 @@ import pytest
 from danube import files
 from danube.errors import StorageFailed, StorageFull
 from danube.wal.log import Log
+from danube.wal.verify import verify as verify_directory
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.wal_samples import append, memory_directory, open_log, read_all, roll, sync
 
@@ -399,3 +400,64 @@ def test_descriptors_stay_within_their_bound_and_files_are_opened_again(
     for log in logs:
         assert read_all(log)[0] == {0: b"turn 0", 1: b"turn 1", 2: b"turn 2"}
         log.close()
+
+
+def test_bytes_of_a_failed_write_never_lie_behind_a_later_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    append(log, b"kept")
+    log.write()
+    append(log, bytes(150))
+    append(log, b"stale and whole")
+    real = files.pwritev
+
+    def written_and_failed(fd: int, buffers: list[bytes], position: int) -> int:
+        real(fd, buffers, position)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "pwritev", written_and_failed)
+        with pytest.raises(StorageFull):
+            log.write()
+    assert verify_directory(tmp_path).end == 1
+    append(log, b"short")
+    log.write()
+    assert verify_directory(tmp_path).sound
+    log.abandon()
+    again = open_log(tmp_path, epoch=2)
+    assert read_all(again) == ({0: b"kept", 1: b"short"}, []) and again.recovery.damaged == ()
+    again.close()
+
+
+def test_every_new_name_is_durable_before_anything_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingFiles(monkeypatch)
+
+    def names_are_durable() -> bool:
+        changed = [number for number, (name, _) in enumerate(failing.calls) if name in ("rename", "open_new")]
+        durable = [number for number, (name, _) in enumerate(failing.calls) if name == "fsync_directory"]
+        segments = [number for number in changed if ".seg" in str(failing.calls[number][1])]
+        return bool(segments) and max(segments) < max(durable, default=-1)
+
+    log = open_log(tmp_path)
+    failing.arm(10**9, 0)
+    append(log, b"x")
+    log.write()
+    assert not names_are_durable()
+    sync(log)
+    assert names_are_durable()
+    append(log, b"y")
+    log.write()
+    log.abandon()
+    failing.arm(10**9, 0)
+    again = open_log(tmp_path, epoch=2)
+    assert names_are_durable()
+    renamed = next(number for number, (name, _) in enumerate(failing.calls) if name == "rename")
+    cut = [
+        number for number, (name, _) in enumerate(failing.calls) if name == "ftruncate" and number > renamed
+    ]
+    first = next(number for number, (name, _) in enumerate(failing.calls) if name == "fsync_directory")
+    assert renamed < first < min(cut), "the old copy goes only after the new one has its name for good"
+    again.close()

@@ -39,6 +39,7 @@ __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscripti
 SPAN_MAX: Final = MAX_UNACKED_DEFAULT
 _BLOCKED_OFFSETS_SHOWN: Final = 100
 _KEYED_RECORDS_MIN: Final = 64
+_GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
 _TRIM_INTERVAL_NS: Final = 10_000_000_000
 _COUNTED: Final = (
     "granted", "redelivered", "acked", "ack_ignored", "ack_refused", "skipped", "expired", "damaged"
@@ -167,7 +168,7 @@ class Subscription:
         hashes_start: int = 0,
         key_of: KeyOf | None = None,
     ) -> list[Grant]:
-        """Grant new records below ``available_end``, within credit and window.
+        """Grant new records below ``available_end``, within credit and window; call again for more.
 
         Key-shared needs ``hashes`` (uint64, ``hashes[i]`` is the key hash of ``hashes_start + i``;
         granting ends where they end) and, for filters, ``key_of``, which answers for any unacked
@@ -182,7 +183,7 @@ class Subscription:
             available_end = min(available_end, hashes_start + len(hashes))
             if self._window.freed:
                 grants = self._grant_waiting(HELD, now_ns, self._window.counts[HELD])
-        while self._window.next < available_end and self.wants_records:
+        while self._window.next < available_end and self.wants_records and len(grants) < _GRANTS_MAX:
             piece_end = self._pass_ahead(available_end)
             if not self._window.next < piece_end:
                 continue

@@ -548,8 +548,9 @@ def run_machine(mode: Mode, examples: int) -> None:
 EXAMPLES = 25
 WALKS = 60
 WEIGHTS = {
-    "publish_and_pump": 8, "pump": 4, "ack_in_flight": 6, "ack": 3, "nack": 4, "join": 3, "leave": 2, "credit": 5,
-    "set_ready": 2, "pass_seconds": 3, "unblock": 1, "dead_letters": 2, "dead_letter_stored_late": 1,
+    "publish_and_pump": 8, "pump": 4, "ack_in_flight": 6, "ack": 3, "nack": 4, "join": 3, "leave": 2,
+    "credit": 5, "set_ready": 2, "pass_seconds": 3, "unblock": 1, "dead_letters": 2,
+    "dead_letter_stored_late": 1,
     "seek": 0.2, "lose": 0.5, "restart": 0.3,
 }  # fmt: skip
 
@@ -585,10 +586,12 @@ def walk(mode: Mode, seed: int, steps: int) -> None:
             "nack": [pick, draw.randrange(1, 9), draw.choice([-1, 0, 7, 90])],
             "join": [draw.choice(["anna", "bert", "carl", "dora"]), draw.choice([0, 0, 0, 1, 2, 3, 4]),
                      draw.choice([0, 5, 30])],
-            "leave": [pick], "credit": [pick, draw.choice([1, 2, 9])], "set_ready": [pick, draw.random() < 0.7],
+            "leave": [pick], "credit": [pick, draw.choice([1, 2, 9])],
+            "set_ready": [pick, draw.random() < 0.7],
             "pass_seconds": [draw.choice([1, 4, 10, 30])], "unblock": [], "restart": [],
             "dead_letters": [draw.randrange(1, 6), draw.random() < 0.6], "dead_letter_stored_late": [],
-            "seek": [draw.randrange(101)], "lose": [near + draw.randrange(9), draw.randrange(9), draw.random() < 0.5],
+            "seek": [draw.randrange(101)],
+            "lose": [near + draw.randrange(9), draw.randrange(9), draw.random() < 0.5],
         }  # fmt: skip
         getattr(machine, name)(*arguments[name])
         machine.agrees()

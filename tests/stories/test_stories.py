@@ -4,7 +4,8 @@ A story is blocks of commands, a line of dashes, and the lines expected until th
 After a block's commands the subscription hands out whatever it may, one line for each grant;
 ranges are half-open.  Commands:
 
-    subscription NAME type=MODE records=0..10 [keys=a,b,a] [unacked=N redeliveries=N poison=P timeout=30 base=1]
+    subscription NAME type=MODE records=0..10 | keys=a,b,a
+                 [unacked=N] [redeliveries=N] [poison=P] [timeout=SECONDS] [base=SECONDS]
     publish 10..20 | publish keys=a,b       join NAME [credit=N] [filters=a*,b?]      leave NAME
     credit NAME +N      pause NAME      resume NAME      ack NAME 0..3 [5..6]     nack NAME 0..1 [delay=N]
     pass SECONDS        unblock         restart          seek OFFSET              expire OFFSET

@@ -20,7 +20,8 @@ class Feed:
 
     def __init__(self, mode: Mode, *, bytes_max: int = 10**6, records_max: int = 10**6) -> None:
         self.lossy = LossySubscription(
-            "s", mode, bytes_max=bytes_max, records_max=records_max, key_of=lambda token, index: self.key(token + index)
+            "s", mode, bytes_max=bytes_max, records_max=records_max,
+            key_of=lambda token, index: self.key(token + index),
         )  # fmt: skip
         self.sizes: dict[int, int] = {}
         self.end = 0

@@ -109,7 +109,7 @@ def test_a_standby_takes_over_in_order_beginning_with_what_was_in_flight() -> No
     assert not subscription.join(3, "carl", now_ns=0).active
     for consumer_id in (1, 2, 3):
         subscription.credit(consumer_id, 5)
-    assert owners(subscription.grant(9, 0)) == {offset: 1 for offset in range(5)}
+    assert owners(subscription.grant(9, 0)) == dict.fromkeys(range(5), 1)
     subscription.ack(1, ranges((1, 2)))
     subscription.leave(1, 0)
     assert subscription.grant(9, 0) == [], "new records wait for the redelivered ones"
@@ -144,8 +144,9 @@ def test_a_record_is_dead_after_exactly_one_delivery_more_than_the_redeliveries(
     redeliveries: int, sends: int
 ) -> None:
     subscription = make(
-        Mode.SHARED, max_redelivery_count=redeliveries, poison="dead_letter", dead_letter_topic="/default/dead"
-    )
+        Mode.SHARED, max_redelivery_count=redeliveries, poison="dead_letter",
+        dead_letter_topic="/default/dead",
+    )  # fmt: skip
     join(subscription, "a")
     now, deliveries = 0, []
     while not (letters := subscription.take_dead_letters(10)):

@@ -70,6 +70,7 @@ def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple
             window.counts[ACKED] += 1
             if keys is not None:
                 window.freed |= keys.move(window.key[index : index + 1], _ONE_IN_FLIGHT, ACKED)
+            window.pass_acked(start, end)
             return 1, 0
     acked = refused = 0
     for part in window.slices(start, end):

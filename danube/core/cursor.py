@@ -130,7 +130,7 @@ def _decode_ranges(form: int, count: int, body: bytes, floor: int) -> Offsets:
 def _decode_policy(encoded: bytes) -> FailurePolicy:
     try:
         return _policy_decoder.decode(encoded)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damage("stored cursor's failure policy cannot be read", why=str(error)) from None
 
 

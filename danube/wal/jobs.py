@@ -1,7 +1,7 @@
 """What the syncer's thread carries out for a log: syncing and sealing.
 
 A job is made on the loop's thread, holds its files pinned, runs in the thread and is handed back to
-the log (``synced``, ``sealed`` or ``sync_failed``), which unpins.  A file whose sync failed is
+the log (``synced``, ``sealed``, ``sync_failed`` or ``seal_failed``).  A file whose sync failed is
 marked in the thread, before anything else can run, so a later job never syncs it again.
 """
 
@@ -31,13 +31,16 @@ def sync_file(file: LogFile, fd: int) -> None:
 class SyncJob:
     """Makes everything below ``end_offset`` durable: older files first, then the directory."""
 
-    __slots__ = ("base_offset", "created", "directory", "end_offset", "epoch", "pinned", "position")
+    __slots__ = (
+        "base_offset", "created", "directory", "end_offset", "epoch", "files", "pinned", "position",
+    )  # fmt: skip
 
     def __init__(
         self, pinned: list[tuple[LogFile, int]], directory: Path | None, created: int,
         end_offset: int, base_offset: int, position: int, epoch: int,
     ) -> None:  # fmt: skip
         self.pinned = pinned
+        self.files = [file for file, _ in pinned]
         self.directory = directory
         self.created = created
         self.end_offset = end_offset
@@ -48,16 +51,19 @@ class SyncJob:
     def run(self, synced: set[object] | None = None) -> None:
         """Sync; ``synced`` holds what the same group has synced already, and is added to."""
         done = set() if synced is None else synced
-        for file, fd in self.pinned:
-            if file not in done or file.failed:
-                sync_file(file, fd)
-                done.add(file)
-        if self.directory is not None and self.directory not in done:
-            files.fsync_directory(self.directory)
-            done.add(self.directory)
+        try:
+            for file, fd in self.pinned:
+                if file not in done or file.failed:
+                    sync_file(file, fd)
+                    done.add(file)
+            if self.directory is not None and self.directory not in done:
+                files.fsync_directory(self.directory)
+                done.add(self.directory)
+        finally:
+            self.release()
 
     def release(self) -> None:
-        """Give the files back; once, on the loop's thread."""
+        """Give the files back; done by run(), and here for a job that never runs."""
         pinned, self.pinned = self.pinned, []
         for file, _ in pinned:
             descriptors.unpin(file)
@@ -84,19 +90,23 @@ class SealJob:
         self._pinned = True
 
     def run(self, synced: set[object] | None = None) -> None:
-        previous_hash = self._previous.content_hash if self._previous is not None else NO_HASH
-        file: Final = self.segment.file
         try:
-            self.summary, self.size_bytes = write_footer(
-                self._fd, self.segment, previous_hash, self.snapshot, lambda fd: sync_file(file, fd)
-            )
+            self._seal()
         except OSError as error:
-            if error.errno not in files.FULL_ERRNOS or file.failed:
+            if error.errno not in files.FULL_ERRNOS or self.segment.file.failed:
                 raise
             self.deferred = True
-        else:
-            # Read by the next SealJob, which runs after this one and before the loop hears of either.
-            self.segment.content_hash = self.summary.content_hash
+        finally:
+            self.release()
+
+    def _seal(self) -> None:
+        previous_hash = self._previous.content_hash if self._previous is not None else NO_HASH
+        file: Final = self.segment.file
+        self.summary, self.size_bytes = write_footer(
+            self._fd, self.segment, previous_hash, self.snapshot, lambda fd: sync_file(file, fd)
+        )
+        # Read by the next SealJob, which runs after this one and before the loop hears of either.
+        self.segment.content_hash = self.summary.content_hash
 
     def release(self) -> None:
         if self._pinned:

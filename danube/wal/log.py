@@ -16,24 +16,12 @@ from __future__ import annotations
 
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from danube import files
 from danube.core.batch import BatchHeader
-from danube.errors import (
-    DanubeError,
-    Fenced,
-    OffsetOutOfRange,
-    StorageFailed,
-    StorageFull,
-    broken,
-)
-from danube.limits import (
-    READ_CHUNK_BYTES,
-    SEGMENT_BYTES,
-    SEGMENT_PREALLOCATE_FIRST,
-    SEGMENT_PREALLOCATE_STEP_MAX,
-)
+from danube.errors import DanubeError, Fenced, OffsetOutOfRange, StorageFailed, StorageFull, broken
+from danube.limits import READ_CHUNK_BYTES
 from danube.wal.carry import create_empty
 from danube.wal.damage import DamageRegister
 from danube.wal.descriptors import LogFile, descriptors
@@ -47,21 +35,13 @@ from danube.wal.recovery import Recovered, Recovery, RecoveryReport
 from danube.wal.retention import expired, keep_snapshot
 from danube.wal.segment import LogIdentity
 from danube.wal.stored_segment import StoredSegment
-from danube.wal.writer import Buffer, SegmentWriter
+from danube.wal.writer import Buffer, LogOptions, SegmentWriter
 
 __all__ = [
     "Chunk", "Log", "LogIdentity", "LogOptions", "OffsetRange", "RecoveryReport", "SealJob", "SyncJob",
 ]  # fmt: skip
 
 _AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of the retention time
-
-
-class LogOptions(NamedTuple):
-    """Sizes in bytes.  ``preallocate_first`` 0 reserves nothing ahead."""
-
-    segment_bytes: int = SEGMENT_BYTES
-    preallocate_first: int = SEGMENT_PREALLOCATE_FIRST
-    preallocate_step_max: int = SEGMENT_PREALLOCATE_STEP_MAX
 
 
 class Log:
@@ -319,7 +299,7 @@ class Log:
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         """``job`` failed: the log is fenced, and none of its descriptors is synced again."""
-        for file, _ in job.pinned:
+        for file in job.files:
             file.failed = True
         job.release()
         if self._failure is None:

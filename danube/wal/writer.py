@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from danube import files
 from danube.errors import Fenced, StorageFailed
+from danube.limits import SEGMENT_BYTES, SEGMENT_PREALLOCATE_FIRST, SEGMENT_PREALLOCATE_STEP_MAX
 from danube.wal.descriptors import descriptors
 from danube.wal.segment import HEADER_BYTES, SegmentHeader, pack_header
 from danube.wal.stored_segment import StoredSegment
@@ -20,6 +21,14 @@ _BLOCK_BYTES: Final = 4096
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 Buffer = bytes | bytearray | memoryview
+
+
+class LogOptions(NamedTuple):
+    """Sizes in bytes.  ``preallocate_first`` 0 reserves nothing ahead."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    preallocate_first: int = SEGMENT_PREALLOCATE_FIRST
+    preallocate_step_max: int = SEGMENT_PREALLOCATE_STEP_MAX
 
 
 class SegmentWriter:

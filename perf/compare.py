@@ -82,11 +82,12 @@ class Plan:
 class Bench:
     """The processes of one comparison; closing it leaves nothing behind."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, broker: BrokerProcess | None = None) -> None:
+        """``broker`` is one that runs already and is left running; without it one is started."""
         self.settings = settings
         self._stack = ExitStack()
         self._numbers = itertools.count()
-        self._broker: BrokerProcess | None = None
+        self._broker = broker
         self._floor_port = 0
         self._topics: list[str] = []
 
@@ -100,13 +101,18 @@ class Bench:
     @property
     def broker(self) -> BrokerProcess:
         if self._broker is None:
-            broker = BrokerProcess(self.settings.directory / "data", workers=self.settings.workers)
-            self._broker = self._stack.enter_context(broker)
+            data_dir = self.settings.directory / "data"
+            self._broker = self.closing(BrokerProcess(data_dir, workers=self.settings.workers)).start()
         return self._broker
+
+    def closing(self, broker: BrokerProcess) -> BrokerProcess:
+        """Have a broker killed when this bench is closed."""
+        self._stack.callback(broker.kill)
+        return broker
 
     def options(self, *, keep: bool = False, **more: Any) -> dict[str, Any]:
         """What every load needs, with a topic of its own that is deleted after the turn unless kept."""
-        topic = f"/default/bench-{next(self._numbers)}"
+        topic = f"/default/bench-{id(self):x}-{next(self._numbers)}"
         if not keep:
             self._topics.append(topic)
         return {
@@ -115,6 +121,7 @@ class Bench:
             "size": self.settings.size,
             "batch": self.settings.batch_records,
             "durability": self.settings.durability,
+            "workers": self.settings.workers,
             **more,
         }
 
@@ -217,10 +224,10 @@ def _end_to_end(bench: Bench, consumer_count: int, options: dict[str, Any]) -> d
         bench.load("read_batches", {**options, "subscription": f"bench-{number}", "record_count": wanted})
         for number in range(consumer_count)
     ]
-    producer = bench.load("publish", options)
+    for reader in readers:
+        reader.wait_ready()
     resident_before = resident_bytes(bench.broker)
-    for child in (*readers, producer):
-        child.wait_ready()
+    producer = bench.load("publish", options).wait_ready()
     producer.go()
     sent = producer.result()
     if not reliable:
@@ -360,7 +367,7 @@ def topics(bench: Bench) -> Plan:
 
     def rate(topic_count: int) -> float:
         options = bench.options(
-            topic_count=topic_count, batch_count=batch_count, batch=bench.settings.batch or 10
+            keep=True, topic_count=topic_count, batch_count=batch_count, batch=bench.settings.batch or 10
         )
         return per_second(bench.run("many_topics", options))
 
@@ -408,13 +415,12 @@ def remote(bench: Bench) -> Plan:
 
 
 def restart(bench: Bench) -> Plan:
-    """Seconds to ready after SIGKILL with ``--count`` GiB of log (10); floor: an empty directory."""
-    gib = bench.settings.count or max(1, int(10 * bench.settings.scale))
+    """Seconds to ready after SIGKILL with ``--count`` (10) GiB of log; floor: an empty directory."""
+    gib = bench.settings.count or 10
     broker = bench.broker
-    for _ in range(max(1, int(gib / max(bench.settings.scale, 1e-9)))):
-        bench.fill(bench.options(keep=True), GIB)
-    empty = BrokerProcess(bench.settings.directory / "empty", workers=bench.settings.workers)
-    bench._stack.callback(empty.kill)
+    for _ in range(gib):
+        bench.fill(bench.options(keep=True), GIB)  # scaled, like all work
+    empty = bench.closing(BrokerProcess(bench.settings.directory / "empty", workers=bench.settings.workers))
 
     def ready_seconds(process: BrokerProcess) -> float:
         process.kill()
@@ -428,7 +434,7 @@ def restart(bench: Bench) -> Plan:
         unit="s",
         danube_max=3.0,
         target="< 3 s",
-        details={"log_gib": gib},
+        details={"log_gib": gib * bench.settings.scale},
     )
 
 

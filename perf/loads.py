@@ -25,6 +25,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import danube  # noqa: E402
+from danube.core.placement import owner_of  # noqa: E402
 from danube.errors import Conflict, Overloaded  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
 from tests.child_process import told  # noqa: E402
@@ -89,10 +90,27 @@ async def send_all(
         await pending.popleft()
 
 
+@asynccontextmanager
+async def placed_client(options: dict[str, Any]) -> AsyncIterator[Any]:
+    """A client; with ``place`` local or remote one whose connection is, or is not, at the owner."""
+    place = options.get("place")
+    for _ in range(100):
+        async with danube.connect(options["url"]) as client:
+            if place is not None:
+                await make_topic(client, options)
+                topic = (await client.admin.describe_topic(options["topic"])).topic
+                owner = owner_of(topic.topic_id, 0, options["workers"])
+                if (client._live.session.welcome.worker == owner) != (place == "local"):
+                    continue  # the kernel deals connections out; try again
+            yield client
+            return
+    raise SystemExit(f"no connection was {place} in 100 attempts")
+
+
 async def publish(options: dict[str, Any]) -> dict[str, Any]:
     """Send ``batch_count`` batches through ``send_many`` and wait for all acknowledgements."""
     payloads = payloads_of(options["size"], options["batch"])
-    async with danube.connect(options["url"]) as client, open_producer(client, options) as producer:
+    async with placed_client(options) as client, open_producer(client, options) as producer:
         await send_all(producer, payloads, options.get("warm_count", 4))
         await go()
         started = time.monotonic_ns()

@@ -45,9 +45,10 @@ def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
     """The main function of a worker process."""
     import uvloop
 
-    from danube import telemetry
+    from danube import allocator, telemetry
 
     telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
+    allocator.keep_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(context, config))
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from danube.core.batch import BatchHeader, read_header
+from danube.core.columns import BatchView
 from danube.core.selection import ring_hashes, select
 
 _SIZE_AND_OFFSET = struct.Struct("<4xIQ")
@@ -80,6 +81,17 @@ class Chunk:
                 self.batch(place), self.header(place)
             )
         return hashes
+
+    def key(self, offset: int) -> bytes:
+        """Key of the record at ``offset``; the producer's name where it has none."""
+        place = self.places[self.find(offset)]
+        batch = BatchView(self.batch(place))
+        key = batch.key(offset - place.base_offset)
+        return batch.producer_name.encode() if key is None else key
+
+    def key_at(self, index: int) -> bytes:
+        """Like key, by the number of the record in the chunk."""
+        return self.key(self.first_offset + index)
 
     def cut(self, start: int, end: int) -> list[bytes | memoryview]:
         """The records start .. end: whole batches as they lie, the edges as selections."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube.broker.chunks import Chunk
-from danube.core.columns import BatchView
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode
 from danube.core.subscription import Subscription
@@ -127,11 +126,7 @@ class SubscriptionHost:
         return chunk if chunk.next_offset > chunk.first_offset else None
 
     def _key_of(self, offset: int) -> bytes:
-        chunk = self.hosted.chunk(offset)
-        place = chunk.places[chunk.find(offset)]
-        batch = BatchView(chunk.batch(place))
-        key = batch.key(offset - place.base_offset)
-        return batch.producer_name.encode() if key is None else key
+        return self.hosted.chunk(offset).key(offset)
 
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> int:
         link = self.links[grant.consumer_id]

@@ -156,9 +156,7 @@ class Shard:
         if host is None:
             return
         ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
-        host.core.nack(
-            link.consumer_id, ranges, max(nack.delay_ms, 0), nack.reason[:1024], clock.monotonic_ns()
-        )
+        host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
         self.counters.add("nacks")
         self.wake(link.hosted)
 

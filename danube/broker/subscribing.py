@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from danube.broker.api import Session
+from danube.broker.chunks import Chunk
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
@@ -75,7 +76,9 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
             raise InvalidArgument(
                 f"{hosted.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already"
             )
-        lossy = LossySubscription(name, mode, bytes_max=LOSSY_BYTES_MAX, records_max=LOSSY_RECORDS_MAX)
+        lossy = LossySubscription(
+            name, mode, bytes_max=LOSSY_BYTES_MAX, records_max=LOSSY_RECORDS_MAX, key_of=Chunk.key_at
+        )
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
         return made
     offset = start_offset(hosted, request.start, request.start_value)

@@ -239,7 +239,8 @@ class Worker:
                 self.schedule_turn()
                 await asyncio.sleep(0.01)
                 waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
-                if not waiting and self._flushed and (not door.connections or clock.monotonic_ns() > grace_ns):
+                alone = not door.connections or clock.monotonic_ns() > grace_ns
+                if alone and not waiting and self._flushed:
                     break
             door.close_all()
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from danube.client.admin import (
     TopicInfo,
     policy_fields,
 )
-from danube.client.allocator import keep_large_blocks
+from danube.allocator import keep_large_blocks
 from danube.client.connection import Connection
 from danube.client.consumer import Consumer
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES

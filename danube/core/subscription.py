@@ -82,6 +82,12 @@ class Subscription:
     def failure(self) -> FailurePolicy:
         return self._failures.policy
 
+    def set_failure(self, failure: FailurePolicy) -> None:
+        """Follow another failure policy from the next failure on."""
+        failure.check()
+        self._failures.policy = failure
+        self.version += 1
+
     @property
     def next(self) -> int:
         """The first offset that was never granted (and is not known to be acked or damaged)."""

@@ -48,6 +48,7 @@ REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
 READ_RETRY_NS = 1_000_000_000
 DEAD_LETTERS_PER_TURN = 64
+CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
@@ -311,6 +312,8 @@ class Shard:
             self._forget(hosted, gone)
             return gone
         self.partitions[hosted.name] = hosted
+        if hosted.log is not None and hosted.log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:
+            hosted.log.checkpoint(hosted.core.snapshot(hosted.log.synced_end))
         if hosted.log is not None and hosted.log.recovery.damaged:
             for found in hosted.log.recovery.damaged:
                 _log.error("damage found", partition=hosted.name, damage=str(found))
@@ -434,7 +437,7 @@ class Shard:
         hosted.fail_waiting(error, -1)
         hosted.close_handles(error)
         for known in (self._dirty, self._dispatch, self._touched, self._deadlines):
-            known.pop(hosted, None)  # type: ignore[attr-defined]
+            known.pop(hosted, None)
         self.counters.add("partitions_open", -1)
         if hosted.log is not None and hosted.directory is not None:
             hosted.log.abandon()

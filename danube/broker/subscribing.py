@@ -81,7 +81,10 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         )
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
         return made
-    offset = start_offset(hosted, request.start, request.start_value)
+    kind = request.start
+    if hosted.cursors is not None and hosted.cursors.damage:
+        kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
+    offset = start_offset(hosted, kind, request.start_value)
     core = Subscription(
         name,
         mode,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from danube.allocator import keep_large_blocks
 from danube.client.address import URL_DEFAULT, parse_url
 from danube.client.admin import (
     AdminPlans,
@@ -17,7 +18,6 @@ from danube.client.admin import (
     TopicInfo,
     policy_fields,
 )
-from danube.allocator import keep_large_blocks
 from danube.client.connection import Connection
 from danube.client.consumer import Consumer
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES

@@ -190,5 +190,7 @@ def check_stored(batch: bytes | bytearray | memoryview, expected_offset: int | N
     if not header_intact(batch, header) or not body_intact(batch, header):
         raise Damage("stored batch fails its checksum", base_offset=header.base_offset)
     if expected_offset is not None and header.base_offset != expected_offset:
-        raise Damage("stored batch has the wrong offset", base_offset=header.base_offset, expected=expected_offset)
+        raise Damage(
+            "stored batch has the wrong offset", base_offset=header.base_offset, expected=expected_offset
+        )
     return header

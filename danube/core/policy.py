@@ -46,7 +46,11 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dead_letter_topic: str = ""
 
     def check(self) -> None:
-        if self.backoff not in ("fixed", "exponential") or self.poison not in ("block", "drop", "dead_letter"):
+        if self.backoff not in ("fixed", "exponential") or self.poison not in (
+            "block",
+            "drop",
+            "dead_letter",
+        ):
             raise InvalidArgument(
                 "failure policy is not valid",
                 why=f"backoff={self.backoff!r} poison={self.poison!r}",

@@ -198,14 +198,14 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 _decoders: dict[type, Any] = {}
 
 
-def frame_header(
-    kind: int, body_size: int, correlation: int = 0, handle: int = 0, flags: int = 0
-) -> bytes:
+def frame_header(kind: int, body_size: int, correlation: int = 0, handle: int = 0, flags: int = 0) -> bytes:
     """Header of a frame whose body is ``body_size`` bytes, itself a multiple of 8."""
     return _FRAME.pack(FRAME_HEADER_BYTES + body_size, kind, flags, 0, correlation, handle)
 
 
-def control_frame(kind: int, body: Any = None, correlation: int = 0, handle: int = 0, flags: int = 0) -> bytes:
+def control_frame(
+    kind: int, body: Any = None, correlation: int = 0, handle: int = 0, flags: int = 0
+) -> bytes:
     """A whole frame with a MessagePack body (or an empty one for None)."""
     encoded = b"" if body is None else _encoder.encode(body)
     tail = -len(encoded) % 8
@@ -226,7 +226,9 @@ def decode_result(body: bytes | memoryview) -> Any:
 
 
 def error_frame(error: DanubeError, correlation: int = 0, handle: int = 0) -> bytes:
-    facts = {name: value for name, value in error.facts.items() if isinstance(value, str | int | float | bool)}
+    facts = {
+        name: value for name, value in error.facts.items() if isinstance(value, str | int | float | bool)
+    }
     body = ErrorBody(error.code, error.what, error.why, error.hint, facts)
     return control_frame(Kind.ERROR, body, correlation, handle)
 
@@ -241,7 +243,9 @@ def decode_error(body: bytes | memoryview) -> DanubeError:
 def decode_control(body: bytes | memoryview, cls: type[_Body]) -> _Body:
     """Decode a MessagePack body; raise ProtocolError for anything that is not one."""
     if len(body) > CONTROL_BYTES_MAX:
-        raise LimitExceeded(f"control body of {len(body)} bytes is too large", why=f"limit is {CONTROL_BYTES_MAX}")
+        raise LimitExceeded(
+            f"control body of {len(body)} bytes is too large", why=f"limit is {CONTROL_BYTES_MAX}"
+        )
     decoder = _decoders.get(cls)
     if decoder is None:
         decoder = _decoders[cls] = msgspec.msgpack.Decoder(cls)

@@ -138,6 +138,7 @@ class PointRun:
 
     def execute(self) -> Verdict:
         with ExitStack() as stack:
+            stack.callback(self.journal.close)
             stack.callback(self.broker.kill)
             self._load_until_killed(stack)
             return self._judge()

@@ -222,7 +222,7 @@ class StorageFailed(Unavailable):
 class LimitExceeded(CallerError):
     """A hard limit of frame, batch, connection or topic; facts name it."""
 
-    code = 1210
+    code = 1112
     status = "RESOURCE_EXHAUSTED"
 
 

@@ -30,14 +30,14 @@ from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, O
 from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
 from danube.core.policy import FailurePolicy
-from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, RETRY, Window
+from danube.core.subscription_report import check_agreement, counts_of, reason
+from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
 from danube.errors import InvalidArgument, broken
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 
 SPAN_MAX: Final = MAX_UNACKED_DEFAULT
-_BLOCKED_OFFSETS_SHOWN: Final = 100
 _KEYED_RECORDS_MIN: Final = 64
 _GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
 _TRIM_INTERVAL_NS: Final = 10_000_000_000
@@ -122,9 +122,7 @@ class Subscription:
 
     # -- consumers ---------------------------------------------------------------------------------
 
-    def join(
-        self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int
-    ) -> JoinResult:
+    def join(self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int) -> JoinResult:
         """Connect a consumer, without credit.  One of the same name is displaced and gives back its records.
 
         Raises SubscriptionBusy (exclusive, another name is connected) or LimitExceeded.
@@ -491,59 +489,22 @@ class Subscription:
 
     def explain(self, now_ns: int) -> str:
         """Why nothing moves, in one word; "ready" if something could."""
-        window, consumers = self._window, self._consumers
-        counts = window.counts
-        if not len(consumers):
-            return "no_consumer"
-        if counts[BLOCKED] and self._keys is None:
-            return "blocked"
-        more = window.next < self._available_end
-        if counts[READY] or counts[HELD] or more:
-            able = consumers.active_credit() if self.mode.single else consumers.eligible
-            if not able:
-                return "no_credit"
-            waiting_may_go = counts[READY] > 0 if self._keys is None else window.freed
-            if waiting_may_go or (more and self.wants_records):
-                return "ready"
-            if self._room() <= 0:
-                return "window_full"
-            return "blocked" if counts[BLOCKED] else "waiting_redelivery"
-        if counts[BLOCKED]:
-            return "blocked"
-        return "waiting_redelivery" if counts[RETRY] + counts[DEAD] + counts[BURIED] else "caught_up"
+        more = self._window.next < self._available_end
+        return reason(
+            self._window, self._consumers, self.mode, more=more, wants=self.wants_records, room=self._room()
+        )
 
     def statistics(self) -> dict[str, Any]:
         """Counts in records, and where the cursor stands."""
-        window, failures = self._window, self._failures
-        counts = window.counts
-        blocked = window.find(BLOCKED, window.floor, _BLOCKED_OFFSETS_SHOWN).tolist()
         return {
             "mode": self.mode.label,
             "consumers": len(self._consumers),
-            "ack_floor": window.floor,
-            "next": window.next,
-            "in_flight": counts[IN_FLIGHT],
-            "waiting_redelivery": counts[RETRY] + counts[READY],
-            "held": counts[HELD],
-            "blocked": counts[BLOCKED],
-            "blocked_offsets": blocked,
-            "dead": counts[DEAD] + counts[BURIED],
-            "acked_above_floor": counts[ACKED],
+            **counts_of(self._window, self._failures),
             **self._counters,
-            "nacked": failures.nacked,
-            "timed_out": failures.timed_out,
-            "dropped": failures.dropped,
-            "dead_lettered": failures.dead_lettered_count,
         }
 
     def check(self) -> None:
         """Raise InvariantBroken if anything here contradicts itself."""
-        window = self._window
-        window.check()
+        self._window.check()
         self._consumers.check()
-        if not window.floor <= window.next:
-            broken("ack_floor passed next", floor=window.floor, next=window.next)
-        if window.outstanding > self.max_unacked:
-            broken("too many records are unacked", unacked=window.outstanding, limit=self.max_unacked)
-        if self._ahead and self._ahead.first[0] < window.next:
-            broken("an acked range ahead was not taken", first=self._ahead.first, next=window.next)
+        check_agreement(self._window, self._ahead, self.max_unacked)

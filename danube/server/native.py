@@ -97,7 +97,7 @@ class NativeServer:
         self._dirty[connection] = None
         self.schedule_turn()
 
-    def is_blocked(self, connection: NativeConnection) -> None:
+    def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
 
     def deliver(self, connection_id: int, frames: bytes) -> None:
@@ -260,7 +260,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         buffer.start = frame.start - wire.FRAME_HEADER_BYTES
         self._server.buffers.lend(buffer)
         self._blocked = True
-        self._server.is_blocked(self)
+        self._server.block(self)
         self._set_reading(False)
         self._server.schedule_turn()
 

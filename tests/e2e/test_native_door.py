@@ -173,7 +173,7 @@ def test_more_connections_than_allowed_are_refused_clearly(broker: Any) -> None:
     for peer in peers:
         peer.shake()
     with RawPeer(process.port) as refused:
-        assert refused.error().code == 1210
+        assert refused.error().code == 1112
     for peer in peers:
         peer.socket.close()
 

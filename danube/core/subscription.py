@@ -76,8 +76,6 @@ class Subscription:
         self._trim_at_ns = 0
         self._counters = dict.fromkeys(_COUNTED, 0)
 
-    # -- what stands where -------------------------------------------------------------------------
-
     @property
     def failure(self) -> FailurePolicy:
         return self._failures.policy
@@ -120,8 +118,6 @@ class Subscription:
         window = self._window
         return min(self.max_unacked - window.outstanding, self._span_max - (window.next - window.floor))
 
-    # -- consumers ---------------------------------------------------------------------------------
-
     def join(self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int) -> JoinResult:
         """Connect a consumer, without credit.  One of the same name is displaced and gives back its records.
 
@@ -161,8 +157,6 @@ class Subscription:
         """Pause a consumer or let it go on, its credit as it is."""
         self._consumers.set_ready(consumer_id, ready)
         self._window.freed = True
-
-    # -- grants ------------------------------------------------------------------------------------
 
     def grant(
         self,
@@ -280,8 +274,6 @@ class Subscription:
         grants = grants_of(offsets, seats, before, self._consumers.by_seat)
         self._consumers.exhausted(np.unique(seats).tolist())
         return grants
-
-    # -- redelivery --------------------------------------------------------------------------------
 
     def due(self, now_ns: int, limit: int) -> list[Grant]:
         """Grant up to ``limit`` records again whose time has come, in offset order.
@@ -429,8 +421,6 @@ class Subscription:
         self._window.advance()
         self.version += 1
 
-    # -- moving the cursor -------------------------------------------------------------------------
-
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:
         """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten.
 
@@ -472,8 +462,6 @@ class Subscription:
         self._failures.forget_acked()
         self.version += 1
         return settled
-
-    # -- looking at it -----------------------------------------------------------------------------
 
     def cursor_state(self) -> CursorState:
         """What must be kept; at most ACKED_RANGES_STORED_MAX ranges, the lowest."""

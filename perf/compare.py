@@ -381,10 +381,10 @@ def topics(bench: Bench) -> Plan:
 
 
 def consumers(bench: Bench) -> Plan:
-    """A shared subscription with one consumer (floor) and with ``--count`` of them (1,000)."""
+    """Messages one by one to a shared subscription with one consumer (floor) and ``--count`` (1,000)."""
     many = bench.settings.count or max(10, int(1_000 * bench.settings.scale))
-    batch = bench.settings.batch or 1_000
-    count = max(batch, int(2_000_000 * bench.settings.scale) // batch * batch)
+    batch = bench.settings.batch or 1
+    count = max(batch, int(40_000 * batch * bench.settings.scale))
 
     def rate(consumer_count: int) -> float:
         options = bench.options(consumer_count=consumer_count, record_count=count, batch=batch, mode="shared")

@@ -277,7 +277,7 @@ async def many_consumers(options: dict[str, Any]) -> dict[str, Any]:
 
     async def take(consumer: Any) -> None:
         nonlocal records, ended
-        async for batch in consumer.batches(max_records=1_000, max_wait=0.01):
+        async for batch in consumer.batches():
             records += len(batch)
             await batch.ack()
             ended = time.monotonic_ns()

@@ -7,6 +7,7 @@ caught; errors leave as OSError and the caller decides what they mean.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _CREATE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -27,6 +29,10 @@ def open_new(path: Path) -> int:
 
 def open_existing(path: Path, *, writable: bool) -> int:
     return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+
+def open_directory(directory: Path) -> int:
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def close(fd: int) -> None:
@@ -54,6 +60,17 @@ def ftruncate(fd: int, size: int) -> None:
 
 def fdatasync(fd: int) -> None:
     os.fdatasync(fd)
+
+
+def syncfs(fd: int) -> None:
+    """Put everything written to the file system of ``fd`` on disk.
+
+    An error of any of its files since this descriptor was opened, or since the last call on it, is
+    raised once, so the descriptor must be older than the writes.
+    """
+    if _libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def size_of(fd: int) -> int:
@@ -88,7 +105,7 @@ def unlock(fd: int) -> None:
 
 def fsync_directory(directory: Path) -> None:
     """Make creations, renames and removals in ``directory`` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_directory(directory)
     try:
         os.fsync(fd)
     finally:

@@ -13,6 +13,7 @@ import numpy as np
 from danube.broker.chunks import Chunk
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode
+from danube.core.rate import RecordRate
 from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
 from danube.errors import OffsetOutOfRange
@@ -80,6 +81,7 @@ class SubscriptionHost:
         self.links: dict[int, ConsumerLink] = {}
         self.stored_version = -1
         self.deadline_ns: int | None = None
+        self.rate = RecordRate()
 
     def update_ready(self, link: ConsumerLink) -> None:
         """Tell the core whether this consumer can take more bytes now."""
@@ -92,66 +94,103 @@ class SubscriptionHost:
         """Send what may be sent, at most about TURN_BYTES; return whether more could follow."""
         if not self.links:
             return False
+        self.rate.set(self.hosted.policy.max_dispatch_rate)
+        allowed = self.rate.allowed(now_ns)
+        sent = self._dispatch_again(now_ns, allowed)
+        if sent < TURN_BYTES:
+            sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), TURN_BYTES - sent)
+        self.deadline_ns = self.core.tick(now_ns)
+        if self.rate.allowed(now_ns) < 1:
+            next_ns = self.rate.next_ns(now_ns)
+            if next_ns is not None and self._has_more():
+                self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
+        return sent >= TURN_BYTES
+
+    def _has_more(self) -> bool:
+        return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"
+
+    def _dispatch_again(self, now_ns: int, allowed: int) -> int:
+        """Redeliveries whose time has come; return the bytes sent."""
         sent = 0
-        while sent < TURN_BYTES:
-            due = self.core.due(now_ns, DUE_RECORDS_PER_TURN)
+        while sent < TURN_BYTES and allowed > 0:
+            due = self.core.due(now_ns, min(DUE_RECORDS_PER_TURN, allowed))
             if not due:
                 break
+            allowed -= sum(grant.record_count for grant in due)
             sent += sum(self._deliver(grant, None) for grant in due)
+        return sent
+
+    def _dispatch_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+        """Records that were never granted; return the bytes sent."""
         core, hosted = self.core, self.hosted
-        while sent < TURN_BYTES and core.wants_records and core.next < hosted.high_watermark:
+        sent = 0
+        while sent < bytes_max and allowed > 0 and core.wants_records and core.next < hosted.high_watermark:
+            before = core.next
             chunk = self._next_chunk()
             if chunk is None:
+                if core.next == before:
+                    break
                 continue
             hashes = chunk.hashes if core.mode is Mode.KEY_SHARED else None
-            end = min(chunk.next_offset, hosted.high_watermark)
-            before = core.next
+            end = min(chunk.next_offset, hosted.high_watermark, core.next + allowed)
             grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
+            allowed -= sum(grant.record_count for grant in grants)
             sent += sum(self._deliver(grant, chunk) for grant in grants)
             if not grants and core.next == before:
                 break
-        self.deadline_ns = core.tick(now_ns)
-        return sent >= TURN_BYTES
+        return sent
 
     def _next_chunk(self) -> Chunk | None:
         """The chunk at ``core.next``; None after the place moved over expired or damaged records."""
         core = self.core
-        try:
-            chunk = self.hosted.chunk(core.next)
-        except OffsetOutOfRange as error:
-            core.skip_to(int(error.facts["start"]))
+        chunk = self._chunk_at(core.next)
+        if chunk is None:
             return None
         if chunk.first_offset > core.next:
             core.skip_damaged(core.next, chunk.first_offset)
         return chunk if chunk.next_offset > chunk.first_offset else None
+
+    def _chunk_at(self, offset: int) -> Chunk | None:
+        """The chunk at ``offset``; None when retention has removed it, which the core then knows."""
+        try:
+            return self.hosted.chunk(offset)
+        except OffsetOutOfRange as error:
+            self.core.skip_to(int(error.facts["start"]))
+            return None
 
     def _key_of(self, offset: int) -> bytes:
         return self.hosted.chunk(offset).key(offset)
 
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> int:
         link = self.links[grant.consumer_id]
+        self.rate.take(grant.record_count)
         sent = 0
         start = grant.start
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
-                chunk = self.hosted.chunk(start)
+                chunk = self._chunk_at(start)
+                if chunk is None:
+                    break  # expired since it was granted
                 if chunk.first_offset > start:  # damaged since it was granted: never served, counted
                     start = min(chunk.first_offset, grant.end)
                     self.core.skip_damaged(grant.start, start)
                     continue
             end = min(grant.end, chunk.next_offset)
-            if grant.offsets is None:
-                parts, count = chunk.cut(start, end), end - start
-            else:
-                low, high = np.searchsorted(grant.offsets, (start, end))
-                picked = grant.offsets[low:high]
-                parts, count = (chunk.pick(picked), len(picked)) if len(picked) else ([], 0)
-            if parts:
-                sent += link.deliver(parts, count, grant.redelivery_count, chunk)
+            sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
         self.hosted.counters.add_out(grant.record_count, sent, grant.redelivery_count)
         self.update_ready(link)
         return sent
+
+    def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
+        """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""
+        if grant.offsets is None:
+            return link.deliver(chunk.cut(start, end), end - start, grant.redelivery_count, chunk)
+        low, high = np.searchsorted(grant.offsets, (start, end))
+        picked = grant.offsets[low:high]
+        if not len(picked):
+            return 0
+        return link.deliver(chunk.pick(picked), len(picked), grant.redelivery_count, chunk)
 
     def cursor_blob(self) -> bytes:
         state: CursorState = self.core.cursor_state()

@@ -91,6 +91,9 @@ class Housekeeping:
                 count=len(deleted),
                 start=hosted.log.start,
             )
+            for host in hosted.subscriptions.values():
+                if host.core.ack_floor < hosted.log.start:
+                    host.core.skip_to(hosted.log.start)
             self._worker.shard.wake(hosted)
 
     def _sweep_directories(self) -> None:

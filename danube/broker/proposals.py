@@ -50,7 +50,7 @@ class Proposals:
             self._changed.notify()
 
     def _run(self) -> None:
-        with LocalLog(self._directory) as log:
+        with LocalLog(self._directory, create=False) as log:
             while True:
                 with self._changed:
                     while not self._waiting and not self._stopped:

@@ -65,6 +65,7 @@ class Router:
         metadata_changed: Callable[[], None],
         status: Callable[[], dict[str, Any]],
         default_policy: TopicPolicy,
+        default_partitions: int,
         auto_create: bool,
     ) -> None:
         self.remote: RemoteSessions | None = None
@@ -78,6 +79,7 @@ class Router:
         self._metadata_changed = metadata_changed
         self._status = status
         self._default_policy = default_policy
+        self._default_partitions = default_partitions
         self._auto_create = auto_create
 
     # -- frames -----------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class Router:
                 raise
             policy = self._policy_for(request.reliable, request.durability)
             command = CreateTopic(
-                topic=request.topic, partitions=request.partitions, policy=policy,
+                topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
                 created_us=clock.wall_us(), ensure=True,
             )  # fmt: skip
 
@@ -295,6 +297,8 @@ def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
     if unknown:
         raise InvalidArgument(f"policy has unknown fields: {', '.join(sorted(map(str, unknown)))}")
     fields = msgspec.to_builtins(base) | {name: value for name, value in asked.items() if value is not None}
+    if isinstance(asked.get("failure"), dict):
+        fields["failure"] = msgspec.to_builtins(base.failure) | asked["failure"]
     try:
         policy = msgspec.convert(fields, TopicPolicy)
     except msgspec.ValidationError as error:
@@ -339,6 +343,6 @@ def topic_entry(record: TopicRecord) -> dict[str, Any]:
         "durability": record.policy.durability,
         "max_record_bytes": record.policy.max_record_bytes,
         "created_us": record.created_us,
-        "policy": policy | {"failure": msgspec.to_builtins(record.policy.failure)},
+        "policy": policy | {"failure": msgspec.structs.asdict(record.policy.failure)},
         "broker_version": __version__,
     }

@@ -29,6 +29,7 @@ from danube.core.commands import PolicyUpdated, TopicDeleted
 from danube.errors import RingDamaged
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
+from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
@@ -74,13 +75,16 @@ class Worker:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
         self.channel = context.channel()
         # With partitions on disk a missing metadata log is a loss to be seen, not a fresh start.
-        fresh = not (self.data_dir / PARTITIONS_DIRECTORY).exists()
+        partitions = self.data_dir / PARTITIONS_DIRECTORY
+        partitions.mkdir(mode=0o700, exist_ok=True)
+        fresh = next(partitions.iterdir(), None) is None
         self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY, create=fresh)
         self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
-        self.syncer = Syncer(loop.call_soon_threadsafe)
+        descriptors.descriptors_max = descriptors_allowed()
+        self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.shard = Shard(
-            root=self.data_dir / PARTITIONS_DIRECTORY,
+            root=partitions,
             incarnation=context.incarnation,
             find_topic=lambda name: self.router.find_topic(name),
             counters=self.counters,
@@ -100,6 +104,7 @@ class Worker:
             metadata_changed=self.metadata_changed,
             status=self.status,
             default_policy=config.topic_policy(),
+            default_partitions=config.topics.partitions,
             auto_create=config.topics.auto_create,
         )  # fmt: skip
         region = context.region

@@ -48,6 +48,11 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--retention-size", "retention_bytes", type=size, help="Per partition; 0: no bound."),
         click.option("--max-record-size", "max_record_bytes", type=size),
         click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
+        click.option(
+            "--max-dispatch-rate",
+            type=click.IntRange(min=0),
+            help="Records a second per subscription.",
+        ),
         click.option("--ack-timeout", "ack_timeout_ms", type=duration, help="Redeliver after this long."),
         click.option("--max-redelivery-count", type=click.IntRange(min=0), help="Then --poison decides."),
         click.option("--base-redelivery-delay", "base_redelivery_delay_ms", type=duration),

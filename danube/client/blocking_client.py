@@ -193,6 +193,7 @@ class Admin:
         retention_bytes: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
+        max_dispatch_rate: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Make a topic; raise TopicExists when there is one."""
@@ -203,6 +204,7 @@ class Admin:
             retention_bytes=retention_bytes,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
+            max_dispatch_rate=max_dispatch_rate,
             failure=failure,
         )
         return self._run(lambda plans: plans.create_topic(topic, partitions, policy))
@@ -220,6 +222,7 @@ class Admin:
         retention_bytes: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
+        max_dispatch_rate: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Change the given fields of a topic's policy."""
@@ -230,6 +233,7 @@ class Admin:
             retention_bytes=retention_bytes,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
+            max_dispatch_rate=max_dispatch_rate,
             failure=failure,
         )
         return self._run(lambda plans: plans.update_topic(topic, policy))

@@ -202,6 +202,7 @@ class Admin:
         retention_bytes: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
+        max_dispatch_rate: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Make a topic; raise TopicExists when there is one."""
@@ -212,6 +213,7 @@ class Admin:
             retention_bytes=retention_bytes,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
+            max_dispatch_rate=max_dispatch_rate,
             failure=failure,
         )
         return await self._client._live.run(self._plans.create_topic(topic, partitions, policy))
@@ -229,6 +231,7 @@ class Admin:
         retention_bytes: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
+        max_dispatch_rate: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Change the given fields of a topic's policy."""
@@ -239,6 +242,7 @@ class Admin:
             retention_bytes=retention_bytes,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
+            max_dispatch_rate=max_dispatch_rate,
             failure=failure,
         )
         return await self._client._live.run(self._plans.update_topic(topic, policy))

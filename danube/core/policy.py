@@ -77,6 +77,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     retention_bytes: int = 0
     max_record_bytes: int = 1 * MIB
     max_unacked: int = MAX_UNACKED_DEFAULT
+    max_dispatch_rate: int = 0  # records a second to each subscription of a partition; 0: no limit
     failure: FailurePolicy = FailurePolicy()
 
     @property
@@ -97,6 +98,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidArgument(f"max_record_bytes must be 1 .. {RECORD_BYTES_MAX}")
         if not 1 <= self.max_unacked <= MAX_UNACKED_LIMIT:
             raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")
+        if self.max_dispatch_rate < 0:
+            raise InvalidArgument("max_dispatch_rate must not be negative", hint="0 is no limit")
         if self.retention_ms < 0 or self.retention_bytes < 0:
             raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
         self.failure.check()

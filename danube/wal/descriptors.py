@@ -10,6 +10,7 @@ process a newer owner takes the lock over and the older one's next use fails.
 from __future__ import annotations
 
 import errno
+import resource
 import threading
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,16 @@ from typing import Final
 from danube import files
 from danube.errors import AlreadyRunning, StorageFailed
 
-DESCRIPTORS_MAX: Final = 2048
+DESCRIPTORS_MIN: Final = 256
+DESCRIPTORS_DEFAULT: Final = 2_048
+DESCRIPTORS_MAX: Final = 16_384
+
+
+def descriptors_allowed() -> int:
+    """Half of what this process may open; the other half is for connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft // 2
+    return min(max(allowed, DESCRIPTORS_MIN), DESCRIPTORS_MAX)
 
 
 class LogFile:
@@ -42,9 +52,10 @@ class LogFile:
 class Descriptors:
     """All LogFiles of the process that are open, least recently used first.  Safe for threads."""
 
-    def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+    def __init__(self, descriptors_max: int = DESCRIPTORS_DEFAULT) -> None:
         self.descriptors_max = descriptors_max
-        self._open: dict[LogFile, None] = {}
+        self._open: set[LogFile] = set()
+        self._idle: dict[LogFile, None] = {}  # open and not pinned, least recently used first
         self._locked: dict[Path, LogFile] = {}
         self._lock = threading.RLock()
 
@@ -60,7 +71,8 @@ class Descriptors:
             if file.lost and writing:
                 raise StorageFailed("the file was taken over by a newer owner", file=file.path.name)
             if file.fd >= 0:
-                self._open[file] = self._open.pop(file)
+                if not file.pins:
+                    self._idle[file] = self._idle.pop(file)
                 return file.fd
             return self._opened(file, self._retry_when_full(file))  # takes the lock unless it is lost
 
@@ -73,13 +85,19 @@ class Descriptors:
         with self._lock:
             fd = self.fd(file)
             file.pins += 1
+            self._idle.pop(file, None)
             return fd
 
     def unpin(self, file: LogFile) -> None:
         with self._lock:
             file.pins -= 1
-            if file.retired and not file.pins:
+            if file.pins or file.fd < 0:
+                return
+            if file.retired:
                 self._close(file)
+            else:
+                self._idle[file] = None
+                self._evict(self.descriptors_max)
 
     def close(self, file: LogFile) -> None:
         """Give up the lock now, and the descriptor as soon as no job uses it."""
@@ -107,8 +125,10 @@ class Descriptors:
                 raise
         file.fd = fd
         file.retired = False
-        self._open[file] = None
-        self._evict(self.descriptors_max)
+        self._open.add(file)
+        if not file.pins:
+            self._idle[file] = None
+        self._evict(self.descriptors_max, newest=file)
         return fd
 
     def _take_lock(self, file: LogFile, fd: int) -> None:
@@ -133,19 +153,18 @@ class Descriptors:
             if file.fd >= 0:
                 files.unlock(file.fd)
 
-    def _evict(self, keep: int) -> None:
-        if len(self._open) <= keep:
-            return
-        newest = next(reversed(self._open))
-        for file in list(self._open):
-            if len(self._open) <= keep:
+    def _evict(self, keep: int, newest: LogFile | None = None) -> None:
+        """Close idle files, the least recently used first, until ``keep`` are open; never ``newest``."""
+        while len(self._open) > keep and self._idle:
+            file = next(iter(self._idle))
+            if file is newest:
                 return
-            if not file.pins and file is not newest:
-                self._close(file)
+            self._close(file)
 
     def _close(self, file: LogFile) -> None:
         if file.fd >= 0:
-            del self._open[file]
+            self._open.discard(file)
+            self._idle.pop(file, None)
             fd, file.fd = file.fd, -1
             files.close(fd)
 

@@ -3,15 +3,22 @@
 Jobs that are submitted while a group runs form the next group.  Within a group each file is synced
 once, one after another.  The outcomes of a group come back in one call on the loop's thread.  A
 disk is asked for one flush at a time, so a slow one delays the answers and never reorders them.
+A group of many files is synced with one call for the whole file system; where that fails, each file
+is asked, so that the error meets its owner.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+from danube import files
 from danube.errors import ClosedError
+from danube.wal.jobs import SyncJob
+
+TOGETHER_MIN: Final = 32
 
 
 class Job(Protocol):
@@ -27,11 +34,15 @@ _Outcome = tuple[OnDone, Job, Exception | None]
 class Syncer:
     """``call_on_loop`` is the loop's call_soon_threadsafe, or any function with its meaning."""
 
-    def __init__(self, call_on_loop: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, call_on_loop: Callable[[Callable[[], None]], object], directory: Path | None = None
+    ) -> None:
         self._call_on_loop = call_on_loop
         self._ready = threading.Condition()
         self._queue: list[tuple[Job, OnDone]] = []
         self._stopping = False
+        # Opened before anything is written, so that no error of a write goes by unseen.
+        self._file_system = files.open_directory(directory) if directory is not None else -1
         self._thread: threading.Thread | None = None
         self.group_count = 0
         self.job_count = 0
@@ -57,6 +68,9 @@ class Syncer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._file_system >= 0:
+            files.close(self._file_system)
+            self._file_system = -1
 
     def statistics(self) -> dict[str, int]:
         return {"groups": self.group_count, "jobs": self.job_count, "waiting": len(self._queue)}
@@ -75,7 +89,7 @@ class Syncer:
     def _run(self, group: list[tuple[Job, OnDone]]) -> list[_Outcome]:
         self.group_count += 1
         self.job_count += len(group)
-        synced: set[object] = set()
+        synced = self._sync_together(group)
         outcomes: list[_Outcome] = []
         for job, on_done in group:
             try:
@@ -85,6 +99,24 @@ class Syncer:
             else:
                 outcomes.append((on_done, job, None))
         return outcomes
+
+    def _sync_together(self, group: list[tuple[Job, OnDone]]) -> set[object]:
+        """What one call for the file system has synced; empty for a group of few files."""
+        covered: set[object] = set()
+        if self._file_system < 0:
+            return covered
+        for job, _ in group:
+            if isinstance(job, SyncJob):
+                covered.update(file for file, _ in job.pinned)
+                if job.directory is not None:
+                    covered.add(job.directory)
+        if len(covered) < TOGETHER_MIN:
+            return set()
+        try:
+            files.syncfs(self._file_system)
+        except OSError:
+            return set()
+        return covered
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:

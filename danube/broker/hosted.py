@@ -131,6 +131,8 @@ class HostedPartition:
             BatchView(batch, header).check()
         if self.failure is not None:
             raise self.failure
+        if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
+            raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):
             self.counters.add("duplicates")
@@ -245,7 +247,8 @@ class HostedPartition:
             raw = self.log.read(offset, end, READ_CHUNK_BYTES)
             for damage in raw.damage:
                 self._note_damage(int(damage[0]), int(damage[1]))
-            chunk = Chunk(raw.data, raw.first_offset, raw.next_offset)
+            # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
+            chunk = Chunk(raw.data, raw.first_offset if raw.data else raw.next_offset, raw.next_offset)
         self._chunk = chunk
         return chunk
 
@@ -313,15 +316,13 @@ class HostedPartition:
         """Append changed cursors to the cursor file; True when something was written."""
         if self.cursors is None:
             return False
-        changed = False
         for name, host in self.subscriptions.items():
             if host.core.version != host.stored_version:
                 self.cursors.store(name, host.cursor_blob())
                 host.stored_version = host.core.version
-                changed = True
-        if changed:
-            self.cursors.write()
-        return changed
+        written = self.cursors.dirty
+        self.cursors.write()  # also what an earlier call could not write
+        return written
 
     def drop_session(self, session: Session, now_ns: int) -> None:
         """The connection is gone: free its producers and give back what its consumers held."""
@@ -363,6 +364,7 @@ class HostedPartition:
     def adopt(self, opened: OpenedStorage) -> None:
         """Go on with a log that was opened anew after a failure."""
         self.log, self.core = opened
+        self.core.update_policy(self.policy)  # it may have changed while the log was opened
         self.failure = None
         self.hot.clear()
         self._chunk = None

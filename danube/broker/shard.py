@@ -312,6 +312,8 @@ class Shard:
             self._forget(hosted, gone)
             return gone
         self.partitions[hosted.name] = hosted
+        if current != hosted.record:  # its policy was changed meanwhile
+            hosted.update(current)
         if hosted.log is not None and hosted.log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:
             hosted.log.checkpoint(hosted.core.snapshot(hosted.log.synced_end))
         if hosted.log is not None and hosted.log.recovery.damaged:

@@ -8,6 +8,7 @@ opened anew from what is on disk with a new epoch.  The descriptor that failed i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,9 @@ class Storage:
             if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
                 return
+            if log.fenced:
+                self.fence(hosted, StorageFailed("a newer owner has taken the log over"))
+                return
             hosted.core.synced(log.synced_end)
             hosted.counters.add("syncs")
             hosted.complete()
@@ -172,10 +176,17 @@ class Storage:
     def _reopened(self, hosted: HostedPartition, done: Any) -> None:
         error = done.exception()
         if error is not None:
+            if not isinstance(error, DanubeError | OSError):
+                raise error
             _log.warning("reopen failed", partition=hosted.name, error=str(error))
             self._schedule_reopen(hosted)
             return
         opened: OpenedStorage = done.result()
+        if hosted.deleted:
+            opened.log.abandon()
+            if hosted.directory is not None:  # opening may have made it again
+                self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+            return
         if opened.core.log_end < hosted.high_watermark:
             # Acknowledged records are not readable any more: a human must look, nothing is hidden.
             _log.error(

@@ -1,0 +1,303 @@
+"""The broker's parts without sockets and processes: recorded sessions, steps instead of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from danube.broker.api import Session
+from danube.broker.consumers import SubscriptionHost
+from danube.broker.hosted import HostedPartition
+from danube.broker.router import RoutedSession
+from danube.broker.shard import Shard
+from danube.core import wire
+from danube.core.batch import read_header
+from danube.core.columns import BatchView, encode
+from danube.core.commands import TopicRecord
+from danube.core.grants import DeadLetter
+from danube.core.policy import FailurePolicy, TopicPolicy
+from danube.core.wire import Frame, FrameDecoder, Kind
+from danube.errors import DanubeError, TopicNotFound
+from danube.wal.log import LogOptions
+from danube.wal.syncer import Syncer
+
+TOPIC = "/default/orders"
+CREDIT = 1 << 20
+QUICK = FailurePolicy(base_redelivery_delay_ms=0, max_redelivery_count=0, ack_timeout_ms=60_000)
+
+
+class Received(NamedTuple):
+    """One frame that a session was sent, its body decoded as far as tests ask."""
+
+    kind: int
+    correlation: int
+    handle: int
+    flags: int
+    body: bytes
+
+    @property
+    def error(self) -> DanubeError:
+        assert self.kind == Kind.ERROR, Kind(self.kind).name
+        return wire.decode_error(self.body)
+
+    @property
+    def records(self) -> list[tuple[int, bytes]]:
+        """``(offset, payload)`` of every record of a DELIVER frame."""
+        assert self.kind == Kind.DELIVER, Kind(self.kind).name
+        found = records_in(self.body[wire.DELIVERY_BYTES :])
+        assert len(found) == wire.decode_delivery(self.body).record_count, "the head tells the count"
+        return found
+
+
+def records_in(data: bytes | memoryview) -> list[tuple[int, bytes]]:
+    """``(offset, payload)`` of every record of batches, selections included."""
+    records: list[tuple[int, bytes]] = []
+    data, position = bytes(data), 0
+    while position < len(data):
+        view = BatchView(data, position=position)
+        records += zip(view.offsets.tolist(), view.payloads(), strict=True)
+        position += view.header.size
+    return records
+
+
+def frames_in(data: bytes) -> list[Received]:
+    return [
+        Received(frame.kind, frame.correlation, frame.handle, frame.flags, data[frame.start : frame.end])
+        for frame in FrameDecoder().frames(data, 0, len(data))
+    ]
+
+
+class RecordingSession(RoutedSession):
+    """A connection that keeps what it is sent."""
+
+    def __init__(self, connection_id: int = 1) -> None:
+        super().__init__(connection_id)
+        self._sent: list[bytes] = []
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        self._sent.append(b"".join(parts))
+
+    def take(self, kind: int | None = None) -> list[Received]:
+        """What came since the last call; with ``kind`` only that (the rest is dropped)."""
+        sent, self._sent = self._sent, []
+        frames = [frame for data in sent for frame in frames_in(data)]
+        return frames if kind is None else [frame for frame in frames if frame.kind == kind]
+
+    def only(self, kind: int) -> Received:
+        frames = self.take()
+        assert [frame.kind for frame in frames] == [kind], [Kind(frame.kind).name for frame in frames]
+        return frames[0]
+
+    def records(self) -> list[tuple[int, bytes]]:
+        return [record for frame in self.take(Kind.DELIVER) for record in frame.records]
+
+
+class CountingCounters:
+    """TrafficCounters in a dict."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> int:
+        return self.values.get(name, 0)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self.values[name] = self[name] + amount
+
+    def add_in(self, records: int, size_bytes: int) -> None:
+        self.add("records_in", records)
+
+    def add_out(self, records: int, size_bytes: int, redelivery_count: int) -> None:
+        self.add("records_out", records)
+
+
+class SteppedSyncer:
+    """A syncer whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Any, Callable[[Any, Exception | None], None]]] = []
+
+    def submit(self, job: Any, on_done: Callable[[Any, Exception | None], None]) -> None:
+        self.jobs.append((job, on_done))
+
+    def step(self, error: Exception | None = None) -> int:
+        """Run everything that was submitted (or let it fail); return how many jobs that was."""
+        jobs, self.jobs = self.jobs, []
+        for job, on_done in jobs:
+            found = error
+            if found is None:
+                try:
+                    job.run(set())
+                except Exception as failure:
+                    found = failure
+            on_done(job, found)
+        return len(jobs)
+
+
+class SteppedExecutor(Executor):
+    """Runs at once, or, while ``held``, at ``step``."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self.held:
+            self.waiting.append(run)
+        else:
+            run()
+        return future
+
+    def step(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for run in waiting:
+            run()
+
+
+class Bench:
+    """One shard with everything around it in the test's hands."""
+
+    def __init__(self, root: Path, **policy: Any) -> None:
+        self.topics: dict[str, TopicRecord] = {}
+        self.counters = CountingCounters()
+        self.syncer, self.sealer, self.executor = SteppedSyncer(), SteppedSyncer(), SteppedExecutor()
+        self.later: list[tuple[float, Callable[..., object], tuple[Any, ...]]] = []
+        self.letters: list[tuple[SubscriptionHost, DeadLetter]] = []
+        self.turns_wanted = 0
+        self.correlation = 100
+        self.record = self.add_topic(TOPIC, **policy)
+        self.shard = Shard(
+            root=root,
+            incarnation=1,
+            find_topic=self.find_topic,
+            counters=self.counters,
+            log_options=LogOptions(segment_bytes=4096, preallocate_first=4096, preallocate_step_max=8192),
+            syncer=cast(Syncer, self.syncer),
+            sealer=cast(Syncer, self.sealer),
+            executor=self.executor,
+            call_on_loop=lambda function, *args: function(*args),
+            call_later=lambda delay_s, function, *args: self.later.append((delay_s, function, args)),
+            schedule_turn=self._wanted,
+            take_dead_letters=lambda host, letters: self.letters.extend((host, each) for each in letters),
+        )
+
+    def _wanted(self) -> None:
+        self.turns_wanted += 1
+
+    def add_topic(self, topic: str, topic_id: int = 0, **policy: Any) -> TopicRecord:
+        record = TopicRecord(topic, topic_id or len(self.topics) + 1, 0, TopicPolicy(**policy), 0)
+        self.topics[topic] = record
+        return record
+
+    def find_topic(self, name: str) -> tuple[TopicRecord, int]:
+        try:
+            return self.topics[name], 0
+        except KeyError:
+            raise TopicNotFound(f"topic {name} does not exist") from None
+
+    @property
+    def hosted(self) -> HostedPartition:
+        return self.shard.partitions[TOPIC]
+
+    def turn(self) -> None:
+        self.shard.turn()
+
+    def stored(self) -> list[tuple[int, bytes]]:
+        """All records of the topic that are acknowledged, from the disk."""
+        log, end = self.hosted.log, self.hosted.high_watermark
+        assert log is not None
+        records: list[tuple[int, bytes]] = []
+        offset = log.start
+        while offset < end:
+            chunk = log.read(offset, end)
+            records += records_in(chunk.data)
+            offset = chunk.next_offset
+        return records
+
+    def run_later(self) -> list[float]:
+        """Carry out what was put off; return the delays in seconds."""
+        later, self.later = self.later, []
+        for _, function, args in later:
+            function(*args)
+        return [delay_s for delay_s, _, _ in later]
+
+    # -- what a client does -----------------------------------------------------------------------
+
+    def frame(self, session: Session, raw: bytes) -> None:
+        buffer = memoryview(bytearray(raw))
+        for frame in FrameDecoder().frames(buffer, 0, len(buffer)):
+            self.shard.on_frame(session, frame, buffer)
+
+    def ask(self, session: Session, kind: int, body: Any = None, handle: int = 0) -> int:
+        self.correlation += 1
+        self.frame(session, wire.control_frame(kind, body, self.correlation, handle))
+        return self.correlation
+
+    def open_producer(
+        self, session: RecordingSession, handle: int = 1, name: str = "p"
+    ) -> wire.ProducerOpened:
+        self.ask(session, Kind.OPEN_PRODUCER, wire.OpenProducer(TOPIC, name), handle)
+        return wire.decode_control(session.only(Kind.PRODUCER_OPENED).body, wire.ProducerOpened)
+
+    def publish(self, session: Session, batch: bytes, handle: int = 1) -> int:
+        self.correlation += 1
+        self.frame(session, wire.frame_header(Kind.PUBLISH, len(batch), self.correlation, handle) + batch)
+        return self.correlation
+
+    def subscribe(
+        self, session: RecordingSession, handle: int = 2, name: str = "s", **fields: Any
+    ) -> wire.Subscribed:
+        """Subscribe and let the cursor reach the disk."""
+        fields = {"consumer": f"c{handle}", "credit_records": 1000, "credit_bytes": CREDIT, **fields}
+        self.ask(session, Kind.SUBSCRIBE, wire.Subscribe(TOPIC, name, **fields), handle)
+        self.syncer.step()
+        return wire.decode_control(session.only(Kind.SUBSCRIBED).body, wire.Subscribed)
+
+    def ack(self, session: Session, start: int, end: int, handle: int = 2) -> None:
+        ranges = start.to_bytes(8, "little") + end.to_bytes(8, "little")
+        self.frame(session, wire.ack_frame(handle, ranges))
+
+    def nack(self, session: Session, start: int, end: int, handle: int = 2) -> None:
+        self.ask(session, Kind.NACK, wire.Nack([(start, end)], 0, "bad"), handle)
+
+    def admin(self, session: RecordingSession, op: str, **args: Any) -> Received:
+        self.ask(session, Kind.ADMIN, wire.Admin(op, TOPIC, args))
+        self.syncer.step()
+        frames = session.take()
+        assert len(frames) == 1, frames
+        return frames[0]
+
+
+def batch(*payloads: bytes, **fields: Any) -> bytes:
+    """An unstamped batch as a client sends it."""
+    return encode(list(payloads), publish_time_us=0, **fields).to_bytes()
+
+
+def numbered(count: int, start: int = 0, **fields: Any) -> bytes:
+    """One batch with the payloads ``b"start"``, ``b"start+1"`` .."""
+    return batch(*(b"%d" % number for number in range(start, start + count)), **fields)
+
+
+def expected(start: int, end: int) -> list[tuple[int, bytes]]:
+    """The records of ``numbered`` batches that begin at offset 0."""
+    return [(number, b"%d" % number) for number in range(start, end)]
+
+
+def size_of(data: bytes) -> int:
+    return read_header(data).size
+
+
+__all__ = [
+    "CREDIT", "QUICK", "TOPIC", "Bench", "CountingCounters", "Frame", "Received", "RecordingSession",
+    "SteppedExecutor", "SteppedSyncer", "batch", "expected", "frames_in", "numbered", "records_in", "size_of",
+]  # fmt: skip

@@ -1,0 +1,371 @@
+"""Durability at run time: fencing, opening the log anew, back-off, rolling and cursors, step by step."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from danube.broker import opening, storage
+from danube.broker.shard import REOPENS_PER_INCARNATION
+from danube.core import wire
+from danube.core.wire import FrameFlag, Kind
+from danube.errors import InvariantBroken, StorageFailed
+from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
+from tests.unit.failing_files import FailingFiles
+
+
+@pytest.fixture
+def session() -> RecordingSession:
+    return RecordingSession()
+
+
+@pytest.fixture
+def fsync(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, durability="fsync")
+    yield bench
+    bench.shard.close()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.shard.close()
+
+
+def acknowledged(session: RecordingSession) -> list[int]:
+    return [wire.decode_published(frame.body).base_offset for frame in session.take(Kind.PUBLISHED)]
+
+
+EIO = OSError(errno.EIO, "input/output error")
+
+
+def test_a_failed_sync_fails_what_waits_and_keeps_what_was_acknowledged(
+    fsync: Bench, session: RecordingSession
+) -> None:
+    opened = fsync.open_producer(session)
+    fields = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    fsync.publish(session, numbered(2, base_sequence=0, **fields))
+    fsync.turn()
+    fsync.syncer.step()
+    assert acknowledged(session) == [0]
+    lost = fsync.publish(session, numbered(2, 2, base_sequence=2, **fields))
+    fsync.turn()
+    fsync.syncer.step(EIO)
+    frame = session.only(Kind.ERROR)
+    assert frame.correlation == lost and isinstance(frame.error, StorageFailed)
+
+    hosted = fsync.hosted
+    before, epoch = hosted.log, hosted.core.epoch
+    refused = fsync.publish(session, numbered(2, 2, base_sequence=2, **fields))
+    frame = session.only(Kind.ERROR)
+    assert frame.correlation == refused and isinstance(frame.error, StorageFailed)
+    assert "cannot be written" in hosted.statistics()["state"]
+
+    assert fsync.run_later() == [storage.REOPEN_DELAY_FIRST_NS / 1e9]
+    assert hosted.log is not before and hosted.failure is None and hosted.statistics()["state"] == "open"
+    assert hosted.core.epoch == epoch + 1
+    assert hosted.high_watermark == 2, "cut where the disk is known to be good"
+    again = fsync.publish(session, numbered(2, 2, base_sequence=2, **fields))
+    fsync.turn()
+    fsync.syncer.step()
+    frame = session.only(Kind.PUBLISHED)
+    assert (frame.correlation, frame.flags) == (again, 0)
+    assert wire.decode_published(frame.body)[:2] == (2, epoch + 1)
+    assert fsync.stored() == expected(0, 4)
+
+
+def test_written_records_survive_a_failed_sync(written: Bench, session: RecordingSession) -> None:
+    written.open_producer(session)
+    written.subscribe(session)
+    for number in range(3):
+        written.publish(session, numbered(1, number))
+        written.turn()
+    assert len(session.take(Kind.PUBLISHED)) == 3
+    written.shard.storage.sync_written()
+    written.syncer.step(EIO)
+    assert written.hosted.failure is not None
+    written.run_later()
+    assert written.hosted.high_watermark == 3 and written.stored() == expected(0, 3)
+    assert written.turns_wanted, "deliveries go on by themselves"
+    written.publish(session, numbered(1, 3))
+    written.turn()
+    assert written.stored() == expected(0, 4)
+    assert [record for frame in session.take() if frame.kind == Kind.DELIVER for record in frame.records] == (
+        expected(3, 4)
+    )
+
+
+def test_a_failed_write_fences_and_the_resend_is_stored_once(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = written.open_producer(session)
+    fields = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    written.publish(session, numbered(1, base_sequence=0, **fields))
+    written.turn()
+    session.take()
+    disk = FailingFiles(monkeypatch, ("pwritev",))
+    disk.arm(0, errno.EIO)
+    for number in (1, 2):
+        written.publish(session, numbered(1, number, base_sequence=number, **fields))
+    written.turn()
+    assert [type(frame.error) for frame in session.take()] == [StorageFailed] * 2
+    assert (written.hosted.core.log_end, written.hosted.high_watermark) == (1, 1)
+    disk.disarm()
+    written.run_later()
+    for number in (1, 2):
+        written.publish(session, numbered(1, number, base_sequence=number, **fields))
+    written.turn()
+    assert acknowledged(session) == [1, 2] and written.stored() == expected(0, 3)
+
+
+def test_a_failed_reopen_is_tried_again_ever_more_slowly(
+    fsync: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync.open_producer(session)
+    fsync.publish(session, numbered(1))
+    fsync.turn()
+
+    def refuse(*args: Any) -> Any:
+        raise StorageFailed("the disk does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("danube.broker.shard.open_log", refuse)
+        fsync.syncer.step(EIO)
+        delays = [delay_s for _ in range(7) for delay_s in fsync.run_later()]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert fsync.hosted.failure is not None
+    fsync.run_later()
+    assert fsync.hosted.failure is None and fsync.hosted.reopen_delay_ns == 0 and fsync.later == []
+
+
+def test_a_log_that_lost_acknowledged_records_is_never_taken(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.open_producer(session)
+    written.publish(session, numbered(3))
+    written.turn()
+    session.take()
+    real = opening.open_log
+
+    def shorter(*args: Any) -> opening.OpenedStorage:
+        return real(*args[:-1], 0)
+
+    written.shard.storage.sync_written()
+    directory = written.hosted.directory
+    assert directory is not None
+    kept = {path: path.read_bytes() for path in directory.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr("danube.broker.shard.open_log", shorter)
+        written.syncer.step(EIO)
+        written.run_later()
+    assert written.hosted.high_watermark == 3, "the high watermark never goes back"
+    assert isinstance(written.hosted.failure, StorageFailed) and len(written.later) == 1
+    for path, content in kept.items():  # the disk came back
+        path.write_bytes(content)
+
+
+def test_a_policy_changed_while_the_log_reopens_is_the_one_in_force(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    written.publish(session, numbered(1))
+    written.turn()
+    session.take()
+    written.shard.storage.sync_written()
+    written.syncer.step(EIO)
+    reopen = written.shard.storage._reopen
+    policy = msgspec.structs.replace(written.record.policy, durability="fsync")
+
+    def changed_meanwhile(*args: Any) -> Any:
+        outcome = reopen(*args)
+        written.shard.update_policy(msgspec.structs.replace(written.record, policy=policy))
+        return outcome
+
+    written.shard.storage._reopen = changed_meanwhile
+    written.run_later()
+    assert written.hosted.failure is None
+    written.publish(session, numbered(1, 1))
+    written.turn()
+    assert session.take() == [], "an answer at level fsync waits for the disk"
+    written.syncer.step()
+    frame = session.only(Kind.PUBLISHED)
+    assert wire.decode_published(frame.body).base_offset == 1
+
+
+def test_a_topic_deleted_while_its_log_reopens_leaves_nothing(
+    tmp_path: Path, session: RecordingSession
+) -> None:
+    bench = Bench(tmp_path, durability="fsync")
+    bench.open_producer(session)
+    bench.publish(session, numbered(1))
+    bench.turn()
+    bench.syncer.step(EIO)
+    hosted = bench.hosted
+    bench.executor.held = True
+    bench.run_later()
+    (reopen,) = bench.executor.waiting
+    bench.executor.waiting = []
+    bench.executor.held = False
+    bench.shard.delete_topic(bench.topics.pop(TOPIC))
+    before = hosted.log
+    reopen()
+    assert hosted.log is before and bench.later == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_topic_deleted_before_its_log_reopens_is_left_alone(
+    tmp_path: Path, session: RecordingSession
+) -> None:
+    bench = Bench(tmp_path, durability="fsync")
+    bench.open_producer(session)
+    bench.publish(session, numbered(1))
+    bench.turn()
+    bench.syncer.step(EIO)
+    bench.shard.delete_topic(bench.topics.pop(TOPIC))
+    bench.run_later()
+    assert list(tmp_path.iterdir()) == [] and bench.later == []
+
+
+def test_epochs_that_run_out_end_the_worker(fsync: Bench, session: RecordingSession) -> None:
+    fsync.open_producer(session)
+    fsync.publish(session, numbered(1))
+    fsync.turn()
+    fsync.syncer.step(EIO)
+    fsync.hosted.core.epoch = 2 * REOPENS_PER_INCARNATION - 1
+    with pytest.raises(InvariantBroken, match="too often"):
+        fsync.run_later()
+
+
+def test_a_newer_owner_fences_publishes_without_losing_their_answers(
+    fsync: Bench, session: RecordingSession
+) -> None:
+    fsync.open_producer(session)
+    waiting = fsync.publish(session, numbered(1))
+    fsync.turn()
+    log = fsync.hosted.log
+    assert log is not None and log._writer is not None
+    log._writer.segment.file.lost = True  # what a lock that was taken leaves
+    fsync.syncer.step()
+    frame = session.only(Kind.ERROR)
+    assert frame.correlation == waiting and isinstance(frame.error, StorageFailed)
+    assert fsync.hosted.failure is not None and len(fsync.later) == 1
+
+
+def test_a_log_that_is_fenced_takes_no_offset_from_the_partition(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    written.publish(session, numbered(1))
+    written.turn()
+    session.take()
+    log = written.hosted.log
+    assert log is not None
+    log._failure = StorageFailed("found by a job that is not back yet")
+    written.publish(session, numbered(1, 1))
+    assert isinstance(session.only(Kind.ERROR).error, StorageFailed)
+    assert written.hosted.core.log_end == 1 and not written.hosted.waiting
+
+
+def test_the_background_sync_waits_for_the_one_that_runs(written: Bench, session: RecordingSession) -> None:
+    written.open_producer(session)
+    for number in range(2):
+        written.publish(session, numbered(1, number))
+        written.turn()
+        written.shard.storage.sync_written()
+    assert len(written.syncer.jobs) == 1
+    written.syncer.step()
+    assert written.hosted.core.synced_end == 1
+    written.shard.storage.sync_written()
+    written.syncer.step()
+    assert written.hosted.core.synced_end == 2
+    written.shard.storage.sync_written()
+    assert written.syncer.jobs == []
+
+
+def test_full_segments_are_sealed_aside_and_a_failed_seal_fences(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    while not written.sealer.jobs:
+        written.publish(session, numbered(50, written.hosted.core.log_end))
+        written.turn()
+    written.sealer.step()
+    log = written.hosted.log
+    assert log is not None and log.statistics()["sealed_segments"] == 1
+    while not written.sealer.jobs:
+        written.publish(session, numbered(50, written.hosted.core.log_end))
+        written.turn()
+    end = written.hosted.high_watermark
+    written.sealer.step(EIO)
+    assert written.hosted.failure is not None
+    written.run_later()
+    assert written.hosted.failure is None and written.hosted.high_watermark == end
+
+
+# -- cursors --------------------------------------------------------------------------------------
+
+
+def test_a_synced_ack_is_answered_when_the_cursor_is_on_the_disk(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    written.subscribe(session)
+    written.publish(session, numbered(2))
+    written.turn()
+    session.take()
+    written.frame(session, wire.ack_frame(2, bytes(8) + (2).to_bytes(8, "little"), 77, FrameFlag.SYNC))
+    assert session.take() == []
+    written.syncer.step()
+    assert session.only(Kind.RESULT).correlation == 77
+
+
+def test_cursors_that_a_full_disk_refused_are_written_when_there_is_room(
+    tmp_path: Path, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.open_producer(session)
+    bench.subscribe(session, consumer="c")
+    bench.publish(session, numbered(4))
+    bench.turn()
+    session.take()
+    bench.ack(session, 0, 3)
+    bench.turn()
+    disk = FailingFiles(monkeypatch)
+    disk.arm(0, errno.ENOSPC, lasting=True)
+    bench.shard.store_cursors()
+    assert bench.counters["storage_errors"] == 1
+    disk.disarm()
+    bench.shard.store_cursors()  # nothing was acked since
+    bench.shard.storage.sync_cursors()
+    assert bench.syncer.step() == 1
+    other = Bench(tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    directory = bench.hosted.directory
+    assert directory is not None
+    copied = tmp_path / "copy" / directory.name
+    copied.mkdir()
+    for path in directory.iterdir():
+        (copied / path.name).write_bytes(path.read_bytes())
+    assert other.subscribe(RecordingSession(2), consumer="c").ack_floor == 3
+    bench.shard.close()
+    other.shard.close()
+
+
+def test_a_failed_cursor_sync_is_done_again(written: Bench, session: RecordingSession) -> None:
+    written.open_producer(session)
+    written.subscribe(session)
+    written.publish(session, numbered(2))
+    written.turn()
+    written.ack(session, 0, 1)
+    written.turn()
+    written.shard.store_cursors()
+    written.shard.storage.sync_cursors()
+    written.syncer.step(EIO)
+    assert written.counters["storage_errors"] == 1
+    written.shard.storage.sync_cursors()
+    assert written.syncer.step() == 1

@@ -40,7 +40,7 @@ async def take(client: Any, topic: str, count: int, subscription: str, **options
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared", "failover", "key_shared"])
-def test_consumers_that_vanish_all_the_time_lose_nothing(broker: Any, mode: str, source: random.Random) -> None:
+def test_consumers_that_vanish_lose_nothing(broker: Any, mode: str, source: random.Random) -> None:
     process = broker(workers=2)
     count = 2_000
     keys = [f"k{index % 16}" for index in range(count)]
@@ -53,7 +53,7 @@ def test_consumers_that_vanish_all_the_time_lose_nothing(broker: Any, mode: str,
         async with danube.connect(process.address, reconnect_timeout=10) as client:
             try:
                 async with client.consumer(
-                    "/default/h3", subscription="s", mode=mode, start="earliest", name=f"c{number}", failure=FAST
+                    "/default/h3", "s", mode, start="earliest", name=f"c{number}", failure=FAST
                 ) as consumer:
                     limit = source.randrange(20, 200)
                     async with asyncio.timeout(1.5):
@@ -92,7 +92,7 @@ def test_acks_that_are_late_double_unknown_or_of_another_change_nothing(broker: 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
             await publish(client, "/default/h1", [b"%d" % index for index in range(10)])
-            first = client.consumer("/default/h1", subscription="s", mode="shared", start="earliest", name="a")
+            first = client.consumer("/default/h1", subscription="s", start="earliest", name="a")
             async with first as one:
                 held = []
                 async with asyncio.timeout(10):
@@ -102,7 +102,7 @@ def test_acks_that_are_late_double_unknown_or_of_another_change_nothing(broker: 
                             break
                 with RawPeer(process.port) as stranger:
                     stranger.shake()
-                    body = Subscribe("/default/h1", "s", "stranger", "shared", credit_records=10, credit_bytes=10_000)
+                    body = Subscribe("/default/h1", "s", "stranger", credit_records=10, credit_bytes=10_000)
                     stranger.send(wire.control_frame(Kind.SUBSCRIBE, body, 1, 1))
                     assert stranger.frame()[0] == Kind.SUBSCRIBED  # type: ignore[index]
                     ranges = b"".join(

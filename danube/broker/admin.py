@@ -49,7 +49,10 @@ def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns
 
 def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
     host = hosted.subscription(_name(args))
-    offset = start_offset(hosted, str(args.get("kind", "")), int(args.get("value", 0)))
+    value = args.get("value", 0)
+    if not isinstance(value, int):
+        raise InvalidArgument("the place to seek to is not a number", why=f"value={value!r:.80}")
+    offset = start_offset(hosted, str(args.get("kind", "")), value)
     host.core.seek(offset, hosted.high_watermark, now_ns)
     return {"offset": offset, "lag": hosted.high_watermark - offset}
 

@@ -93,6 +93,7 @@ class SubscriptionHost:
     def dispatch(self, now_ns: int) -> bool:
         """Send what may be sent, at most about TURN_BYTES; return whether more could follow."""
         if not self.links:
+            self.deadline_ns = self.core.tick(now_ns)  # dead letters wait for no consumer
             return False
         self.rate.set(self.hosted.policy.max_dispatch_rate)
         allowed = self.rate.allowed(now_ns)
@@ -159,7 +160,12 @@ class SubscriptionHost:
             return None
 
     def _key_of(self, offset: int) -> bytes:
-        return self.hosted.chunk(offset).key(offset)
+        """Key of an unacked record; empty where it expired or was damaged since it was held."""
+        try:
+            chunk = self.hosted.chunk(offset)
+        except OffsetOutOfRange:
+            return b""
+        return chunk.key(offset) if chunk.first_offset <= offset < chunk.next_offset else b""
 
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> int:
         link = self.links[grant.consumer_id]
@@ -169,12 +175,15 @@ class SubscriptionHost:
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
                 chunk = self._chunk_at(start)
-                if chunk is None:
-                    break  # expired since it was granted
-                if chunk.first_offset > start:  # damaged since it was granted: never served, counted
-                    start = min(chunk.first_offset, grant.end)
-                    self.core.skip_damaged(grant.start, start)
+                if chunk is None:  # expired since it was granted: the floor is where the log begins now
+                    start = min(max(self.core.ack_floor, start + 1), grant.end)
                     continue
+                if chunk.first_offset > start:  # damaged since it was granted: never served, counted
+                    hole_start, start = start, min(chunk.first_offset, grant.end)
+                    self.core.skip_damaged(hole_start, start)
+                    continue
+                if chunk.next_offset <= start:
+                    break  # not readable now: it comes again when it was not acked in time
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end

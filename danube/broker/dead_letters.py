@@ -19,8 +19,8 @@ from danube.core.columns import BatchView, encode
 from danube.core.commands import CreateTopic
 from danube.core.policy import TopicPolicy
 from danube.core.wire import FrameDecoder, Kind, OpenProducer
-from danube.errors import Conflict, DanubeError, TopicNotFound
-from danube.limits import ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
+from danube.errors import Conflict, DanubeError, OffsetOutOfRange, TopicNotFound
+from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from danube.broker.worker import Worker
@@ -65,7 +65,7 @@ class DeadLetters(RoutedSession):
         target = self._targets.setdefault(topic, _Target())
         for letter in letters:
             if len(target.waiting) >= WAITING_MAX:
-                host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+                self._failed(host, letter.offset)
             else:
                 target.waiting.append((host, letter))
         if target.open:
@@ -78,11 +78,19 @@ class DeadLetters(RoutedSession):
             host, letter = target.waiting.popleft()
             try:
                 taken = self._publish(target, host, letter)
+            except OffsetOutOfRange as error:
+                host.core.skip_to(int(error.facts["start"]))
+                continue
             except DanubeError as error:
                 _log.warning("dead letter not written", offset=letter.offset, error=str(error))
                 taken = False
             if not taken:
-                host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+                self._failed(host, letter.offset)
+
+    def _failed(self, host: SubscriptionHost, offset: int) -> None:
+        """The record stays; a look at its subscription notes when it is offered again."""
+        host.core.dead_letter_failed(offset, clock.monotonic_ns())
+        self._worker.shard.wake(host.hosted)
 
     def _fail_waiting(self, target: _Target, why: str) -> None:
         """The topic cannot be opened now: every letter is tried again by its subscription's back-off."""
@@ -90,11 +98,13 @@ class DeadLetters(RoutedSession):
         target.open = target.opening = False
         waiting, target.waiting = target.waiting, deque()
         for host, letter in waiting:
-            host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
-            self._worker.shard.wake(host.hosted)
+            self._failed(host, letter.offset)
 
     def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
+        if chunk.first_offset > letter.offset:  # damaged since it was delivered
+            host.core.skip_damaged(letter.offset, chunk.first_offset)
+            return True
         place = chunk.places[chunk.find(letter.offset)]
         original = BatchView(chunk.batch(place))
         index = letter.offset - place.base_offset
@@ -109,10 +119,11 @@ class DeadLetters(RoutedSession):
         ).to_bytes()
         correlation = self._next_correlation()
         frame = wire.frame_header(Kind.PUBLISH, len(batch), correlation, target.handle) + batch
-        if not self._route(frame):
-            return False
-        self._letters[correlation] = _Letter(host, letter.offset)
-        return True
+        self._letters[correlation] = _Letter(host, letter.offset)  # a refusal may come at once
+        if self._route(frame):
+            return True
+        del self._letters[correlation]
+        return False
 
     def _attributes(
         self, host: SubscriptionHost, letter: DeadLetter, original: BatchView, index: int
@@ -127,8 +138,10 @@ class DeadLetters(RoutedSession):
             "x-delivery-attempt": str(letter.deliveries),
             "x-failure-reason": letter.reason,
         }
-        kept = list(original.attributes(index).items())[: ATTRIBUTES_PER_RECORD_MAX - len(added)]
-        return dict(kept) | added
+        kept = dict(list(original.attributes(index).items())[: ATTRIBUTES_PER_RECORD_MAX - len(added)])
+        while kept and _encoded_bytes(kept) + _encoded_bytes(added) > ATTRIBUTE_BYTES_MAX:
+            kept.popitem()
+        return kept | added
 
     # -- the dead letter topic --------------------------------------------------------------------
 
@@ -140,7 +153,10 @@ class DeadLetters(RoutedSession):
         except TopicNotFound:
             policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
             command = CreateTopic(topic=topic, policy=policy, created_us=clock.wall_us(), ensure=True)
-            self._worker.proposals.submit(command, lambda outcome: self._created(topic, target, outcome))
+            try:
+                self._worker.proposals.submit(command, lambda outcome: self._created(topic, target, outcome))
+            except DanubeError as error:
+                self._fail_waiting(target, str(error))
             return
         self._by_handle.pop(target.handle, None)
         target.handle = self._next_correlation()
@@ -190,7 +206,7 @@ class DeadLetters(RoutedSession):
             error = wire.decode_error(frames[frame.start : frame.end])
             _log.warning("dead letter refused", error=str(error))
             if letter is not None:
-                letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+                self._failed(letter.host, letter.offset)
             for known in self._by_handle.values():
                 if known.opening or frame.handle == known.handle:
                     self._fail_waiting(known, str(error))
@@ -200,4 +216,9 @@ class DeadLetters(RoutedSession):
         self._worker.router.worker_restarted(self, worker)
         letters, self._letters = self._letters, {}
         for letter in letters.values():
-            letter.host.core.dead_letter_failed(letter.offset, clock.monotonic_ns())
+            self._failed(letter.host, letter.offset)
+
+
+def _encoded_bytes(attributes: dict[str, str]) -> int:
+    """At least what these take in a batch."""
+    return sum(len(key.encode()) + len(text.encode()) + 8 for key, text in attributes.items())

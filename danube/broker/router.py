@@ -47,6 +47,7 @@ class RoutedSession(Session):
         self.connection_id = connection_id
         self.routes: dict[int, int] = {}  # handle -> worker
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
+        self.known_to: set[int] = set()  # other workers that keep something for this connection
 
 
 class Router:
@@ -99,12 +100,15 @@ class Router:
         if worker is None:
             return True
         if worker == self._worker:
+            if kind in _CLOSES:
+                session.routes.pop(frame.handle, None)
             self._shard.on_frame(session, frame, buffer)
             return True
         if self.remote is None or not self.remote.forward(worker, session.connection_id, frame, buffer):
             return False
         if kind in _REQUESTS:
             session.requests[frame.correlation] = worker
+            session.known_to.add(worker)
         if kind in _CLOSES:
             session.routes.pop(frame.handle, None)
         return True
@@ -171,9 +175,8 @@ class Router:
         """A local connection was closed."""
         self._shard.drop_session(session)
         if self.remote is not None:
-            for worker in set(session.routes.values()) | set(session.requests.values()):
-                if worker != self._worker:
-                    self.remote.notify(worker, RecordKind.SESSION_GONE, session.connection_id)
+            for worker in sorted(session.known_to):
+                self.remote.notify(worker, RecordKind.SESSION_GONE, session.connection_id)
         self._schedule_turn()
 
     # -- topics -----------------------------------------------------------------------------------
@@ -260,7 +263,8 @@ class Router:
             session.send(wire.result_frame(self._status(), correlation))
         elif request.op == "list_topics":
             self._on_metadata()
-            records = self._metadata.state.topics(args.get("namespace"))
+            namespace = args.get("namespace")
+            records = self._metadata.state.topics(None if namespace is None else str(namespace))
             session.send(wire.result_frame([topic_entry(record) for record in records], correlation))
         elif request.op == "topic":
             record = self._topic(str(args.get("topic", "")))
@@ -279,14 +283,27 @@ class Router:
             raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer")
 
     def _create_topic(self, session: RoutedSession, correlation: int, args: dict[str, Any]) -> None:
-        asked = dict(args.get("policy", {}))
-        base = self._policy_for(asked.get("reliable"), asked.get("durability", ""))
+        asked, partitions = args.get("policy", {}), args.get("partitions", 0)
+        reliable, durability = _mode_asked(asked)
+        if not isinstance(partitions, int):
+            raise InvalidArgument("partitions must be a number")
+        base = self._policy_for(reliable, durability)
         policy = policy_from({**asked, "reliable": base.reliable, "durability": base.durability}, base)
         command = CreateTopic(
-            topic=str(args.get("topic", "")), partitions=int(args.get("partitions", 0)), policy=policy,
+            topic=str(args.get("topic", "")), partitions=partitions, policy=policy,
             created_us=clock.wall_us(), ensure=bool(args.get("ensure", False)),
         )  # fmt: skip
         self._propose(session, correlation, command, _entry)
+
+
+def _mode_asked(asked: Any) -> tuple[bool | None, str]:
+    """``reliable`` and ``durability`` of a policy that a client sent; None and "" where not given."""
+    if not isinstance(asked, dict):
+        raise InvalidArgument("policy must be a map")
+    reliable, durability = asked.get("reliable"), asked.get("durability") or ""
+    if not isinstance(reliable, bool | None) or not isinstance(durability, str):
+        raise InvalidArgument("policy cannot be read", why="reliable is a boolean and durability a text")
+    return reliable, durability
 
 
 def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:

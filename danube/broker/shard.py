@@ -156,7 +156,10 @@ class Shard:
         host = link.hosted.subscriptions.get(link.subscription)
         if host is None:
             return
-        ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
+        try:
+            ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
+        except OverflowError:
+            raise InvalidArgument("NACK names offsets that cannot be") from None
         host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
         self.counters.add("nacks")
         self.wake(link.hosted)
@@ -215,8 +218,12 @@ class Shard:
             self.wake(hosted)
             if known or not hosted.reliable:
                 session.send(reply)
-            else:  # the subscription exists once its cursor is on disk
+                return
+            try:  # the subscription exists once its cursor is on disk
                 self.storage.when_cursors_stored(hosted, lambda: self._send_later(session, reply))
+            except DanubeError:
+                hosted.leave(session.consumers.pop(frame.handle), clock.monotonic_ns())
+                raise
 
         self._with_partition(request.partition, session, frame, opened)
 

@@ -12,7 +12,7 @@ from danube.core.grants import JoinResult, Mode
 from danube.core.lossy import LossySubscription
 from danube.core.subscription import Subscription
 from danube.core.wire import Subscribe, Subscribed
-from danube.errors import Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
+from danube.errors import DanubeError, Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
 from danube.ids import check_label
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, MAX_UNACKED_LIMIT, SUBSCRIPTIONS_PER_PARTITION_MAX
 
@@ -102,8 +102,17 @@ def subscribe(
     mode = check_request(request)
     if handle in session.consumers or handle in session.producers or handle == 0:
         raise InvalidArgument(f"handle {handle} is in use on this connection")
+    known = request.subscription in hosted.subscriptions or request.subscription in hosted.lossy
     host = _find_or_make(hosted, request, mode)
-    joined: JoinResult = host.core.join(consumer_id, request.consumer, filters=request.filters, now_ns=now_ns)
+    try:
+        joined: JoinResult = host.core.join(
+            consumer_id, request.consumer, filters=request.filters, now_ns=now_ns
+        )
+    except DanubeError:
+        if not known:
+            hosted.subscriptions.pop(request.subscription, None)
+            hosted.lossy.pop(request.subscription, None)
+        raise
     if joined.displaced is not None:
         _displace(host, joined.displaced)
     link = ConsumerLink(session, handle, consumer_id, request.consumer, hosted, request.subscription)

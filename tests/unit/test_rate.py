@@ -21,7 +21,7 @@ def test_at_most_one_second_is_saved_up() -> None:
     assert rate.allowed(1) == 10
     rate.take(10)
     assert rate.allowed(2) == 0
-    assert rate.allowed(1 + SECOND_NS // 2) == 4
+    assert rate.allowed(1 + SECOND_NS // 2) == 5
     assert rate.allowed(1 + 100 * SECOND_NS) == 10
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -10,13 +10,17 @@ from typing import Any, NamedTuple, cast
 from danube.broker.api import Session
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.hosted import HostedPartition
-from danube.broker.router import RoutedSession
+from danube.broker.proposals import Proposals
+from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
+from danube.cluster.local_log import LocalLog
 from danube.core import wire
 from danube.core.batch import read_header
 from danube.core.columns import BatchView, encode
-from danube.core.commands import TopicRecord
+from danube.core.commands import Command, CreateTopic, TopicRecord
 from danube.core.grants import DeadLetter
+from danube.core.metadata import Metadata
+from danube.core.placement import owner_of
 from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.core.wire import Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, TopicNotFound
@@ -261,7 +265,9 @@ class Bench:
         fields = {"consumer": f"c{handle}", "credit_records": 1000, "credit_bytes": CREDIT, **fields}
         self.ask(session, Kind.SUBSCRIBE, wire.Subscribe(TOPIC, name, **fields), handle)
         self.syncer.step()
-        return wire.decode_control(session.only(Kind.SUBSCRIBED).body, wire.Subscribed)
+        (frame,) = [each for each in session.take() if each.kind != Kind.PUBLISHED]
+        assert frame.kind == Kind.SUBSCRIBED, Kind(frame.kind).name
+        return wire.decode_control(frame.body, wire.Subscribed)
 
     def ack(self, session: Session, start: int, end: int, handle: int = 2) -> None:
         ranges = start.to_bytes(8, "little") + end.to_bytes(8, "little")
@@ -297,7 +303,123 @@ def size_of(data: bytes) -> int:
     return read_header(data).size
 
 
+class SteppedProposals:
+    """Metadata commands that are committed when the test says so."""
+
+    def __init__(self) -> None:
+        self.state = Metadata()
+        self.waiting: list[tuple[Command, Callable[[Any], None]]] = []
+        self.refusal: DanubeError | None = None  # what submit raises
+        self._index = 0
+
+    def submit(self, command: Command, then: Callable[[Any], None]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.waiting.append((command, then))
+
+    def apply(self, command: Command) -> Any:
+        """The topic that the command leaves, None, or the error."""
+        self._index += 1
+        try:
+            self.state.apply(self._index, command)
+        except DanubeError as error:
+            return error
+        return self.state.find_topic(command.topic) if hasattr(command, "topic") else None
+
+    def step(self, error: DanubeError | None = None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for command, then in waiting:
+            then(self.apply(command) if error is None else error)
+
+    def create(self, topic: str, partitions: int = 0, **policy: Any) -> TopicRecord:
+        made = self.apply(
+            CreateTopic(topic=topic, partitions=partitions, policy=TopicPolicy(**policy), created_us=0)
+        )
+        assert isinstance(made, TopicRecord), made
+        return made
+
+
+class RoutedBench(Bench):
+    """A shard behind its router, as worker 0 of ``workers``."""
+
+    def __init__(self, root: Path, workers: int = 1, **options: Any) -> None:
+        super().__init__(root)
+        self.proposals = SteppedProposals()
+        self.metadata_changes = 0
+        self.metadata_reads = 0
+        self.router = Router(
+            0, workers, self.shard, cast(LocalLog, self.proposals), cast(Proposals, self.proposals),
+            schedule_turn=self._wanted,
+            on_metadata=self._read_metadata,
+            metadata_changed=self._changed_metadata,
+            status=lambda: {"version": "test"},
+            default_policy=TopicPolicy(),
+            **{"default_partitions": 0, "auto_create": True, **options},
+        )  # fmt: skip
+        self.shard._find_topic = self.router.find_topic
+
+    def _read_metadata(self) -> None:
+        self.metadata_reads += 1
+
+    def _changed_metadata(self) -> None:
+        self.metadata_changes += 1
+
+    def route(self, session: RoutedSession, raw: bytes) -> bool:
+        buffer = memoryview(bytearray(raw))
+        return all(
+            self.router.route(session, frame, buffer)
+            for frame in FrameDecoder().frames(buffer, 0, len(buffer))
+        )
+
+    def request(self, session: RoutedSession, kind: int, body: Any = None, handle: int = 0) -> int:
+        self.correlation += 1
+        assert self.route(session, wire.control_frame(kind, body, self.correlation, handle))
+        return self.correlation
+
+    def name_owned_by(self, worker: int, workers: int = 2) -> str:
+        """A topic (made here) that this worker owns."""
+        for number in range(64):
+            record = self.proposals.create(f"/default/of-{worker}-{number}")
+            if owner_of(record.topic_id, 0, workers) == worker:
+                return record.topic
+        raise AssertionError("no topic falls to this worker")
+
+
+class FakeChannel:
+    """A ring channel that keeps what is sent; ``room`` False refuses."""
+
+    def __init__(self) -> None:
+        self.room = True
+        self.sent: list[tuple[int, int, bytes]] = []
+
+    def send(self, worker: int, kind: int, parts: Sequence[bytes | memoryview]) -> bool:
+        if self.room:
+            self.sent.append((worker, kind, b"".join(parts)))
+        return self.room
+
+    def take(self) -> list[tuple[int, int, bytes]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
 __all__ = [
-    "CREDIT", "QUICK", "TOPIC", "Bench", "CountingCounters", "Frame", "Received", "RecordingSession",
-    "SteppedExecutor", "SteppedSyncer", "batch", "expected", "frames_in", "numbered", "records_in", "size_of",
+    "CREDIT",
+    "QUICK",
+    "TOPIC",
+    "Bench",
+    "CountingCounters",
+    "FakeChannel",
+    "Frame",
+    "Received",
+    "RecordingSession",
+    "RoutedBench",
+    "SteppedExecutor",
+    "SteppedProposals",
+    "SteppedSyncer",
+    "batch",
+    "expected",
+    "frames_in",
+    "numbered",
+    "records_in",
+    "size_of",
 ]  # fmt: skip

@@ -225,7 +225,7 @@ class HostedPartition:
         waiting.session.send(
             published_frame(
                 waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch,
-                waiting.record_count, self.policy.level, waiting.flags,
+                waiting.record_count, self.core.level, waiting.flags,
             )
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ class Storage:
         log = hosted.log
         if log is None:
             return
-        if hosted.policy.level >= Durability.FSYNC:
+        if hosted.core.level >= Durability.FSYNC:
             self.request_sync(hosted)
         else:
             self._unsynced[hosted] = None
@@ -74,11 +74,19 @@ class Storage:
 
     def request_sync(self, hosted: HostedPartition) -> None:
         """Sync what is written, or note that it must follow the sync that is running."""
+        asked = self._sync_job(hosted)
+        if asked is not None:
+            self._syncer.submit(*asked)
+
+    def _sync_job(
+        self, hosted: HostedPartition
+    ) -> tuple[Any, Callable[[Any, Exception | None], None]] | None:
+        """The job that syncs what is written, and what to do after it; None while one is running."""
         if hosted.sync_running or hosted.failure is not None or hosted.log is None:
-            return
+            return None
         job = hosted.log.sync_job()
         if job is None:
-            return
+            return None
         hosted.sync_running = True
         log: Log = hosted.log
 
@@ -99,20 +107,24 @@ class Storage:
             hosted.core.synced(log.synced_end)
             hosted.counters.add("syncs")
             hosted.complete()
-            if hosted.policy.level >= Durability.FSYNC:
+            if hosted.core.level >= Durability.FSYNC:
                 self.request_sync(hosted)
             self._on_progress(hosted)
 
-        self._syncer.submit(job, done)
+        return job, done
 
     def sync_written(self) -> None:
-        """Background sync of the `written` level; called every sync interval."""
+        """Background sync of the `written` level, all dirty logs as one group; called every interval."""
         due, self._unsynced = self._unsynced, {}
+        asked = []
         for hosted in due:
             if hosted.sync_running:
                 self._unsynced[hosted] = None
             else:
-                self.request_sync(hosted)
+                asked.append(self._sync_job(hosted))
+        jobs = [one for one in asked if one is not None]
+        if jobs:
+            self._syncer.submit_all(jobs)
 
     def roll(self, hosted: HostedPartition) -> None:
         """Seal the full segment (hashing in a thread) and go on in a new one."""
@@ -168,7 +180,7 @@ class Storage:
     def _start_reopen(self, hosted: HostedPartition) -> None:
         if hosted.deleted or hosted.log is None:
             return
-        fsync_level = hosted.policy.level >= Durability.FSYNC
+        fsync_level = hosted.core.level >= Durability.FSYNC
         trusted_end = hosted.log.synced_end if fsync_level else None
         future = self._executor.submit(self._reopen, hosted, trusted_end)
         future.add_done_callback(lambda done: self._call_on_loop(self._reopened, hosted, done))

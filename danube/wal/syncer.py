@@ -54,10 +54,14 @@ class Syncer:
 
     def submit(self, job: Job, on_done: OnDone) -> None:
         """Run ``job`` with the next group; then ``on_done(job, error)`` on the loop's thread."""
+        self.submit_all([(job, on_done)])
+
+    def submit_all(self, jobs: list[tuple[Job, OnDone]]) -> None:
+        """Like submit for each, in one group."""
         with self._ready:
             if self._stopping:
                 raise ClosedError("the syncer was stopped")
-            self._queue.append((job, on_done))
+            self._queue += jobs
             self._ready.notify()
 
     def stop(self) -> None:

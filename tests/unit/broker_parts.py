@@ -126,6 +126,9 @@ class SteppedSyncer:
     def submit(self, job: Any, on_done: Callable[[Any, Exception | None], None]) -> None:
         self.jobs.append((job, on_done))
 
+    def submit_all(self, jobs: list[tuple[Any, Callable[[Any, Exception | None], None]]]) -> None:
+        self.jobs += jobs
+
     def step(self, error: Exception | None = None) -> int:
         """Run everything that was submitted (or let it fail); return how many jobs that was."""
         jobs, self.jobs = self.jobs, []
@@ -310,7 +313,6 @@ class SteppedProposals:
         self.state = Metadata()
         self.waiting: list[tuple[Command, Callable[[Any], None]]] = []
         self.refusal: DanubeError | None = None  # what submit raises
-        self._index = 0
 
     def submit(self, command: Command, then: Callable[[Any], None]) -> None:
         if self.refusal is not None:
@@ -318,13 +320,14 @@ class SteppedProposals:
         self.waiting.append((command, then))
 
     def apply(self, command: Command) -> Any:
-        """The topic that the command leaves, None, or the error."""
-        self._index += 1
+        """The topic that the command changed or found, None, or the error."""
         try:
-            self.state.apply(self._index, command)
+            needed = self.state.check(command)
+            changes = self.state.apply(self.state.version + 1, command) if needed else []
         except DanubeError as error:
             return error
-        return self.state.find_topic(command.topic) if hasattr(command, "topic") else None
+        records = [change.record for change in changes if hasattr(change, "record")]
+        return records[-1] if records else self.state.find_topic(getattr(command, "topic", ""))
 
     def step(self, error: DanubeError | None = None) -> None:
         waiting, self.waiting = self.waiting, []

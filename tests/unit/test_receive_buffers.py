@@ -1,0 +1,298 @@
+"""Receive buffers and the connection that uses them: lent, given back, never shared; a full ring; limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from danube.broker.router import RoutedSession, Router
+from danube.core import wire
+from danube.core.wire import Frame, Kind
+from danube.errors import (
+    DanubeError,
+    Draining,
+    LimitExceeded,
+    OperationTimeout,
+    ProtocolError,
+    UnsupportedVersion,
+)
+from danube.limits import OUTPUT_BUFFER_BYTES_MAX
+from danube.server.native import NativeConnection, NativeServer
+from danube.server.receive_buffers import KEPT_MAX, ReceiveBuffers
+from tests.unit.broker_parts import Received, frames_in
+
+SIZE = 4096
+
+
+def test_a_buffer_given_back_is_used_again() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    first = buffers.take()
+    first.end = 100
+    buffers.give_back(first)
+    again = buffers.take()
+    assert again is first and (again.start, again.end) == (0, 0)
+
+
+def test_a_lent_buffer_is_not_handed_out_before_the_turn_ends() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    lent = buffers.take()
+    buffers.lend(lent)
+    buffers.lend(lent)
+    buffers.give_back(lent)
+    assert buffers.take() is not lent
+    buffers.end_turn()
+    assert buffers.take() is lent
+    assert buffers.take() is not lent, "it is free once, however often it was lent"
+
+
+def test_a_lent_buffer_that_is_still_in_use_stays_with_its_connection() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    lent = buffers.take()
+    lent.start, lent.end = 10, 20
+    buffers.lend(lent)
+    buffers.end_turn()
+    assert (lent.start, lent.end, lent.lent) == (10, 20, False)
+    assert buffers.take() is not lent
+
+
+def test_only_a_few_buffers_of_the_usual_size_are_kept() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    taken = [buffers.take() for _ in range(KEPT_MAX + 5)]
+    large = buffers.take(SIZE + 1)
+    assert len(large) == SIZE + 1
+    for buffer in [large, *taken]:
+        buffers.give_back(buffer)
+    kept = [buffers.take() for _ in range(KEPT_MAX + 5)]
+    assert len(set(map(id, kept)) & set(map(id, taken))) == KEPT_MAX
+    assert large not in kept
+
+
+# -- a connection over a transport that the test holds ---------------------------------------------
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.written = b""
+        self.reading = True
+        self.closed = self.aborted = False
+        self.unsent = 0
+
+    def get_extra_info(self, name: str) -> Any:
+        return None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high < OUTPUT_BUFFER_BYTES_MAX
+
+    def writelines(self, parts: list[bytes | memoryview]) -> None:
+        self.written += b"".join(parts)
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = self.closed = True
+
+
+class FakeRouter:
+    """Takes frames while there is room, and keeps the bytes as they were when they were taken."""
+
+    def __init__(self) -> None:
+        self.room = True
+        self.taken: list[tuple[int, memoryview]] = []
+        self.gone: list[RoutedSession] = []
+        self.restarted: list[int] = []
+
+    def route(self, session: RoutedSession, frame: Frame, view: memoryview) -> bool:
+        if self.room:
+            self.taken.append((frame.correlation, view[frame.start : frame.end]))
+        return self.room
+
+    def session_writable(self, session: RoutedSession) -> None: ...
+
+    def session_gone(self, session: RoutedSession) -> None:
+        self.gone.append(session)
+
+    def answered(self, session: RoutedSession, frames: bytes) -> None: ...
+
+    def worker_restarted(self, session: RoutedSession, worker: int) -> None:
+        self.restarted.append(worker)
+
+
+class Door:
+    def __init__(self, connections_max: int = 10) -> None:
+        self.router = FakeRouter()
+        self.counted: dict[str, int] = {}
+        self.server = NativeServer(
+            0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
+            schedule_turn=lambda: None, count=self._count,
+        )  # fmt: skip
+
+    def _count(self, name: str, amount: int) -> None:
+        self.counted[name] = self.counted.get(name, 0) + amount
+
+    def connect(self, *, shake: bool = True) -> tuple[NativeConnection, FakeTransport]:
+        transport, connection = FakeTransport(), self.server.factory()
+        connection.connection_made(cast(asyncio.BaseTransport, transport))
+        if shake:
+            feed(connection, wire.control_frame(Kind.HELLO, wire.Hello()))
+            assert [frame.kind for frame in self.sent(transport)] == [Kind.WELCOME]
+        return connection, transport
+
+    def sent(self, transport: FakeTransport) -> list[Received]:
+        self.server.flush()
+        written, transport.written = transport.written, b""
+        return frames_in(written)
+
+
+@pytest.fixture
+def run() -> Callable[[Callable[[], Any]], Any]:
+    """Call on a running loop, which the connection asks for the time."""
+
+    async def inside(function: Callable[[], Any]) -> Any:
+        return function()
+
+    return lambda function: asyncio.run(inside(function))
+
+
+def feed(connection: NativeConnection, data: bytes, step: int = 1 << 30) -> None:
+    for start in range(0, len(data), step):
+        piece = data[start : start + step]
+        while piece:
+            buffer = connection.get_buffer(-1)
+            size = min(len(buffer), len(piece))
+            assert size
+            buffer[:size] = piece[:size]
+            connection.buffer_updated(size)
+            piece = piece[size:]
+
+
+def publish(correlation: int, size: int) -> bytes:
+    return wire.frame_header(Kind.PUBLISH, size, correlation, 1) + bytes([correlation]) * size
+
+
+@pytest.mark.parametrize("step", [1, 7, 64, 4096, 1 << 20])
+def test_frames_arrive_whole_however_they_are_cut(run: Any, step: int) -> None:
+    def test() -> None:
+        door = Door()
+        door.server.buffers = ReceiveBuffers(1024)
+        connection, _ = door.connect()
+        feed(connection, b"".join(publish(number, number * 304) for number in range(6)), step)
+        assert [number for number, _ in door.router.taken] == list(range(6))
+        assert all(bytes(body) == bytes([number]) * number * 304 for number, body in door.router.taken)
+        assert connection._buffer is None, "an idle connection holds no buffer"
+
+    run(test)
+
+
+def test_a_full_ring_keeps_the_frame_stops_reading_and_loses_nothing(run: Any) -> None:
+    def test() -> None:
+        door = Door()
+        connection, transport = door.connect()
+        door.router.room = False
+        feed(connection, publish(1, 64) + publish(2, 64) + publish(3, 64)[:40])
+        assert not transport.reading and door.router.taken == []
+        feed(connection, publish(3, 64)[40:])  # what the kernel had handed out already
+        assert door.server.resume_blocked(), "still full"
+        door.server.flush()
+        connection.pause_writing()
+        door.router.room = True
+        assert not door.server.resume_blocked()
+        assert [number for number, _ in door.router.taken] == [1, 2, 3]
+        assert not transport.reading, "the peer takes nothing, so nothing is read from it"
+        connection.resume_writing()
+        assert transport.reading
+
+    run(test)
+
+
+def test_the_handshake_comes_first_in_time_and_in_a_version_both_speak(run: Any) -> None:
+    def refused(raw: bytes) -> type[DanubeError]:
+        door = Door()
+        connection, transport = door.connect(shake=False)
+        feed(connection, raw)
+        (frame,) = door.sent(transport)
+        assert transport.closed and door.router.taken == []
+        return type(frame.error)
+
+    def test() -> None:
+        assert refused(publish(1, 8)) is ProtocolError
+        assert refused(wire.control_frame(Kind.HELLO, wire.Hello(versions=[99]))) is UnsupportedVersion
+        assert refused(b"GET / HTTP/1.1\r\n\r\n") in (ProtocolError, LimitExceeded)
+        assert refused(wire.frame_header(Kind.HELLO, 1 << 20)) is LimitExceeded
+        door = Door()
+        _, transport = door.connect(shake=False)
+        door.connect()
+        door.server.sweep(asyncio.get_running_loop().time() + 6)
+        (frame,) = door.sent(transport)
+        assert type(frame.error) is OperationTimeout and transport.closed
+
+    run(test)
+
+
+def test_connections_are_bounded_and_freed(run: Any) -> None:
+    def test() -> None:
+        door = Door(connections_max=2)
+        first, _ = door.connect()
+        door.connect()
+        _, late = door.connect(shake=False)
+        (frame,) = door.sent(late)
+        assert type(frame.error) is LimitExceeded and late.closed
+        first.connection_lost(None)
+        assert door.router.gone == [first] and first.closed and door.counted["connections"] == 1
+        first.send(b"into the void")
+        door.connect()
+        door.server.worker_restarted(3)
+        assert door.router.restarted == [3, 3]
+
+    run(test)
+
+
+def test_a_client_that_never_reads_is_let_go(run: Any) -> None:
+    def test() -> None:
+        door = Door()
+        connection, transport = door.connect()
+        transport.unsent = OUTPUT_BUFFER_BYTES_MAX + 1
+        connection.send(b"x" * 16)
+        door.server.flush()
+        assert transport.aborted
+
+    run(test)
+
+
+def test_a_stopping_broker_refuses_publishes_and_answers_the_rest(run: Any) -> None:
+    def test() -> None:
+        door = Door()
+        connection, transport = door.connect()
+        door.server.drain()
+        feed(connection, publish(4, 8) + wire.control_frame(Kind.PING, None, 5) + wire.ack_frame(2, b""))
+        frames = door.sent(transport)
+        assert [(frame.kind, frame.correlation) for frame in frames] == [
+            (Kind.ERROR, 0), (Kind.ERROR, 4), (Kind.PONG, 5),
+        ]  # fmt: skip
+        assert all(type(frame.error) is Draining for frame in frames[:2])
+        assert len(door.router.taken) == 1
+        door.server.deliver(connection.connection_id, wire.control_frame(Kind.PONG, None, 6))
+        door.server.deliver(12345, b"for somebody who left")
+        assert [frame.correlation for frame in door.sent(transport)] == [6]
+        door.server.close_all()
+        assert transport.closed
+
+    run(test)

@@ -20,6 +20,7 @@ from danube.errors import (
     Conflict,
     DanubeError,
     InvalidArgument,
+    LimitExceeded,
     OwnerMoved,
     PolicyMismatch,
     ProtocolError,
@@ -27,6 +28,7 @@ from danube.errors import (
     broken,
 )
 from danube.ids import check_topic_name
+from danube.limits import HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
     from danube.broker.shard import Shard
@@ -134,8 +136,26 @@ class Router:
             return None
         else:
             raise ProtocolError(f"frame kind {kind} is not known")
-        session.routes[frame.handle] = worker
+        self._add_route(session, frame.handle, worker)
         return worker
+
+    def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
+        """Remember where a handle lives; those that an error has closed here make room."""
+        routes = session.routes
+        if len(routes) >= HANDLES_PER_CONNECTION_MAX:
+            for known, owner in list(routes.items()):
+                if (
+                    owner == self._worker
+                    and known not in session.producers
+                    and known not in session.consumers
+                ):
+                    del routes[known]
+            if len(routes) >= HANDLES_PER_CONNECTION_MAX:
+                raise LimitExceeded(
+                    f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles",
+                    hint="close producers and consumers that are not used, or connect again",
+                )
+        routes[handle] = worker
 
     def owner(self, name: str) -> int:
         """The worker that owns a partition, by its physical name."""

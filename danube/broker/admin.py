@@ -94,6 +94,9 @@ def _name(args: dict[str, Any]) -> str:
     return name
 
 
+# These are answered when what they changed is on disk.
+CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
+
 _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
     "describe_partition": _describe_partition,
     "list_subscriptions": _list_subscriptions,

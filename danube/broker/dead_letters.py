@@ -158,7 +158,10 @@ class DeadLetters(RoutedSession):
             except DanubeError as error:
                 self._fail_waiting(target, str(error))
             return
-        self._by_handle.pop(target.handle, None)
+        if self._by_handle.pop(target.handle, None) is not None:
+            self._route(
+                wire.control_frame(Kind.CLOSE_PRODUCER, None, self._next_correlation(), target.handle)
+            )
         target.handle = self._next_correlation()
         self._by_handle[target.handle] = target
         body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}")

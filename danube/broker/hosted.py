@@ -81,6 +81,7 @@ class HostedPartition:
         self.failure: DanubeError | None = None  # why publishes are refused, while the log reopens
         self.deleted = False
         self.sync_running = False
+        self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
         self.reopen_delay_ns = 0
         self.damaged: list[tuple[int, int]] = []
         self.records_in = 0

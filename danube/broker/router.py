@@ -47,7 +47,7 @@ class RoutedSession(Session):
     def __init__(self, connection_id: int) -> None:
         super().__init__()
         self.connection_id = connection_id
-        self.routes: dict[int, int] = {}  # handle -> worker
+        self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
         self.known_to: set[int] = set()  # other workers that keep something for this connection
 
@@ -140,21 +140,16 @@ class Router:
         return worker
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
-        """Remember where a handle lives; those that an error has closed here make room."""
+        """Remember a handle that lives at another worker; all others live here."""
         routes = session.routes
+        if worker == self._worker:
+            routes.pop(handle, None)
+            return
         if len(routes) >= HANDLES_PER_CONNECTION_MAX:
-            for known, owner in list(routes.items()):
-                if (
-                    owner == self._worker
-                    and known not in session.producers
-                    and known not in session.consumers
-                ):
-                    del routes[known]
-            if len(routes) >= HANDLES_PER_CONNECTION_MAX:
-                raise LimitExceeded(
-                    f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles",
-                    hint="close producers and consumers that are not used, or connect again",
-                )
+            raise LimitExceeded(
+                f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles",
+                hint="close producers and consumers that are not used, or connect again",
+            )
         routes[handle] = worker
 
     def owner(self, name: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube import clock, telemetry
-from danube.broker.admin import partition_operation
+from danube.broker.admin import CURSOR_OPERATIONS, partition_operation
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition, TrafficCounters
@@ -139,7 +139,7 @@ class Shard:
             self.wake(link.hosted)
         if frame.flags & FrameFlag.SYNC:
             reply = wire.result_frame(None, frame.correlation)
-            self.storage.when_cursors_stored(link.hosted, lambda: self._send_later(session, reply))
+            self._reply_when_stored(link.hosted, session, frame.correlation, reply)
 
     def _on_credit(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         records, size_bytes = wire.decode_credit(buffer[frame.start : frame.end])
@@ -219,13 +219,31 @@ class Shard:
             if known or not hosted.reliable:
                 session.send(reply)
                 return
+
+            def stored(error: DanubeError | None) -> None:
+                if error is None:
+                    self._send_later(session, reply)
+                else:
+                    self._refuse_subscribe(hosted, session, frame, error)
+
             try:  # the subscription exists once its cursor is on disk
-                self.storage.when_cursors_stored(hosted, lambda: self._send_later(session, reply))
+                self.storage.when_cursors_stored(hosted, stored)
             except DanubeError:
-                hosted.leave(session.consumers.pop(frame.handle), clock.monotonic_ns())
+                self._leave(hosted, session, frame.handle)
                 raise
 
         self._with_partition(request.partition, session, frame, opened)
+
+    def _refuse_subscribe(
+        self, hosted: HostedPartition, session: Session, frame: Frame, error: DanubeError
+    ) -> None:
+        self._leave(hosted, session, frame.handle)
+        self._send_later(session, wire.error_frame(error, frame.correlation))
+
+    def _leave(self, hosted: HostedPartition, session: Session, handle: int) -> None:
+        link = session.consumers.pop(handle, None)
+        if link is not None:
+            hosted.leave(link, clock.monotonic_ns())
 
     def _on_close_consumer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         link = session.consumers.pop(frame.handle, None)
@@ -242,9 +260,22 @@ class Shard:
             value = partition_operation(hosted, request, clock.monotonic_ns())
             self.wake(hosted)
             reply = wire.result_frame(value, frame.correlation)
-            self.storage.when_cursors_stored(hosted, lambda: self._send_later(session, reply))
+            if request.op in CURSOR_OPERATIONS:
+                self._reply_when_stored(hosted, session, frame.correlation, reply)
+            else:
+                session.send(reply)
 
         self._with_partition(request.partition, session, frame, opened)
+
+    def _reply_when_stored(
+        self, hosted: HostedPartition, session: Session, correlation: int, reply: bytes
+    ) -> None:
+        """Answer once the cursors are on disk, or with the error that keeps them from it."""
+
+        def stored(error: DanubeError | None) -> None:
+            self._send_later(session, reply if error is None else wire.error_frame(error, correlation))
+
+        self.storage.when_cursors_stored(hosted, stored)
 
     def _send_later(self, session: Session, frame: bytes) -> None:
         if not session.closed:
@@ -450,6 +481,8 @@ class Shard:
         self.counters.add("partitions_open", -1)
         if hosted.log is not None and hosted.directory is not None:
             hosted.log.abandon()
+            if hosted.cursors is not None:
+                hosted.cursors.close()
             self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
         self._schedule_turn()
 

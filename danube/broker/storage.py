@@ -219,19 +219,25 @@ class Storage:
 
     # -- cursors ----------------------------------------------------------------------------------
 
-    def when_cursors_stored(self, hosted: HostedPartition, then: Callable[[], None]) -> None:
-        """Store changed cursors, sync them, then call ``then`` on the loop."""
-        if not self._sync_cursors(hosted, then):
-            then()
+    def when_cursors_stored(
+        self, hosted: HostedPartition, then: Callable[[DanubeError | None], None]
+    ) -> None:
+        """Store changed cursors, sync them, then call ``then`` on the loop, with the error if it failed."""
+        if hosted.cursors is None:
+            then(None)
+        elif not self._sync_cursors(hosted, then):
+            # All is asked for already: what was asked before comes before this in the syncer's order.
+            self._syncer.submit(_Turn(), lambda job, error: then(hosted.cursor_failure))
 
     def sync_cursors(self) -> None:
         """Put cursor files that were appended to on disk; called about once a second."""
         due, self._unsynced_cursors = self._unsynced_cursors, {}
         for hosted in due:
             if not hosted.deleted:
-                self._sync_cursors(hosted, lambda: None)
+                self._sync_cursors(hosted, lambda error: None)
 
-    def _sync_cursors(self, hosted: HostedPartition, then: Callable[[], None]) -> bool:
+    def _sync_cursors(self, hosted: HostedPartition, then: Callable[[DanubeError | None], None]) -> bool:
+        """Write and sync changed cursors; False when there is nothing that was not asked for already."""
         cursors = hosted.cursors
         if cursors is None:
             return False
@@ -243,12 +249,16 @@ class Storage:
         def done(job: Any, error: Exception | None) -> None:
             if error is None:
                 cursors.synced(job)
+                hosted.cursor_failure = None
             else:
                 cursors.sync_failed(job, error)
                 hosted.counters.add("storage_errors")
                 _log.error("cursor sync failed", partition=hosted.name, error=str(error))
                 self._unsynced_cursors[hosted] = None
-            then()
+                hosted.cursor_failure = StorageFailed(
+                    f"cursors of {hosted.name} cannot be stored now", why=str(error), hint="it is tried again"
+                )
+            then(hosted.cursor_failure)
 
         self._syncer.submit(job, done)
         return True
@@ -266,3 +276,10 @@ class Storage:
             hosted.log.close(hosted.core.snapshot(hosted.core.written_end))
         if hosted.cursors is not None:
             hosted.cursors.close()
+
+
+class _Turn:
+    """A job that does nothing: it is done when the jobs before it are."""
+
+    def run(self, synced: set[object]) -> None:
+        return

@@ -369,3 +369,23 @@ def test_a_failed_cursor_sync_is_done_again(written: Bench, session: RecordingSe
     assert written.counters["storage_errors"] == 1
     written.shard.storage.sync_cursors()
     assert written.syncer.step() == 1
+
+
+def test_an_ack_or_subscription_whose_cursor_is_not_on_the_disk_is_answered_with_the_error(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    written.subscribe(session)
+    written.publish(session, numbered(2))
+    written.turn()
+    session.take()
+    written.frame(session, wire.ack_frame(2, bytes(8) + (1).to_bytes(8, "little"), 77, FrameFlag.SYNC))
+    # The same again: nothing new is to be stored, and the first is not on disk yet.
+    written.frame(session, wire.ack_frame(2, bytes(8) + (1).to_bytes(8, "little"), 78, FrameFlag.SYNC))
+    assert session.take() == []
+    written.syncer.step(EIO)
+    failed = session.take()
+    assert [(frame.kind, frame.correlation) for frame in failed] == [(Kind.ERROR, 77), (Kind.ERROR, 78)]
+    written.frame(session, wire.ack_frame(2, bytes(8) + (2).to_bytes(8, "little"), 79, FrameFlag.SYNC))
+    written.syncer.step()
+    assert session.only(Kind.RESULT).correlation == 79

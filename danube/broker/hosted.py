@@ -131,7 +131,7 @@ class HostedPartition:
             # A batch that cannot be inflated would stop every consumer that needs part of it.
             BatchView(batch, header).check()
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         admitted = self.core.admit(header, now_us)

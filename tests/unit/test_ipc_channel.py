@@ -16,9 +16,6 @@ from danube.ipc.ring import KIND_END, SLOT_HEADER_BYTES, TAIL
 
 RING = 16 * 1024
 
-# Pytest may have threads of its libraries; the children below use none of their locks.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 @pytest.fixture
 def region() -> Iterator[Region]:

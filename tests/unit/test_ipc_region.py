@@ -19,9 +19,6 @@ from danube.ipc.layout import COUNTER_BLOCK_BYTES, LINE_BYTES, PAGE_BYTES, Layou
 from danube.ipc.region import Region
 from danube.limits import BATCH_BYTES_MAX, GIB, RING_BYTES, TAIL_BYTES, WORKERS_MAX
 
-# Pytest may have threads of its libraries; the children below use none of their locks.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 17, WORKERS_MAX])
 def test_parts_of_a_region_do_not_overlap(workers: int) -> None:

@@ -16,9 +16,6 @@ from danube.ipc.tail import END, START, TailReader, TailWriter
 
 CAPACITY = 4096
 
-# Pytest may have threads of its libraries; the children below use none of their locks.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 def memory(start: int = 0) -> tuple[Words, memoryview]:
     whole = memoryview(mmap.mmap(-1, 2 * CAPACITY))

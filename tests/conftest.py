@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs this in the background lets it, and all that it starts, ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given = config.getoption("--seed")
     config.stash[_seed_key] = random.SystemRandom().randrange(2**32) if given is None else given
 

@@ -14,6 +14,7 @@ appended or synced any more, reading goes on, and the owner opens the log anew w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -363,8 +364,9 @@ class Log:
 
     def checkpoint(self, producer_snapshot: bytes) -> None:
         """Store what is known of the producers at synced_end, so that no later recovery reads their
-        headers again.  Worth calling once after a recovery that scanned much.  OSError passes."""
-        write_checkpoint(self.directory, self.identity, Checkpoint(self._synced_end, producer_snapshot))
+        headers again.  Worth calling once after a recovery that scanned much."""
+        with suppress(OSError):  # without it the next recovery only takes longer
+            write_checkpoint(self.directory, self.identity, Checkpoint(self._synced_end, producer_snapshot))
 
     # -- read -------------------------------------------------------------------------------------
 
@@ -462,6 +464,8 @@ class Log:
             seal = self.roll(producer_snapshot)
             if seal is not None:
                 self._run_seal(seal)
+            elif producer_snapshot and self.recovery.scanned_bytes:
+                self.checkpoint(producer_snapshot)  # no footer will hold it: nothing was appended
         finally:
             self.abandon()
 

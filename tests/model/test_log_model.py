@@ -197,3 +197,17 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TestLogModel = LogMachine.TestCase
 TestLogModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_close_without_new_batches_remembers_the_producers_too() -> None:
+    """Found by the model: two crashes, then a clean close with nothing to seal."""
+    model = LogMachine()
+    try:
+        model.first_opening()
+        model.append([1], 0)
+        model.write()
+        model.crash_and_reopen()
+        model.crash_and_reopen()
+        model.close_and_reopen()
+    finally:
+        model.teardown()

@@ -345,8 +345,12 @@ def test_a_signal_closes_what_is_open_and_leaves_with_its_code(
         stderr=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"0:0  one\n"
-    process.send_signal(number)
-    rest, said = process.communicate(timeout=10)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0:0  one\n"
+        process.send_signal(number)
+        rest, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
     assert (process.returncode, rest, said.strip()) == (exit_code, b"{}\n", b"")

@@ -59,7 +59,6 @@ SEGMENT_PREALLOCATE_FIRST = 64 * KIB
 SEGMENT_PREALLOCATE_STEP_MAX = 32 * MIB
 SYNC_INTERVAL_MS = 20  # `written`: background sync starts this often, so it stays far less than 100 ms behind
 READ_CHUNK_BYTES = 1 * MIB
-HOT_BYTES = 64 * MIB  # batches a worker keeps in memory for live consumers
 
 _agree(RECORD_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a batch fits a frame")
 _agree(RING_BYTES & (RING_BYTES - 1) == 0, "a ring position is masked: its size is a power of two")

@@ -149,8 +149,9 @@ class Worker:
         received = self._poll()
         for worker, kind, record in received:
             remote.take(worker, kind, record)
-        self.shard.turn()
+        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
         blocked = door.resume_blocked()
+        self.shard.turn()
         door.flush()
         if remote.flush() or blocked:
             self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room

@@ -130,6 +130,12 @@ class SubscriptionNotFound(NotFound):
     code = 1122
 
 
+class SchemaNotFound(NotFound):
+    """No such subject, version or schema id."""
+
+    code = 1124
+
+
 class OffsetOutOfRange(CallerError):
     """The offset was removed by retention or has not been written yet; facts: start, end."""
 
@@ -166,6 +172,35 @@ class AlreadyRunning(Conflict):
     """Another broker holds the data directory or the port."""
 
     code = 1134
+
+
+class SchemaInvalid(CallerError):
+    """The definition cannot be used: it does not parse, or it would cost too much; facts: line, path."""
+
+    code = 1140
+    exit_code = 8
+
+
+class SchemaIncompatible(CallerError):
+    """The new version breaks a rule of the subject's compatibility; facts: violations."""
+
+    code = 1141
+    status = "FAILED_PRECONDITION"
+    exit_code = 8
+
+
+class PayloadInvalid(CallerError):
+    """A record does not follow the topic's schema; facts: index, path."""
+
+    code = 1142
+    exit_code = 8
+
+
+class NotSupported(CallerError):
+    """This broker cannot do it as it runs now, for example because it is one host."""
+
+    code = 1150
+    status = "UNIMPLEMENTED"
 
 
 class Unavailable(DanubeError):

@@ -48,7 +48,7 @@ class CreateRoleRequest(_message.Message):
     __slots__ = ("role",)
     ROLE_FIELD_NUMBER: _ClassVar[int]
     role: RoleDefinition
-    def __init__(self, role: _Optional[_Union[RoleDefinition, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[_Union[RoleDefinition, _Mapping[str, object]]] = ...) -> None: ...
 
 class CreateRoleResponse(_message.Message):
     __slots__ = ("success",)
@@ -90,13 +90,13 @@ class GetRoleResponse(_message.Message):
     __slots__ = ("role",)
     ROLE_FIELD_NUMBER: _ClassVar[int]
     role: RoleDefinition
-    def __init__(self, role: _Optional[_Union[RoleDefinition, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[_Union[RoleDefinition, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListRolesResponse(_message.Message):
     __slots__ = ("roles",)
     ROLES_FIELD_NUMBER: _ClassVar[int]
     roles: _containers.RepeatedCompositeFieldContainer[RoleDefinition]
-    def __init__(self, roles: _Optional[_Iterable[_Union[RoleDefinition, _Mapping]]] = ...) -> None: ...
+    def __init__(self, roles: _Optional[_Iterable[_Union[RoleDefinition, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BindingDefinition(_message.Message):
     __slots__ = ("id", "principal_type", "principal_name", "role_names", "scope", "resource_name")
@@ -118,7 +118,7 @@ class CreateBindingRequest(_message.Message):
     __slots__ = ("binding",)
     BINDING_FIELD_NUMBER: _ClassVar[int]
     binding: BindingDefinition
-    def __init__(self, binding: _Optional[_Union[BindingDefinition, _Mapping]] = ...) -> None: ...
+    def __init__(self, binding: _Optional[_Union[BindingDefinition, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetBindingRequest(_message.Message):
     __slots__ = ("scope", "resource_name", "binding_id")
@@ -144,7 +144,7 @@ class GetBindingResponse(_message.Message):
     __slots__ = ("binding",)
     BINDING_FIELD_NUMBER: _ClassVar[int]
     binding: BindingDefinition
-    def __init__(self, binding: _Optional[_Union[BindingDefinition, _Mapping]] = ...) -> None: ...
+    def __init__(self, binding: _Optional[_Union[BindingDefinition, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListBindingsRequest(_message.Message):
     __slots__ = ("scope", "resource_name")
@@ -158,7 +158,7 @@ class ListBindingsResponse(_message.Message):
     __slots__ = ("bindings",)
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     bindings: _containers.RepeatedCompositeFieldContainer[BindingDefinition]
-    def __init__(self, bindings: _Optional[_Iterable[_Union[BindingDefinition, _Mapping]]] = ...) -> None: ...
+    def __init__(self, bindings: _Optional[_Iterable[_Union[BindingDefinition, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NamespaceRequest(_message.Message):
     __slots__ = ("name",)
@@ -274,7 +274,7 @@ class SetSubscriptionFailurePolicyRequest(_message.Message):
     topic: str
     subscription: str
     failure_policy: SubscriptionFailurePolicy
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., failure_policy: _Optional[_Union[SubscriptionFailurePolicy, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., failure_policy: _Optional[_Union[SubscriptionFailurePolicy, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetSubscriptionFailurePolicyResponse(_message.Message):
     __slots__ = ("failure_policy", "subscription_type")
@@ -282,7 +282,7 @@ class GetSubscriptionFailurePolicyResponse(_message.Message):
     SUBSCRIPTION_TYPE_FIELD_NUMBER: _ClassVar[int]
     failure_policy: SubscriptionFailurePolicy
     subscription_type: int
-    def __init__(self, failure_policy: _Optional[_Union[SubscriptionFailurePolicy, _Mapping]] = ..., subscription_type: _Optional[int] = ...) -> None: ...
+    def __init__(self, failure_policy: _Optional[_Union[SubscriptionFailurePolicy, _Mapping[str, object]]] = ..., subscription_type: _Optional[int] = ...) -> None: ...
 
 class SubscriptionDispatchConfig(_message.Message):
     __slots__ = ("max_unacked_messages",)
@@ -298,19 +298,19 @@ class SetSubscriptionDispatchConfigRequest(_message.Message):
     topic: str
     subscription: str
     dispatch_config: SubscriptionDispatchConfig
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., dispatch_config: _Optional[_Union[SubscriptionDispatchConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., dispatch_config: _Optional[_Union[SubscriptionDispatchConfig, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetSubscriptionDispatchConfigResponse(_message.Message):
     __slots__ = ("dispatch_config",)
     DISPATCH_CONFIG_FIELD_NUMBER: _ClassVar[int]
     dispatch_config: SubscriptionDispatchConfig
-    def __init__(self, dispatch_config: _Optional[_Union[SubscriptionDispatchConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, dispatch_config: _Optional[_Union[SubscriptionDispatchConfig, _Mapping[str, object]]] = ...) -> None: ...
 
 class BrokerListResponse(_message.Message):
     __slots__ = ("brokers",)
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerInfo]
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInfo, _Mapping]]] = ...) -> None: ...
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInfo, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BrokerInfo(_message.Message):
     __slots__ = ("broker_id", "broker_addr", "broker_role", "admin_addr", "metrics_addr", "broker_status")
@@ -360,7 +360,7 @@ class TopicInfoListResponse(_message.Message):
     __slots__ = ("topics",)
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicInfo]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BrokerRequest(_message.Message):
     __slots__ = ("broker_id",)
@@ -460,7 +460,7 @@ class ClusterBalanceResponse(_message.Message):
     broker_count: int
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerLoadInfo]
     assignment_strategy: str
-    def __init__(self, coefficient_of_variation: _Optional[float] = ..., mean_load: _Optional[float] = ..., max_load: _Optional[float] = ..., min_load: _Optional[float] = ..., std_deviation: _Optional[float] = ..., broker_count: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadInfo, _Mapping]]] = ..., assignment_strategy: _Optional[str] = ...) -> None: ...
+    def __init__(self, coefficient_of_variation: _Optional[float] = ..., mean_load: _Optional[float] = ..., max_load: _Optional[float] = ..., min_load: _Optional[float] = ..., std_deviation: _Optional[float] = ..., broker_count: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerLoadInfo, _Mapping[str, object]]]] = ..., assignment_strategy: _Optional[str] = ...) -> None: ...
 
 class BrokerLoadInfo(_message.Message):
     __slots__ = ("broker_id", "load", "topic_count", "is_overloaded", "is_underloaded")
@@ -494,7 +494,7 @@ class RebalanceResponse(_message.Message):
     moves_executed: int
     proposed_moves: _containers.RepeatedCompositeFieldContainer[ProposedMove]
     error_message: str
-    def __init__(self, success: bool = ..., moves_executed: _Optional[int] = ..., proposed_moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., error_message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., moves_executed: _Optional[int] = ..., proposed_moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping[str, object]]]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ProposedMove(_message.Message):
     __slots__ = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")

@@ -35,7 +35,7 @@ class ProducerRequest(_message.Message):
     schema_ref: SchemaReference
     producer_access_mode: ProducerAccessMode
     dispatch_strategy: DispatchStrategy
-    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., topic_name: _Optional[str] = ..., schema_ref: _Optional[_Union[SchemaReference, _Mapping]] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., dispatch_strategy: _Optional[_Union[DispatchStrategy, str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., topic_name: _Optional[str] = ..., schema_ref: _Optional[_Union[SchemaReference, _Mapping[str, object]]] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., dispatch_strategy: _Optional[_Union[DispatchStrategy, str]] = ...) -> None: ...
 
 class SchemaReference(_message.Message):
     __slots__ = ("subject", "use_latest", "pinned_version", "min_version")
@@ -138,7 +138,7 @@ class StreamMessage(_message.Message):
     schema_id: int
     schema_version: int
     routing_key: str
-    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping]] = ..., payload: _Optional[bytes] = ..., publish_time: _Optional[int] = ..., producer_name: _Optional[str] = ..., subscription_name: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., schema_id: _Optional[int] = ..., schema_version: _Optional[int] = ..., routing_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping[str, object]]] = ..., payload: _Optional[bytes] = ..., publish_time: _Optional[int] = ..., producer_name: _Optional[str] = ..., subscription_name: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., schema_id: _Optional[int] = ..., schema_version: _Optional[int] = ..., routing_key: _Optional[str] = ...) -> None: ...
 
 class MsgID(_message.Message):
     __slots__ = ("producer_id", "topic_name", "broker_addr", "topic_offset")
@@ -160,7 +160,7 @@ class AckRequest(_message.Message):
     request_id: int
     msg_id: MsgID
     subscription_name: str
-    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping]] = ..., subscription_name: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping[str, object]]] = ..., subscription_name: _Optional[str] = ...) -> None: ...
 
 class AckResponse(_message.Message):
     __slots__ = ("request_id",)
@@ -180,7 +180,7 @@ class NackRequest(_message.Message):
     subscription_name: str
     delay_ms: int
     reason: str
-    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping]] = ..., subscription_name: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., msg_id: _Optional[_Union[MsgID, _Mapping[str, object]]] = ..., subscription_name: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("request_id",)
@@ -266,7 +266,7 @@ class ListSegmentDescriptorsResponse(_message.Message):
     __slots__ = ("segments",)
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentDescriptorProto]
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentDescriptorProto, _Mapping]]] = ...) -> None: ...
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentDescriptorProto, _Mapping[str, object]]]] = ...) -> None: ...
 
 class SegmentDescriptorProto(_message.Message):
     __slots__ = ("segment_id", "start_offset", "end_offset", "size", "etag", "created_at")

@@ -84,7 +84,7 @@ class ListVersionsResponse(_message.Message):
     __slots__ = ("versions",)
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedCompositeFieldContainer[SchemaVersionInfo]
-    def __init__(self, versions: _Optional[_Iterable[_Union[SchemaVersionInfo, _Mapping]]] = ...) -> None: ...
+    def __init__(self, versions: _Optional[_Iterable[_Union[SchemaVersionInfo, _Mapping[str, object]]]] = ...) -> None: ...
 
 class SchemaVersionInfo(_message.Message):
     __slots__ = ("version", "created_at", "created_by", "description", "fingerprint", "schema_id")
@@ -234,4 +234,4 @@ class ListSubjectsResponse(_message.Message):
     __slots__ = ("subjects",)
     SUBJECTS_FIELD_NUMBER: _ClassVar[int]
     subjects: _containers.RepeatedCompositeFieldContainer[SubjectSummary]
-    def __init__(self, subjects: _Optional[_Iterable[_Union[SubjectSummary, _Mapping]]] = ...) -> None: ...
+    def __init__(self, subjects: _Optional[_Iterable[_Union[SubjectSummary, _Mapping[str, object]]]] = ...) -> None: ...

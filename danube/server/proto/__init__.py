@@ -1,1 +1,1 @@
-"""Protobuf messages of the gRPC services: ``*.proto`` is written by hand, the rest comes from ``scripts/protos``."""
+"""Messages of the gRPC services: ``*.proto`` is written by hand, the rest comes from ``scripts/protos``."""

@@ -20,7 +20,7 @@ class ServerReflectionRequest(_message.Message):
     file_containing_extension: ExtensionRequest
     all_extension_numbers_of_type: str
     list_services: str
-    def __init__(self, host: _Optional[str] = ..., file_by_filename: _Optional[str] = ..., file_containing_symbol: _Optional[str] = ..., file_containing_extension: _Optional[_Union[ExtensionRequest, _Mapping]] = ..., all_extension_numbers_of_type: _Optional[str] = ..., list_services: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., file_by_filename: _Optional[str] = ..., file_containing_symbol: _Optional[str] = ..., file_containing_extension: _Optional[_Union[ExtensionRequest, _Mapping[str, object]]] = ..., all_extension_numbers_of_type: _Optional[str] = ..., list_services: _Optional[str] = ...) -> None: ...
 
 class ExtensionRequest(_message.Message):
     __slots__ = ("containing_type", "extension_number")
@@ -44,7 +44,7 @@ class ServerReflectionResponse(_message.Message):
     all_extension_numbers_response: ExtensionNumberResponse
     list_services_response: ListServiceResponse
     error_response: ErrorResponse
-    def __init__(self, valid_host: _Optional[str] = ..., original_request: _Optional[_Union[ServerReflectionRequest, _Mapping]] = ..., file_descriptor_response: _Optional[_Union[FileDescriptorResponse, _Mapping]] = ..., all_extension_numbers_response: _Optional[_Union[ExtensionNumberResponse, _Mapping]] = ..., list_services_response: _Optional[_Union[ListServiceResponse, _Mapping]] = ..., error_response: _Optional[_Union[ErrorResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, valid_host: _Optional[str] = ..., original_request: _Optional[_Union[ServerReflectionRequest, _Mapping[str, object]]] = ..., file_descriptor_response: _Optional[_Union[FileDescriptorResponse, _Mapping]] = ..., all_extension_numbers_response: _Optional[_Union[ExtensionNumberResponse, _Mapping]] = ..., list_services_response: _Optional[_Union[ListServiceResponse, _Mapping]] = ..., error_response: _Optional[_Union[ErrorResponse, _Mapping]] = ...) -> None: ...
 
 class FileDescriptorResponse(_message.Message):
     __slots__ = ("file_descriptor_proto",)
@@ -64,7 +64,7 @@ class ListServiceResponse(_message.Message):
     __slots__ = ("service",)
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     service: _containers.RepeatedCompositeFieldContainer[ServiceResponse]
-    def __init__(self, service: _Optional[_Iterable[_Union[ServiceResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, service: _Optional[_Iterable[_Union[ServiceResponse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ServiceResponse(_message.Message):
     __slots__ = ("name",)

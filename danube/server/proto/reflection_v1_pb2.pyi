@@ -44,7 +44,7 @@ class ServerReflectionResponse(_message.Message):
     all_extension_numbers_response: ExtensionNumberResponse
     list_services_response: ListServiceResponse
     error_response: ErrorResponse
-    def __init__(self, valid_host: _Optional[str] = ..., original_request: _Optional[_Union[ServerReflectionRequest, _Mapping[str, object]]] = ..., file_descriptor_response: _Optional[_Union[FileDescriptorResponse, _Mapping]] = ..., all_extension_numbers_response: _Optional[_Union[ExtensionNumberResponse, _Mapping]] = ..., list_services_response: _Optional[_Union[ListServiceResponse, _Mapping]] = ..., error_response: _Optional[_Union[ErrorResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, valid_host: _Optional[str] = ..., original_request: _Optional[_Union[ServerReflectionRequest, _Mapping[str, object]]] = ..., file_descriptor_response: _Optional[_Union[FileDescriptorResponse, _Mapping[str, object]]] = ..., all_extension_numbers_response: _Optional[_Union[ExtensionNumberResponse, _Mapping[str, object]]] = ..., list_services_response: _Optional[_Union[ListServiceResponse, _Mapping[str, object]]] = ..., error_response: _Optional[_Union[ErrorResponse, _Mapping[str, object]]] = ...) -> None: ...
 
 class FileDescriptorResponse(_message.Message):
     __slots__ = ("file_descriptor_proto",)

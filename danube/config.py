@@ -10,174 +10,33 @@ them at once, with file and line.  ``docs/danube.yml`` lists every key.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from danube import limits
-from danube.core.policy import DAY_MS, Durability, FailurePolicy, TopicPolicy
+from danube.config_sections import (
+    AdminConfig,
+    GrpcConfig,
+    LimitsConfig,
+    LogConfig,
+    SchemaConfig,
+    ServerConfig,
+    Setting,
+    SubscriptionsConfig,
+    TopicsConfig,
+    WalConfig,
+    declare,
+    parse_directory,
+    parse_workers,
+    show_plain,
+)
+from danube.core.policy import Durability, TopicPolicy
 from danube.errors import ConfigInvalid, InvalidArgument
-from danube.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
-DEFAULT_NATIVE_PORT: Final = 6660
 FILE_BYTES_MAX: Final = 1 * limits.MIB
-
-_INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
-
-
-def _parse_integer(text: str) -> int:
-    if not _INTEGER.match(text.strip()):
-        raise ValueError("is not a whole number")
-    return int(text)
-
-
-def _parse_boolean(text: str) -> bool:
-    try:
-        return {"true": True, "false": False}[text.strip().lower()]
-    except KeyError:
-        raise ValueError("is not true or false") from None
-
-
-def _parse_workers(text: str) -> int:
-    return 0 if text.strip().lower() == "auto" else _parse_integer(text)
-
-
-def _parse_text(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("holds control characters")
-    return text
-
-
-def _parse_directory(text: str) -> Path:
-    if not text.strip():
-        raise ValueError("is empty")
-    return Path(_parse_text(text)).expanduser().absolute()
-
-
-def _show_plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How one key is read, checked and shown."""
-
-    key: str
-    parse: Callable[[str], Any]
-    show: Callable[[Any], str] = _show_plain
-    least: int | None = None
-    most: int | None = None
-    choices: tuple[str, ...] = ()
-
-    def read(self, text: str) -> Any:
-        """Parse and check one text; ValueError says what is wrong with it."""
-        value = self.parse(text)
-        if self.choices and value not in self.choices:
-            raise ValueError(f"is not one of {', '.join(self.choices)}")
-        if self.least is not None and value < self.least:
-            raise ValueError(f"is below the least allowed, {self.show(self.least)}")
-        if self.most is not None and value > self.most:
-            raise ValueError(f"is above the most allowed, {self.show(self.most)}")
-        return value
-
-
-def _setting(default: Any, key: str, parse: Callable[[str], Any], **options: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(key, parse, **options)})
-
-
-def _integer(default: int, key: str, least: int, most: int) -> Any:
-    return _setting(default, key, _parse_integer, least=least, most=most)
-
-
-def _duration(default_ms: int, key: str, least: int, most: int) -> Any:
-    return _setting(default_ms, key, parse_duration_ms, show=format_duration, least=least, most=most)
-
-
-def _size(default_bytes: int, key: str, least: int, most: int) -> Any:
-    return _setting(default_bytes, key, parse_size_bytes, show=format_size, least=least, most=most)
-
-
-def _choice(default: str, key: str, *choices: str) -> Any:
-    return _setting(default, key, lambda text: text.strip().lower(), choices=choices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Where clients connect.  ``native_port`` 0 takes a free port, named in the banner and status."""
-
-    host: str = _setting("127.0.0.1", "host", _parse_text)
-    native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """Diagnostics, on standard error."""
-
-    level: str = _choice("info", "level", "debug", "info", "warning", "error")
-    format: str = _choice("text", "format", "text", "json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsConfig:
-    """Bounds per broker; each worker gets an equal share of ``connections_max``."""
-
-    connections_max: int = _integer(limits.CONNECTIONS_MAX, "connections_max", 1, 1_000_000)
-    handshake_timeout_ms: int = _duration(
-        round(limits.HANDSHAKE_TIMEOUT_S * 1000), "handshake_timeout", 100, 300_000
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalConfig:
-    """The log's files.  ``sync_interval_ms``: how often ``written`` topics are synced in the background."""
-
-    segment_bytes: int = _size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
-    sync_interval_ms: int = _duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsConfig:
-    """What a topic gets when nothing else is asked for.
-
-    ``durability`` is that of reliable topics; non-reliable ones are always ``memory``.
-    ``partitions`` 0 makes a topic that is not partitioned.  Retention 0 keeps for ever.
-    """
-
-    auto_create: bool = _setting(True, "auto_create", _parse_boolean)
-    reliable: bool = _setting(True, "reliable", _parse_boolean)
-    durability: str = _choice("written", "durability", "written", "fsync")
-    partitions: int = _integer(0, "partitions", 0, limits.PARTITIONS_MAX)
-    retention_ms: int = _duration(7 * DAY_MS, "retention_time", 0, 36_500 * DAY_MS)
-    retention_bytes: int = _size(0, "retention_size", 0, 1 << 60)
-    max_record_bytes: int = _size(1 * limits.MIB, "max_record_size", 1, limits.RECORD_BYTES_MAX)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionsConfig:
-    """What a reliable topic's subscriptions get when nothing else is asked for."""
-
-    max_unacked: int = _integer(limits.MAX_UNACKED_DEFAULT, "max_unacked", 1, limits.MAX_UNACKED_LIMIT)
-    ack_timeout_ms: int = _duration(30_000, "ack_timeout", 1, 7 * DAY_MS)
-    max_redelivery_count: int = _integer(5, "max_redelivery_count", 0, 1_000_000)
-    base_redelivery_delay_ms: int = _duration(1_000, "base_redelivery_delay", 0, DAY_MS)
-    max_redelivery_delay_ms: int = _duration(60_000, "max_redelivery_delay", 0, DAY_MS)
-    backoff: str = _choice("exponential", "backoff", "fixed", "exponential")
-    poison: str = _choice("block", "poison", "block", "drop", "dead_letter")
-    dead_letter_topic: str = _setting("", "dead_letter_topic", _parse_text)
-
-    def failure_policy(self) -> FailurePolicy:
-        return FailurePolicy(
-            max_redelivery_count=self.max_redelivery_count,
-            ack_timeout_ms=self.ack_timeout_ms,
-            base_redelivery_delay_ms=self.base_redelivery_delay_ms,
-            max_redelivery_delay_ms=self.max_redelivery_delay_ms,
-            backoff=self.backoff,
-            poison=self.poison,
-            dead_letter_topic=self.dead_letter_topic,
-        )
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -193,14 +52,17 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 class BrokerConfig:
     """Everything a broker is told at start.  ``workers`` 0 means one per usable core."""
 
-    workers: int = _setting(
-        0, "workers", _parse_workers, show=lambda n: str(n) if n else "auto", least=0, most=limits.WORKERS_MAX
+    workers: int = declare(
+        0, "workers", parse_workers, show=lambda n: str(n) if n else "auto", least=0, most=limits.WORKERS_MAX
     )
     data_dir: Path = field(
         default_factory=lambda: default_data_dir(os.environ),
-        metadata={"setting": Setting("data_dir", _parse_directory)},
+        metadata={"setting": Setting("data_dir", parse_directory)},
     )
     server: ServerConfig = field(default_factory=ServerConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    schema: SchemaConfig = field(default_factory=SchemaConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     wal: WalConfig = field(default_factory=WalConfig)
@@ -293,6 +155,9 @@ def _settings_of(cls: type, prefix: str) -> Iterator[tuple[str, Setting]]:
 
 _SECTIONS: Final[dict[str, type]] = {
     "server": ServerConfig,
+    "grpc": GrpcConfig,
+    "admin": AdminConfig,
+    "schema": SchemaConfig,
     "log": LogConfig,
     "limits": LimitsConfig,
     "wal": WalConfig,
@@ -367,10 +232,10 @@ def _invalid(problems: list[Problem]) -> ConfigInvalid:
 def _build(parsed: Mapping[str, Any]) -> BrokerConfig:
     arguments: dict[str, Any] = {}
     for item in fields(BrokerConfig):
-        setting = item.metadata.get("setting")
-        if setting is not None:
-            if setting.key in parsed:
-                arguments[item.name] = parsed[setting.key]
+        found = item.metadata.get("setting")
+        if found is not None:
+            if found.key in parsed:
+                arguments[item.name] = parsed[found.key]
             continue
         cls = _section_class(item.name)
         inner = {
@@ -395,6 +260,23 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
                 origins["subscriptions.poison"],
                 "subscriptions.poison is dead_letter and there is no dead_letter_topic",
                 "set subscriptions.dead_letter_topic, for example /default/dead-letters",
+            )
+        )
+    if bool(config.grpc.cert_file) != bool(config.grpc.key_file):
+        missing = "key_file" if config.grpc.cert_file else "cert_file"
+        problems.append(
+            Problem(
+                origins[f"grpc.{missing}"],
+                f"grpc.{missing} is missing",
+                "TLS needs a certificate and its key",
+            )
+        )
+    if config.admin.tls and not config.grpc.cert_file:
+        problems.append(
+            Problem(
+                origins["admin.tls"],
+                "admin.tls is on without a certificate",
+                "set grpc.cert_file and key_file",
             )
         )
     for reliable in (True, False):
@@ -449,7 +331,8 @@ def environment_name(key: str) -> str:
 def flag_name(key: str) -> str:
     """The flag of ``danube start`` that sets a key, where there is one: ``log.level`` is ``--log-level``."""
     section, _, name = key.rpartition(".")
-    return "--" + (f"log-{name}" if section == "log" else name).replace("_", "-")
+    named = f"{section}-{name}" if section in ("log", "grpc", "admin") else name
+    return "--" + named.replace("_", "-")
 
 
 def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> Iterator[_Given]:
@@ -457,7 +340,7 @@ def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> It
         if value is not None:
             if key not in known:
                 raise KeyError(key)  # the command line's own table is wrong: a bug, not a user's mistake
-            yield _Given(key, _show_plain(value), f"flag {flag_name(key)}")
+            yield _Given(key, show_plain(value), f"flag {flag_name(key)}")
 
 
 def _from_file(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> list[_Given]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from danube.config import FILE_BYTES_MAX, Problem, Setting, suggestion
+from danube.config import FILE_BYTES_MAX, Problem, suggestion
+from danube.config_sections import Setting
 from danube.errors import ConfigInvalid
 
 _NULL_TAG = "tag:yaml.org,2002:null"

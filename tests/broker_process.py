@@ -105,6 +105,8 @@ class BrokerProcess:
         self.environment = dict(environment or {})
         self.prefix = list(prefix)
         self.port = free_port()
+        self.grpc_port = free_port()
+        self.admin_port = free_port()
         self.output_path = self.data_dir.parent / f"{self.data_dir.name}.output"
         self.ready: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,6 +114,16 @@ class BrokerProcess:
     @property
     def address(self) -> str:
         return f"danube://127.0.0.1:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` of the Danube gRPC API."""
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def admin_address(self) -> str:
+        """``host:port`` of the administration API over gRPC."""
+        return f"127.0.0.1:{self.admin_port}"
 
     @property
     def pid(self) -> int:
@@ -144,6 +156,7 @@ class BrokerProcess:
             *self.prefix,
             *(sys.executable, "-m", "danube", "start", "--data-dir", str(self.data_dir)),
             *("--native-port", str(self.port), "--workers", str(self.workers)),
+            *("--grpc-port", str(self.grpc_port), "--admin-port", str(self.admin_port)),
             *self.arguments,
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}

@@ -61,8 +61,8 @@ class Housekeeping:
 
     def _second(self) -> None:
         worker = self._worker
-        if worker.door is not None:
-            worker.door.sweep(worker.loop.time())
+        for door in worker.doors.values():
+            door.sweep(worker.loop.time())
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from danube.ipc.tail import TailReader, TailWriter
 
 _CONNECTION = struct.Struct("<Q")
-_HANDLE = struct.Struct("<I")
-_HANDLE_POSITION = 12  # in a frame header
 _EXTENT = struct.Struct("<QQQ")
 _MASK = (1 << 64) - 1
 _HALF = 1 << 63
@@ -234,7 +232,7 @@ class RemoteSessions:
         if batches is not None:
             self._deliver(connection_id, head + batches)
             return
-        handle = _HANDLE.unpack_from(head, _HANDLE_POSITION)[0]
+        handle = wire.handle_of(head)
         self._shard.counters.add("tail_misses")
         close = wire.control_frame(wire.Kind.CLOSE_CONSUMER, None, 0, handle)
         self._notices.append((worker, RecordKind.TO_OWNER, _CONNECTION.pack(connection_id) + close))

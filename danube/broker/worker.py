@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
-from danube.broker.dead_letters import INTERNAL_CONNECTION_ID, DeadLetters
+from danube.broker.dead_letters import DeadLetters
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.listeners import address_text
 from danube.broker.proposals import Proposals
 from danube.broker.remote import RecordKind, RemoteSessions
-from danube.broker.router import Router
+from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
 from danube.broker.traffic import Traffic
 from danube.cluster.local_log import LocalLog
@@ -34,6 +35,8 @@ from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from danube.broker.supervisor import WorkerContext
     from danube.config import BrokerConfig
 
@@ -50,9 +53,9 @@ class Door(Protocol):
     draining: bool
 
     def factory(self) -> asyncio.BaseProtocol: ...
-    def deliver(self, connection_id: int, frames: bytes) -> None: ...
+    def session(self, connection_id: int) -> RoutedSession | None: ...
     def worker_restarted(self, worker: int) -> None: ...
-    def resume_blocked(self) -> bool: ...
+    def hand_over(self) -> bool: ...
     def flush(self) -> None: ...
     def sweep(self, now_s: float) -> None: ...
     def drain(self) -> None: ...
@@ -118,12 +121,12 @@ class Worker:
             self.refresh_metadata,
         )  # fmt: skip
         self.router.remote = self.remote
-        self.door: Door | None = None
+        self.doors: dict[str, Door] = {}
         self.dead_letters = DeadLetters(self)
         self.housekeeping = Housekeeping(self)
         self._turn_scheduled = False
         self._flushed = True
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -139,20 +142,23 @@ class Worker:
 
     def _turn(self) -> None:
         self._turn_scheduled = False
-        door, channel, remote = self.door, self.channel, self.remote
-        if door is None:
-            return
+        channel, remote = self.channel, self.remote
+        doors = self.doors.values()
         for worker in channel.peers_restarted():
             remote.worker_restarted(worker)
-            door.worker_restarted(worker)
+            for door in doors:
+                door.worker_restarted(worker)
             self.dead_letters.worker_restarted(worker)
         received = self._poll()
         for worker, kind, record in received:
             remote.take(worker, kind, record)
         # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
-        blocked = door.resume_blocked()
+        blocked = False
+        for door in doors:
+            blocked |= door.hand_over()
         self.shard.turn()
-        door.flush()
+        for door in doors:
+            door.flush()
         if remote.flush() or blocked:
             self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
         channel.release()
@@ -172,11 +178,19 @@ class Worker:
             return []
 
     def _deliver(self, connection_id: int, frames: bytes) -> None:
-        if connection_id == INTERNAL_CONNECTION_ID:
-            self.router.answered(self.dead_letters, frames)
-            self.dead_letters.send(frames)
-        elif self.door is not None:
-            self.door.deliver(connection_id, frames)
+        session = self._session(connection_id)
+        if session is not None:
+            self.router.answered(session, frames)
+            session.send(frames)
+
+    def _session(self, connection_id: int) -> RoutedSession | None:
+        if connection_id == self.dead_letters.connection_id:
+            return self.dead_letters
+        for door in self.doors.values():
+            session = door.session(connection_id)
+            if session is not None:
+                return session
+        return None
 
     # -- metadata ---------------------------------------------------------------------------------
 
@@ -201,7 +215,7 @@ class Worker:
             "version": __version__,
             "supervisor_pid": os.getppid(),
             "data_dir": str(self.data_dir),
-            "native": address_text(self.context.listener),
+            **{name: address_text(listener) for name, listener in self.context.listeners.items()},
             "topics": self.metadata.state.topic_count,
             "workers": [
                 {"worker": index, **counters} for index, counters in enumerate(snapshot(self.context.region))
@@ -210,9 +224,9 @@ class Worker:
 
     # -- life -------------------------------------------------------------------------------------
 
-    async def run(self, door: Door) -> None:
-        """Serve until SIGTERM, then drain."""
-        self.door = door
+    async def run(self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext]) -> None:
+        """Serve until SIGTERM, then drain.  ``doors`` and ``tls`` are keyed like the listeners."""
+        self.doors.update(doors)
         loop = self.loop
         stopped = asyncio.Event()
         last_resort.install(loop)
@@ -223,7 +237,9 @@ class Worker:
         self.sealer.start()
         self.proposals.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
-        self._server = await loop.create_server(door.factory, sock=self.context.listener)
+        for name, door in doors.items():
+            listener = self.context.listeners[name]
+            self._servers.append(await loop.create_server(door.factory, sock=listener, ssl=tls.get(name)))
         self.housekeeping.start()
         self.context.ready()
         self.schedule_turn()
@@ -234,22 +250,23 @@ class Worker:
         """Answer what was taken, store everything, close."""
         self.counters.block.put(Counter.STATE, State.DRAINING)
         self.shard.draining = True
-        door = self.door
-        if self._server is not None:
-            self._server.close()
-        if door is not None:
+        for server in self._servers:
+            server.close()
+        doors = self.doors.values()
+        for door in doors:
             door.drain()
-            deadline_ns = clock.monotonic_ns() + int(DRAIN_MAX_S * 1e9)
-            grace_ns = clock.monotonic_ns() + int(DRAIN_GRACE_S * 1e9)
-            while clock.monotonic_ns() < deadline_ns:
-                self.schedule_turn()
-                await asyncio.sleep(0.01)
-                waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
-                alone = not door.connections or clock.monotonic_ns() > grace_ns
-                if alone and not waiting and self._flushed:
-                    break
+        deadline_ns = clock.monotonic_ns() + int(DRAIN_MAX_S * 1e9)
+        grace_ns = clock.monotonic_ns() + int(DRAIN_GRACE_S * 1e9)
+        while clock.monotonic_ns() < deadline_ns:
+            self.schedule_turn()
+            await asyncio.sleep(0.01)
+            waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
+            alone = not any(door.connections for door in doors) or clock.monotonic_ns() > grace_ns
+            if alone and not waiting and self._flushed:
+                break
+        for door in doors:
             door.close_all()
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
         self.housekeeping.stop()
         self.syncer.stop()
         self.sealer.stop()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @click.option(
     "--native-port", metavar="PORT", help="Port of the native protocol; 0 takes a free one.  [6660]"
 )
+@click.option("--grpc-port", metavar="PORT", help="Port of the Danube gRPC API; 0 takes a free one.  [6650]")
+@click.option("--admin-port", metavar="PORT", help="Port of the gRPC administration API.  [50051]")
 @config_file_option
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
@@ -36,6 +38,8 @@ def start(
     data_dir: Path | None,
     host: str | None,
     native_port: str | None,
+    grpc_port: str | None,
+    admin_port: str | None,
     file: Path | None,
     log_level: str | None,
     log_format: str | None,
@@ -45,7 +49,7 @@ def start(
     """Start a broker and run it until SIGTERM or Ctrl-C.
 
     \b
-    danube start                                 embedded defaults, loopback, port 6660
+    danube start                                 embedded defaults, loopback, port 6660 (gRPC: 6650)
     danube start --workers 2 --data-dir ./data
     danube start --config danube.yml --log-format json
     """
@@ -56,6 +60,8 @@ def start(
         "data_dir": data_dir,
         "server.host": host,
         "server.native_port": native_port,
+        "grpc.port": grpc_port,
+        "admin.port": admin_port,
         "log.level": log_level,
         "log.format": log_format,
     }
@@ -113,7 +119,7 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
     native = started.addresses.get("native", "")
     lines = [f"Danube {__version__} serves (pid {started.pid})"]
     for name, address in started.addresses.items():
-        scheme = "danube://" if name == "native" else ""
+        scheme = _scheme(config, name)
         lines.append(f"  {name:<10} {scheme}{address}")
     lines += [
         f"  {'data':<10} {escape(str(started.data_dir))}",
@@ -127,6 +133,13 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
     lines.append(f"  try:  danube produce hello -m hi{_address_flag(native)}")
     lines.append(f"  stop: danube stop --data-dir {_shell_word(str(started.data_dir))}")
     return "\n".join(lines)
+
+
+def _scheme(config: BrokerConfig, door: str) -> str:
+    if door == "native":
+        return "danube://"
+    encrypted = bool(config.grpc.cert_file) if door == "grpc" else config.admin.tls
+    return "https://" if encrypted else "http://"
 
 
 def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:

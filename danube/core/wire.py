@@ -33,6 +33,8 @@ from danube.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 VERSION: Final = 1
 FRAME_HEADER_BYTES: Final = 16
 _FRAME: Final = struct.Struct("<IBBHII")
+_HANDLE: Final = struct.Struct("<I")
+_HANDLE_POSITION: Final = 12
 _PUBLISHED: Final = struct.Struct("<QIIII")
 _DELIVERY: Final = struct.Struct("<IIQ")
 _CREDIT: Final = struct.Struct("<QQ")
@@ -201,6 +203,12 @@ _decoders: dict[type, Any] = {}
 def frame_header(kind: int, body_size: int, correlation: int = 0, handle: int = 0, flags: int = 0) -> bytes:
     """Header of a frame whose body is ``body_size`` bytes, itself a multiple of 8."""
     return _FRAME.pack(FRAME_HEADER_BYTES + body_size, kind, flags, 0, correlation, handle)
+
+
+def handle_of(frame: bytes | memoryview) -> int:
+    """The handle of a frame of which at least the header is at hand."""
+    handle: int = _HANDLE.unpack_from(frame, _HANDLE_POSITION)[0]
+    return handle
 
 
 def control_frame(

@@ -100,18 +100,15 @@ class NativeServer:
     def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
 
-    def deliver(self, connection_id: int, frames: bytes) -> None:
-        """Frames from the owner of a partition elsewhere."""
-        connection = self.connections.get(connection_id)
-        if connection is not None:
-            self.router.answered(connection, frames)
-            connection.send(frames)
+    def session(self, connection_id: int) -> RoutedSession | None:
+        """The connection that frames from an owner elsewhere are for."""
+        return self.connections.get(connection_id)
 
     def worker_restarted(self, worker: int) -> None:
         for connection in list(self.connections.values()):
             self.router.worker_restarted(connection, worker)
 
-    def resume_blocked(self) -> bool:
+    def hand_over(self) -> bool:
         """Offer again what a full ring refused; True when something is still refused."""
         if self._blocked:
             blocked, self._blocked = self._blocked, {}

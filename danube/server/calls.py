@@ -1,0 +1,96 @@
+"""What a unary or streaming RPC gets: the call it belongs to, and the broker it acts on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from danube.errors import DanubeError
+from danube.server.broker_session import BrokerSession
+
+if TYPE_CHECKING:
+    from danube.broker.worker import Worker
+    from danube.config import BrokerConfig
+    from danube.core.commands import Command
+    from danube.core.metadata import Metadata
+    from danube.broker.proposals import Outcome
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
+
+
+class Call:
+    """One RPC as its servicer sees it."""
+
+    __slots__ = ("authority", "local_address", "metadata", "peer")
+
+    def __init__(self, authority: str, metadata: Mapping[str, str], peer: str, local_address: str) -> None:
+        self.authority = authority
+        self.metadata = metadata
+        self.peer = peer
+        self.local_address = local_address
+
+    @property
+    def dialled(self) -> str:
+        """``host:port`` by which this client reaches this broker."""
+        return self.authority if _AUTHORITY.match(self.authority) else self.local_address
+
+
+class BrokerCalls:
+    """The broker as servicers use it, on one worker."""
+
+    def __init__(self, worker: Worker, session: BrokerSession, broker_id: int) -> None:
+        self._worker = worker
+        self._session = session
+        self.broker_id = broker_id
+        self.ask = session.ask
+        self.ask_partition = session.ask_partition
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._worker.config
+
+    @property
+    def workers(self) -> int:
+        return self._worker.context.workers
+
+    @property
+    def draining(self) -> bool:
+        return self._worker.shard.draining
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata as this worker has read it; ``refresh`` reads what others committed."""
+        return self._worker.metadata.state
+
+    def refresh(self) -> None:
+        self._worker.refresh_metadata()
+
+    async def propose(self, command: Command) -> Any:
+        """Commit a metadata command and return what it made; raises the error that refuses it."""
+        import asyncio
+
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def committed(outcome: Outcome) -> None:
+            self._worker.metadata_changed()
+            if future.done():
+                return
+            if isinstance(outcome, DanubeError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self._worker.proposals.submit(command, committed)
+        return await future
+
+    def address_for(self, call: Call) -> str:
+        """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
+        config = self.config.grpc
+        scheme = "https" if config.cert_file else "http"
+        return f"{scheme}://{config.advertised or call.dialled}"
+
+    @property
+    def admin_address(self) -> str:
+        scheme = "https" if self.config.admin.tls else "http"
+        return f"{scheme}://{self._worker.listening('admin')}"

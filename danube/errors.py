@@ -174,6 +174,13 @@ class AlreadyRunning(Conflict):
     code = 1134
 
 
+class WrongState(Conflict):
+    """What the request names is not in a state that allows it; change that first, then ask again."""
+
+    code = 1135
+    status = "FAILED_PRECONDITION"
+
+
 class SchemaInvalid(CallerError):
     """The definition cannot be used: it does not parse, or it would cost too much; facts: line, path."""
 

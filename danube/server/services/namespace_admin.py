@@ -1,0 +1,63 @@
+"""danube_admin.NamespaceAdmin: namespaces, their topics, and the limits that hold in them."""
+
+from __future__ import annotations
+
+import json
+
+from danube.errors import Conflict, NotFound, WrongState
+from danube.limits import (
+    CONSUMERS_PER_SUBSCRIPTION_MAX,
+    PRODUCERS_PER_PARTITION_MAX,
+    SUBSCRIPTIONS_PER_PARTITION_MAX,
+)
+from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.services.naming import check_namespace
+from danube.server.services.ports import BrokerCalls, Call
+
+
+class NamespaceAdmin:
+    """Namespaces by their plain name (``default``)."""
+
+    def __init__(self, broker: BrokerCalls) -> None:
+        self._broker = broker
+
+    async def get_namespace_topics(self, request: pb.NamespaceRequest, call: Call) -> pb.TopicListResponse:
+        """Physical names; none for a namespace that does not exist."""
+        check_namespace(request.name)
+        return pb.TopicListResponse(topics=physical_names(self._broker, request.name))
+
+    async def get_namespace_policies(self, request: pb.NamespaceRequest, call: Call) -> pb.PolicyResponse:
+        """The seven limits as JSON; they are the broker's, equal for every namespace."""
+        name = check_namespace(request.name)
+        if name not in self._broker.metadata.namespaces():
+            raise NotFound(f"namespace {name} does not exist", hint="create it, or look at ListNamespaces")
+        policies = {
+            "max_producers_per_topic": PRODUCERS_PER_PARTITION_MAX,
+            "max_subscriptions_per_topic": SUBSCRIPTIONS_PER_PARTITION_MAX,
+            "max_consumers_per_topic": 0,
+            "max_consumers_per_subscription": CONSUMERS_PER_SUBSCRIPTION_MAX,
+            "max_publish_rate": 0,
+            "max_subscription_dispatch_rate": 0,
+            "max_message_size": self._broker.config.topics.max_record_bytes,
+        }
+        return pb.PolicyResponse(policies=json.dumps(policies))
+
+    async def create_namespace(self, request: pb.NamespaceRequest, call: Call) -> pb.NamespaceResponse:
+        await self._broker.ask("create_namespace", namespace=check_namespace(request.name))
+        return pb.NamespaceResponse(success=True)
+
+    async def delete_namespace(self, request: pb.NamespaceRequest, call: Call) -> pb.NamespaceResponse:
+        try:
+            await self._broker.ask("delete_namespace", namespace=check_namespace(request.name))
+        except Conflict as error:
+            # The namespace is there and is not empty: nothing that is asked for "already exists".
+            raise WrongState(error.what, why=error.why, hint=error.hint) from None
+        return pb.NamespaceResponse(success=True)
+
+
+def physical_names(broker: BrokerCalls, namespace: str) -> list[str]:
+    """Physical names of a namespace's topics, in order of creation; none where it does not exist."""
+    metadata = broker.metadata
+    if namespace not in metadata.namespaces():
+        return []
+    return [name for record in metadata.topics(namespace) for name in record.physical_names]

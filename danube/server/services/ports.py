@@ -1,0 +1,52 @@
+"""What a servicer sees of the call it answers and of the broker it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from danube.config import BrokerConfig
+from danube.core.metadata import Metadata
+
+
+class Call(Protocol):
+    """One RPC: who calls, under which address, with which headers (names in lower case)."""
+
+    @property
+    def authority(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    @property
+    def peer(self) -> str: ...
+
+
+class BrokerCalls(Protocol):
+    """The broker behind the door.  Both ``ask`` raise DanubeErrors."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def config(self) -> BrokerConfig: ...
+
+    @property
+    def broker_id(self) -> int:
+        """1 .. 2**63 - 1."""
+
+    @property
+    def admin_address(self) -> str:
+        """``host:port`` or URL of the admin port."""
+
+    @property
+    def workers(self) -> int: ...
+
+    async def ask(self, op: str, **args: Any) -> Any:
+        """An operation that any worker answers."""
+
+    async def ask_partition(self, partition: str, op: str, **args: Any) -> Any:
+        """An operation at the owner of a partition, by its physical name."""
+
+    def address_for(self, call: Call) -> str:
+        """``http://host:port`` of the data port, as this caller reaches it."""

@@ -1,0 +1,202 @@
+"""danube_schema.SchemaRegistry: subjects, their versions, and the schema that a topic keeps to.
+
+``schema_definition`` in responses is the text that was registered, byte for byte.  All versions of a
+subject have one ``schema_id``.  Times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from danube.errors import InvalidArgument, SchemaNotFound, WrongState
+from danube.ids import check_label, check_topic_name
+from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
+from danube.server.proto import SchemaRegistry_pb2 as pb
+from danube.server.services.naming import find, required
+from danube.server.services.ports import BrokerCalls, Call
+
+_MICROSECONDS: Final = 1_000_000
+_SUBJECTS: Final = "ListSubjects tells the subjects"
+
+
+class SchemaRegistry:
+    """Served on the data port and on the admin port alike."""
+
+    def __init__(self, broker: BrokerCalls) -> None:
+        self._broker = broker
+
+    async def register_schema(
+        self, request: pb.RegisterSchemaRequest, call: Call
+    ) -> pb.RegisterSchemaResponse:
+        made = await self._broker.ask(
+            "schema.register",
+            subject=_subject(request.subject),
+            schema_type=str(SchemaType.parse(request.schema_type)),
+            definition=request.schema_definition,
+            description=request.description,
+            created_by=request.created_by,
+            tags=list(request.tags),
+        )
+        return pb.RegisterSchemaResponse(
+            schema_id=made["schema_id"],
+            version=made["version"],
+            is_new_version=made["is_new_version"],
+            fingerprint=made["fingerprint"],
+        )
+
+    async def get_schema(self, request: pb.GetSchemaRequest, call: Call) -> pb.GetSchemaResponse:
+        version = request.version if request.HasField("version") else None
+        if version == 0:
+            raise SchemaNotFound(
+                "there is no version 0", hint="versions count from 1; leave it out for the latest"
+            )
+        found = await self._broker.ask("schema.get", schema_id=request.schema_id, version=version or 0)
+        return _schema(found)
+
+    async def get_latest_schema(self, request: pb.GetLatestSchemaRequest, call: Call) -> pb.GetSchemaResponse:
+        return _schema(await self._broker.ask("schema.get", subject=_subject(request.subject)))
+
+    async def list_versions(self, request: pb.ListVersionsRequest, call: Call) -> pb.ListVersionsResponse:
+        found = await self._broker.ask("schema.versions", subject=_subject(request.subject))
+        return pb.ListVersionsResponse(
+            versions=[
+                pb.SchemaVersionInfo(
+                    version=one["version"],
+                    created_at=one["created_us"] // _MICROSECONDS,
+                    created_by=one["created_by"],
+                    description=one["description"],
+                    fingerprint=one["fingerprint"],
+                    schema_id=one["schema_id"],
+                )
+                for one in found
+            ]
+        )
+
+    async def check_compatibility(
+        self, request: pb.CheckCompatibilityRequest, call: Call
+    ) -> pb.CheckCompatibilityResponse:
+        """Incompatible is an answer, not an error; each error text names path, rule and reason."""
+        mode = ""
+        if request.HasField("compatibility_mode"):
+            mode = str(Compatibility.parse(request.compatibility_mode))
+        verdict = await self._broker.ask(
+            "schema.check",
+            subject=_subject(request.subject),
+            schema_type=str(SchemaType.parse(request.schema_type)),
+            definition=request.new_schema_definition,
+            compatibility=mode,
+        )
+        violations = msgspec.convert(verdict["violations"], list[Violation])
+        return pb.CheckCompatibilityResponse(
+            is_compatible=verdict["is_compatible"], errors=[str(one) for one in violations]
+        )
+
+    async def delete_schema_version(
+        self, request: pb.DeleteSchemaVersionRequest, call: Call
+    ) -> pb.DeleteSchemaVersionResponse:
+        subject = _subject(request.subject)
+        if request.version == 0:
+            raise InvalidArgument("the request has no version", hint="versions count from 1")
+        await self._broker.ask("schema.delete_version", subject=subject, version=request.version)
+        message = f"Deleted version {request.version} of subject '{subject}'"
+        return pb.DeleteSchemaVersionResponse(success=True, message=message)
+
+    async def set_compatibility_mode(
+        self, request: pb.SetCompatibilityModeRequest, call: Call
+    ) -> pb.SetCompatibilityModeResponse:
+        subject = _subject(request.subject)
+        mode = str(Compatibility.parse(request.compatibility_mode))
+        await self._broker.ask("schema.set_compatibility", subject=subject, compatibility=mode)
+        message = f"Compatibility mode of subject '{subject}' is {mode}"
+        return pb.SetCompatibilityModeResponse(success=True, message=message)
+
+    async def configure_topic_schema(
+        self, request: pb.ConfigureTopicSchemaRequest, call: Call
+    ) -> pb.ConfigureTopicSchemaResponse:
+        check_topic_name(request.topic_name)
+        subject = _subject(request.schema_subject)
+        policy = str(ValidationPolicy.parse(request.validation_policy))
+        topic = find(self._broker.metadata, request.topic_name).record.topic
+        await self._broker.ask(
+            "schema.configure_topic",
+            topic=topic,
+            subject=subject,
+            validation=policy,
+            validate_payload=request.enable_payload_validation,
+        )
+        message = f"Topic {topic} keeps to subject '{subject}' with policy {policy}"
+        return pb.ConfigureTopicSchemaResponse(success=True, message=message)
+
+    async def update_topic_validation_policy(
+        self, request: pb.UpdateTopicValidationPolicyRequest, call: Call
+    ) -> pb.UpdateTopicValidationPolicyResponse:
+        check_topic_name(request.topic_name)
+        policy = str(ValidationPolicy.parse(request.validation_policy))
+        topic = find(self._broker.metadata, request.topic_name).record.topic
+        present = await self._broker.ask("schema.topic", topic=topic)
+        if not present["subject"]:
+            raise WrongState(
+                f"topic {topic} has no schema subject",
+                why="a validation policy says what becomes of records that break the subject's schema",
+                hint="set the subject first, with ConfigureTopicSchema",
+            )
+        await self._broker.ask(
+            "schema.configure_topic",
+            topic=topic,
+            validation=policy,
+            validate_payload=request.enable_payload_validation,
+        )
+        message = f"Topic {topic} has policy {policy}"
+        return pb.UpdateTopicValidationPolicyResponse(success=True, message=message)
+
+    async def get_topic_schema_config(
+        self, request: pb.GetTopicSchemaConfigRequest, call: Call
+    ) -> pb.GetTopicSchemaConfigResponse:
+        topic = find(self._broker.metadata, request.topic_name).record.topic
+        present = await self._broker.ask("schema.topic", topic=topic)
+        return pb.GetTopicSchemaConfigResponse(
+            schema_subject=present["subject"],
+            validation_policy=present["validation"],
+            enable_payload_validation=present["validate_payload"],
+            schema_id=present["schema_id"],
+        )
+
+    async def list_subjects(self, request: pb.ListSubjectsRequest, call: Call) -> pb.ListSubjectsResponse:
+        found = await self._broker.ask("schema.subjects")
+        return pb.ListSubjectsResponse(
+            subjects=[
+                pb.SubjectSummary(
+                    subject=one["subject"],
+                    schema_type=one["schema_type"],
+                    latest_version=one["latest_version"],
+                    compatibility_mode=one["compatibility"],
+                    schema_id=one["schema_id"],
+                    tags=one["tags"],
+                )
+                for one in found
+            ]
+        )
+
+
+def _subject(text: str) -> str:
+    required(text, "subject", _SUBJECTS)
+    check_label(text, "subject")
+    return text
+
+
+def _schema(entry: dict[str, Any]) -> pb.GetSchemaResponse:
+    return pb.GetSchemaResponse(
+        schema_id=entry["schema_id"],
+        version=entry["version"],
+        subject=entry["subject"],
+        schema_type=entry["schema_type"],
+        schema_definition=entry["definition"],
+        description=entry["description"],
+        created_at=entry["created_us"] // _MICROSECONDS,
+        created_by=entry["created_by"],
+        tags=entry["tags"],
+        fingerprint=entry["fingerprint"],
+        compatibility_mode=entry["compatibility"],
+    )

@@ -1,0 +1,298 @@
+"""danube_admin.TopicAdmin: topics and their subscriptions.
+
+A request names a topic, the base of a partitioned one, or one partition; see
+:mod:`danube.server.services.naming`.  What concerns partitions is asked of each owner and joined.
+Policies and settings of subscriptions hold for the whole topic, whichever of its names is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from danube.core.commands import TopicRecord
+from danube.errors import (
+    Conflict,
+    InvalidArgument,
+    NotSupported,
+    PolicyMismatch,
+    SchemaNotFound,
+    SubscriptionNotFound,
+    TopicNotFound,
+    WrongState,
+)
+from danube.ids import check_topic_name, split_partition_name
+from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.services.failure_policy import (
+    mode_number,
+    read_failure_policy,
+    show_failure_policy,
+    stored_failure_policy,
+)
+from danube.server.services.naming import (
+    Named,
+    check_namespace,
+    check_subscription,
+    find,
+    no_subscription,
+    number_of_broker,
+    required_message,
+)
+from danube.server.services.ports import BrokerCalls, Call
+
+UNACKED_MAX: Final = 10_000
+_ASKED_AT_ONCE: Final = 64  # partitions whose owners are asked together
+_RELIABLE: Final = "Reliable"
+_NON_RELIABLE: Final = "NonReliable"
+
+
+class TopicAdmin:
+    """Topics of this broker; it owns all of them."""
+
+    def __init__(self, broker: BrokerCalls) -> None:
+        self._broker = broker
+
+    # Lists
+
+    async def list_namespace_topics(
+        self, request: pb.NamespaceRequest, call: Call
+    ) -> pb.TopicInfoListResponse:
+        namespace = check_namespace(request.name)
+        metadata = self._broker.metadata
+        known = namespace in metadata.namespaces()
+        return self._listed(metadata.topics(namespace) if known else [])
+
+    async def list_broker_topics(self, request: pb.BrokerRequest, call: Call) -> pb.TopicInfoListResponse:
+        """All topics for this broker's id, none for any other."""
+        own = number_of_broker(request.broker_id) == self._broker.broker_id
+        return self._listed(self._broker.metadata.topics() if own else [])
+
+    def _listed(self, records: Sequence[TopicRecord]) -> pb.TopicInfoListResponse:
+        broker_id = str(self._broker.broker_id)
+        return pb.TopicInfoListResponse(
+            topics=[
+                pb.TopicInfo(name=name, broker_id=broker_id, delivery=_delivery(record))
+                for record in records
+                for name in record.physical_names
+            ]
+        )
+
+    # Topics
+
+    async def create_topic(self, request: pb.NewTopicRequest, call: Call) -> pb.TopicResponse:
+        return await self._create(request.name, 0, request)
+
+    async def create_partitioned_topic(
+        self, request: pb.PartitionedTopicRequest, call: Call
+    ) -> pb.TopicResponse:
+        """All partitions are made by one command, or none is."""
+        if request.partitions == 0:
+            raise InvalidArgument("a partitioned topic needs partitions", hint="set partitions to 1 or more")
+        return await self._create(request.base_name, request.partitions, request)
+
+    async def _create(
+        self, name: str, partitions: int, request: pb.NewTopicRequest | pb.PartitionedTopicRequest
+    ) -> pb.TopicResponse:
+        check_topic_name(name)
+        if request.dispatch_strategy not in (pb.NonReliable, pb.Reliable):
+            raise InvalidArgument(
+                f"dispatch_strategy {request.dispatch_strategy} is not known",
+                hint="use NonReliable (0) or Reliable (1)",
+            )
+        subject = request.schema_subject
+        if subject:
+            # Before the topic is made: what is refused must leave nothing behind.
+            await self._broker.ask("schema.get", subject=subject)
+        policy = {"reliable": request.dispatch_strategy == pb.Reliable}
+        await self._broker.ask("create_topic", topic=name, partitions=partitions, policy=policy)
+        if subject:
+            await self._broker.ask("schema.configure_topic", topic=name, subject=subject)
+        return pb.TopicResponse(success=True)
+
+    async def delete_topic(self, request: pb.TopicRequest, call: Call) -> pb.TopicResponse:
+        """Deletes a topic with all its partitions; one partition alone cannot go."""
+        check_topic_name(request.name)
+        base, partition = split_partition_name(request.name)
+        if partition is not None:
+            raise InvalidArgument(
+                f"Cannot delete individual partition {request.name}",
+                why="keys would go to other partitions",
+                hint=f"delete {base}, which deletes all its partitions",
+            )
+        await self._broker.ask("delete_topic", topic=request.name)
+        return pb.TopicResponse(success=True)
+
+    async def unload_topic(self, request: pb.TopicRequest, call: Call) -> pb.TopicResponse:
+        check_topic_name(request.name)
+        raise NotSupported(
+            f"topic {request.name} cannot be unloaded",
+            why="this broker runs on one host, and no other could take the topic",
+            hint="stop the broker to take its topics out of service",
+        )
+
+    async def describe_topic(self, request: pb.DescribeTopicRequest, call: Call) -> pb.DescribeTopicResponse:
+        """An unknown topic is described too: no broker, no subscriptions, NonReliable."""
+        found = self._find_or_none(request.name)
+        if found is None:
+            return pb.DescribeTopicResponse(name=request.name, delivery=_NON_RELIABLE)
+        described = pb.DescribeTopicResponse(
+            name=request.name,
+            subscriptions=await self._subscriptions(found),
+            broker_id=str(self._broker.broker_id),
+            delivery=_delivery(found.record),
+        )
+        subject = (await self._broker.ask("schema.topic", topic=found.record.topic))["subject"]
+        if subject:
+            described.schema_subject = subject
+            await self._describe_schema(subject, described)
+        return described
+
+    async def _describe_schema(self, subject: str, described: pb.DescribeTopicResponse) -> None:
+        try:
+            entry = await self._broker.ask("schema.get", subject=subject)
+        except SchemaNotFound:
+            return  # deleted since; the topic still names it
+        described.schema_id = entry["schema_id"]
+        described.schema_version = entry["version"]
+        described.schema_type = entry["schema_type"]
+        described.compatibility_mode = entry["compatibility"].upper()
+
+    # Subscriptions
+
+    async def list_subscriptions(self, request: pb.TopicRequest, call: Call) -> pb.SubscriptionListResponse:
+        found = self._find_or_none(request.name)
+        return pb.SubscriptionListResponse(
+            subscriptions=await self._subscriptions(found) if found is not None else []
+        )
+
+    async def unsubscribe(self, request: pb.SubscriptionRequest, call: Call) -> pb.SubscriptionResponse:
+        """Deletes a subscription with its cursors, on every partition or, while consumers use it, on none."""
+        name = check_subscription(request.subscription)
+        found = find(self._broker.metadata, request.topic)
+        held = [one for one in await self._subscriptions_of(found) if one["subscription"] == name]
+        if not held:
+            raise no_subscription(name, request.topic)
+        connected = [consumer for one in held for consumer in one["consumer_names"]]
+        if connected:
+            raise _consumers_connected(name, request.topic, f"for example {connected[0]!r}")
+        for one in held:
+            try:
+                await self._broker.ask_partition(one["partition"], "delete_subscription", subscription=name)
+            except SubscriptionNotFound:
+                continue  # somebody else deleted it meanwhile, which is what was asked for
+            except Conflict as error:
+                raise _consumers_connected(name, one["partition"], error.what) from None
+        return pb.SubscriptionResponse(success=True)
+
+    async def set_subscription_failure_policy(
+        self, request: pb.SetSubscriptionFailurePolicyRequest, call: Call
+    ) -> pb.SubscriptionResponse:
+        """Works before the subscription exists, and reaches a live one at once."""
+        name = check_subscription(request.subscription)
+        check_topic_name(request.topic)
+        policy = read_failure_policy(required_message(request, "failure_policy"))
+        topic = self._reliable_topic(request.topic)
+        await self._broker.ask(
+            "set_subscription_settings",
+            topic=topic,
+            subscription=name,
+            failure=msgspec.structs.asdict(policy),
+        )
+        return pb.SubscriptionResponse(success=True)
+
+    async def get_subscription_failure_policy(
+        self, request: pb.GetSubscriptionFailurePolicyRequest, call: Call
+    ) -> pb.GetSubscriptionFailurePolicyResponse:
+        """The policy that was set, else what an existing subscription has from its topic; else unset."""
+        name = check_subscription(request.subscription)
+        record = find(self._broker.metadata, request.topic).record
+        settings = await self._settings(record.topic, name)
+        response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=mode_number(settings["mode"]))
+        if settings["failure"] is not None:
+            policy = stored_failure_policy(settings["failure"])
+        elif settings["mode"] is not None and record.policy.reliable:
+            policy = record.policy.failure
+        else:
+            return response
+        response.failure_policy.CopyFrom(show_failure_policy(policy))
+        return response
+
+    async def set_subscription_dispatch_config(
+        self, request: pb.SetSubscriptionDispatchConfigRequest, call: Call
+    ) -> pb.SubscriptionResponse:
+        """How many messages may be unacked; reaches a live subscription at once."""
+        name = check_subscription(request.subscription)
+        check_topic_name(request.topic)
+        unacked = required_message(request, "dispatch_config").max_unacked_messages
+        if not 1 <= unacked <= UNACKED_MAX:
+            raise InvalidArgument(f"max_unacked_messages is {unacked}", hint=f"set it to 1 .. {UNACKED_MAX}")
+        topic = self._reliable_topic(request.topic)
+        await self._broker.ask(
+            "set_subscription_settings", topic=topic, subscription=name, max_unacked=unacked
+        )
+        return pb.SubscriptionResponse(success=True)
+
+    async def get_subscription_dispatch_config(
+        self, request: pb.GetSubscriptionDispatchConfigRequest, call: Call
+    ) -> pb.GetSubscriptionDispatchConfigResponse:
+        """Unset where nothing was set for this subscription."""
+        name = check_subscription(request.subscription)
+        record = find(self._broker.metadata, request.topic).record
+        settings = await self._settings(record.topic, name)
+        response = pb.GetSubscriptionDispatchConfigResponse()
+        if settings["max_unacked"]:
+            response.dispatch_config.max_unacked_messages = settings["max_unacked"]
+        return response
+
+    # What the broker knows
+
+    async def _settings(self, topic: str, subscription: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._broker.ask(
+            "subscription_settings", topic=topic, subscription=subscription
+        )
+        return found
+
+    def _find_or_none(self, name: str) -> Named | None:
+        try:
+            return find(self._broker.metadata, name)
+        except TopicNotFound:
+            return None
+
+    def _reliable_topic(self, name: str) -> str:
+        record = find(self._broker.metadata, name).record
+        if not record.policy.reliable:
+            raise PolicyMismatch(
+                f"topic {record.topic} is not reliable",
+                why="nothing is redelivered on it",
+                hint="use a reliable topic",
+            )
+        return record.topic
+
+    async def _subscriptions(self, found: Named) -> list[str]:
+        """Names on any of the partitions, each once, in order."""
+        return sorted({one["subscription"] for one in await self._subscriptions_of(found)})
+
+    async def _subscriptions_of(self, found: Named) -> list[dict[str, Any]]:
+        """What each partition's owner tells of its subscriptions."""
+        held: list[dict[str, Any]] = []
+        names = found.partitions
+        for start in range(0, len(names), _ASKED_AT_ONCE):
+            asked = names[start : start + _ASKED_AT_ONCE]
+            for answer in await asyncio.gather(
+                *(self._broker.ask_partition(name, "list_subscriptions") for name in asked)
+            ):
+                held += answer
+        return held
+
+
+def _delivery(record: TopicRecord) -> str:
+    return _RELIABLE if record.policy.reliable else _NON_RELIABLE
+
+
+def _consumers_connected(subscription: str, topic: str, why: str) -> WrongState:
+    return WrongState(
+        f"subscription {subscription!r} on {topic} has consumers connected", why=why, hint="stop them first"
+    )

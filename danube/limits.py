@@ -48,6 +48,29 @@ DEDUP_BATCHES_PER_PARTITION_MAX = 131_072  # of all producers together; then idl
 DEDUP_BATCHES_KEPT = 8  # by any producer, however many there are
 ACKED_RANGES_STORED_MAX = 65_536
 
+# Schemas
+SUBJECTS_MAX = 10_000
+SCHEMA_VERSIONS_MAX = 1_000  # of one subject, deleted ones not counted
+SCHEMA_DEFINITION_BYTES_MAX = 256 * KIB
+SCHEMA_COMPILED_BYTES_MAX = 640 * KIB
+SCHEMA_DESCRIPTION_BYTES_MAX = 4 * KIB
+SCHEMA_TAGS_MAX = 32
+REGISTRY_BYTES_MAX = 64 * MIB  # of all versions together, as they are stored
+SCHEMA_VALIDATORS_MAX = 256  # kept ready in one worker
+
+# What the metadata remembers of subscriptions and access
+SUBSCRIPTION_SETTINGS_MAX = 50_000  # of all topics together
+KNOWN_CONSUMERS_MAX = 20_000
+ROLES_MAX = 1_000
+BINDINGS_MAX = 10_000
+ROLES_PER_BINDING_MAX = 16
+
+# Metadata log
+METADATA_COMMAND_BYTES_MAX = 16 * KIB  # but one that registers a schema
+METADATA_SCHEMA_COMMAND_BYTES_MAX = 1 * MIB
+METADATA_COMMANDS_PER_ENTRY_MAX = 256
+METADATA_ENTRY_BYTES_MAX = 4 * MIB + 8
+
 # Shared memory
 RING_BYTES = 16 * MIB
 TAIL_BYTES = 32 * MIB
@@ -72,3 +95,11 @@ _agree(
     PRODUCERS_PER_PARTITION_MAX * DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PARTITION_MAX * 7 // 8,
     "trimming every window to what is kept makes room",
 )
+_agree(
+    SCHEMA_DEFINITION_BYTES_MAX + SCHEMA_COMPILED_BYTES_MAX + 64 * KIB <= METADATA_SCHEMA_COMMAND_BYTES_MAX,
+    "a definition with all that is said about it is one command",
+)
+_agree(
+    SCHEMA_DEFINITION_BYTES_MAX + 64 * KIB <= CONTROL_BYTES_MAX, "a definition can be sent to be registered"
+)
+_agree(METADATA_SCHEMA_COMMAND_BYTES_MAX + 8 <= METADATA_ENTRY_BYTES_MAX, "the largest command fits an entry")

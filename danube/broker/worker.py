@@ -26,7 +26,7 @@ from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
 from danube.broker.traffic import Traffic
 from danube.cluster.local_log import LocalLog
-from danube.core.commands import PolicyUpdated, TopicDeleted
+from danube.core.commands import TopicDeleted, TopicUpdated
 from danube.errors import RingDamaged
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
@@ -199,7 +199,7 @@ class Worker:
         for change in self.metadata.refresh():
             if isinstance(change, TopicDeleted):
                 self.shard.delete_topic(change.record)
-            elif isinstance(change, PolicyUpdated):
+            elif isinstance(change, TopicUpdated):
                 self.shard.update_policy(change.record)
 
     def metadata_changed(self) -> None:

@@ -27,18 +27,15 @@ from typing import Final, NamedTuple, overload
 
 from danube.clock import monotonic_ns
 from danube.cluster import log_file
-from danube.cluster.log_file import COMMAND_BYTES_MAX, COMMANDS_PER_ENTRY_MAX, ENTRY_BYTES_MAX
+from danube.cluster.log_file import ENTRY_BYTES_MAX
 from danube.core.commands import (
     Change,
     Command,
-    CreateNamespace,
-    CreateTopic,
-    DeleteNamespace,
-    DeleteTopic,
     NamespaceCreated,
     NamespaceDeleted,
+    OtherCommand,
+    TopicCommand,
     TopicRecord,
-    UpdatePolicy,
     decode_commands,
     encode_command,
     join_commands,
@@ -49,7 +46,6 @@ from danube.errors import (
     ClosedError,
     Damage,
     DanubeError,
-    LimitExceeded,
     NotFound,
     OperationTimeout,
     Overloaded,
@@ -57,13 +53,18 @@ from danube.errors import (
     StorageFull,
     broken,
 )
-from danube.limits import MIB, TOPICS_MAX
+from danube.limits import (
+    METADATA_COMMANDS_PER_ENTRY_MAX,
+    MIB,
+    TOPICS_MAX,
+)
 
 COMPACT_BYTES_MIN: Final = 4 * MIB
 COMPACT_RATIO: Final = 4
 LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_POLL_S: Final = 0.001
 _CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
+_LIST_BYTES: Final = 5  # what a MessagePack list takes besides its elements
 
 
 class Statistics(NamedTuple):
@@ -151,10 +152,10 @@ class LocalLog:
     # Propose
 
     @overload
-    def propose(self, command: CreateTopic | DeleteTopic | UpdatePolicy) -> TopicRecord: ...
+    def propose(self, command: TopicCommand) -> TopicRecord: ...
 
     @overload
-    def propose(self, command: CreateNamespace | DeleteNamespace) -> None: ...
+    def propose(self, command: OtherCommand) -> None: ...
 
     def propose(self, command: Command) -> TopicRecord | None:
         """Make one command durable and apply it; blocks for the lock and a sync (some ms).
@@ -169,7 +170,7 @@ class LocalLog:
         return result
 
     def propose_many(self, commands: Sequence[Command]) -> list[TopicRecord | DanubeError | None]:
-        """Like propose for each in turn, with one sync for COMMANDS_PER_ENTRY_MAX of them.
+        """Like propose for each in turn, with one sync for as many of them as one entry holds.
 
         Where a command is refused, or its entry could not be stored, the error stands in its place.
         """
@@ -179,19 +180,19 @@ class LocalLog:
         with self._locked(), self._storage_errors():
             self._catch_up()
             self._mend_tail()
-            for start in range(0, len(commands), COMMANDS_PER_ENTRY_MAX):
-                self._propose_entry(commands, start, results)
+            start = 0
+            while start < len(commands):
+                start = self._propose_entry(commands, start, results)
             self._compact_if_grown()
         return results
 
     def _propose_entry(
         self, commands: Sequence[Command], start: int, results: list[TopicRecord | DanubeError | None]
-    ) -> None:
-        """Check, store and apply the commands from ``start`` on that make up one entry."""
-        places = range(start, min(start + COMMANDS_PER_ENTRY_MAX, len(commands)))
-        accepted = self._accept(commands, places, results)
+    ) -> int:
+        """Check, store and apply the commands from ``start`` on that make up one entry; return their end."""
+        accepted, end = self._accept(commands, start, results)
         if not accepted:
-            return
+            return end
         completed = False
         try:
             error = self._append_or_forget(join_commands([entry.encoded for entry in accepted]))
@@ -199,7 +200,7 @@ class LocalLog:
                 for entry in accepted:
                     results[entry.place] = self._apply(entry.command)
             else:
-                for place in places:
+                for place in range(start, end):
                     if not isinstance(results[place], DanubeError):
                         results[place] = error
             completed = True
@@ -207,33 +208,35 @@ class LocalLog:
             # Interrupted between storing and applying, this object no longer knows where it is.
             if not completed:
                 self.close()
+        return end
 
     def _accept(
-        self, commands: Sequence[Command], places: range, results: list[TopicRecord | DanubeError | None]
-    ) -> list[_Accepted]:
-        """The commands that would change something; the results of all others are filled in."""
+        self, commands: Sequence[Command], start: int, results: list[TopicRecord | DanubeError | None]
+    ) -> tuple[list[_Accepted], int]:
+        """The commands of one entry that would change something, and the place after the last one looked
+        at; the results of all others are filled in."""
+        end = min(start + METADATA_COMMANDS_PER_ENTRY_MAX, len(commands))
         # Later commands may depend on earlier ones that are not stored yet, so a copy runs ahead.
-        ahead = self._state if len(places) == 1 else self._state.copy()
+        ahead = self._state if end - start == 1 else self._state.copy()
         accepted: list[_Accepted] = []
-        for place in places:
+        free_bytes = ENTRY_BYTES_MAX - _LIST_BYTES
+        for place in range(start, end):
             command = commands[place]
             try:
                 if not ahead.check(command):
                     results[place] = _topic_named(ahead, command)
                     continue
                 encoded = encode_command(command)
-                if len(encoded) > COMMAND_BYTES_MAX:
-                    raise LimitExceeded(
-                        "metadata command is too large",
-                        why=f"it has {len(encoded)} bytes; the limit is {COMMAND_BYTES_MAX}",
-                    )
             except CallerError as error:
                 results[place] = error
                 continue
+            if len(encoded) > free_bytes:
+                return accepted, place
             if ahead is not self._state:
                 ahead.apply(ahead.version + 1, command)
+            free_bytes -= len(encoded)
             accepted.append(_Accepted(place, command, encoded))
-        return accepted
+        return accepted, end
 
     def _append_or_forget(self, content: bytes) -> StorageFull | StorageFailed | None:
         try:
@@ -486,6 +489,4 @@ class LocalLog:
 
 
 def _topic_named(state: Metadata, command: Command) -> TopicRecord | None:
-    if isinstance(command, CreateNamespace | DeleteNamespace):
-        return None
-    return state.topic(command.topic)
+    return state.topic(command.topic) if isinstance(command, TopicCommand) else None

@@ -15,7 +15,7 @@ Little-endian, everything starts at a multiple of 8:
                       u32 crc      CRC32C of bytes 4 .. 16 + size of the entry
                       u32 size     bytes of the content
                       u64 index    of the first command
-                      content      MessagePack list of commands
+                      content      MessagePack list of commands, ENTRY_BYTES_MAX at most
 
 Written by whoever holds the directory's lock, in this order: the mark as it is, entry, fdatasync,
 the mark after the entry.  Read by everyone without a lock, up to the mark.  The last mark is made
@@ -33,10 +33,10 @@ from typing import Final, NamedTuple
 
 from danube.core.checksum import crc32c
 from danube.errors import Damage, StorageFailed, StorageFull, StorageIncompatible
+from danube.limits import METADATA_ENTRY_BYTES_MAX
 
-COMMANDS_PER_ENTRY_MAX: Final = 256
-COMMAND_BYTES_MAX: Final = 16 * 1024
-ENTRY_BYTES_MAX: Final = COMMANDS_PER_ENTRY_MAX * COMMAND_BYTES_MAX + 8
+# An entry that is larger is damage to every reader, so this bound belongs to the format.
+ENTRY_BYTES_MAX: Final = METADATA_ENTRY_BYTES_MAX
 
 _MAGIC: Final = b"DNL1"
 _HEADER: Final = struct.Struct("<4sIQQ")

@@ -11,9 +11,60 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.core.policy import TopicPolicy
-from danube.errors import StorageIncompatible
+from danube.core.policy import FailurePolicy, TopicPolicy
+from danube.errors import LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
+from danube.limits import METADATA_COMMAND_BYTES_MAX, METADATA_SCHEMA_COMMAND_BYTES_MAX
+
+
+class TopicSchema(msgspec.Struct, frozen=True):
+    """What the records of a topic are checked against; ``validation`` is none, warn or enforce.
+
+    With ``validate_payload`` each payload is read with the version that its batch names; without it
+    only the batch's schema id is looked at.
+    """
+
+    subject: str
+    validation: str = "warn"
+    validate_payload: bool = False
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True):
+    """What an operator set for one subscription of a topic, whether it has been made yet or not."""
+
+    failure: FailurePolicy | None = None
+    max_unacked: int = 0  # 0: the topic's
+
+
+class KnownConsumer(msgspec.Struct, frozen=True):
+    """A consumer that clients know by a number; see :mod:`danube.core.known_consumers`."""
+
+    consumer_id: int
+    topic_id: int
+    partition: int
+    subscription: str
+    mode: str
+    name: str
+    filters: tuple[str, ...] = ()
+
+
+class Role(msgspec.Struct, frozen=True):
+    """A name for a set of permissions (see :mod:`danube.core.access`)."""
+
+    name: str
+    permissions: tuple[str, ...]
+    system: bool = False
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """Gives roles to a principal within a scope: the whole cluster, one namespace or one topic."""
+
+    id: str
+    principal_type: str
+    principal_name: str
+    role_names: tuple[str, ...]
+    scope: str
+    resource_name: str = ""
 
 
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, tag="create_topic", tag_field="kind"):
@@ -53,7 +104,116 @@ class DeleteNamespace(msgspec.Struct, frozen=True, kw_only=True, tag="delete_nam
     namespace: str
 
 
-Command = CreateTopic | DeleteTopic | UpdatePolicy | CreateNamespace | DeleteNamespace
+class ConfigureTopicSchema(
+    msgspec.Struct, frozen=True, kw_only=True, tag="configure_topic_schema", tag_field="kind"
+):
+    """Check a topic's records against a subject that exists; None checks nothing any more."""
+
+    topic: str
+    schema: TopicSchema | None = None
+
+
+class SetSubscriptionSettings(
+    msgspec.Struct, frozen=True, kw_only=True, tag="set_subscription_settings", tag_field="kind"
+):
+    topic: str
+    subscription: str
+    settings: SubscriptionSettings
+
+
+class ForgetSubscription(
+    msgspec.Struct, frozen=True, kw_only=True, tag="forget_subscription", tag_field="kind"
+):
+    """A subscription was deleted from one partition (-1: from all): so are its known consumers there.
+
+    Its settings go with its last partition: at once where the topic has one, else with -1.
+    """
+
+    topic: str
+    subscription: str
+    partition: int = -1
+    topic_id: int = 0
+
+
+class RegisterSchema(msgspec.Struct, frozen=True, kw_only=True, tag="register_schema", tag_field="kind"):
+    """Add a version to a subject, which is made where ``after_revision`` is 0.
+
+    The proposer has compared the definition with what the subject held at that revision; a subject
+    that has changed since refuses.  ``compatibility`` is what a new subject starts with.
+    """
+
+    subject: str
+    after_revision: int
+    schema_type: str
+    definition: bytes
+    fingerprint: str
+    created_us: int
+    compatibility: str
+    compiled: bytes = b""
+    description: str = ""
+    created_by: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class DeleteSchemaVersion(
+    msgspec.Struct, frozen=True, kw_only=True, tag="delete_schema_version", tag_field="kind"
+):
+    subject: str
+    version: int
+
+
+class DeleteSubject(msgspec.Struct, frozen=True, kw_only=True, tag="delete_subject", tag_field="kind"):
+    """Delete a subject that no topic is configured with."""
+
+    subject: str
+
+
+class SetCompatibility(msgspec.Struct, frozen=True, kw_only=True, tag="set_compatibility", tag_field="kind"):
+    subject: str
+    compatibility: str
+
+
+class KnowConsumer(msgspec.Struct, frozen=True, kw_only=True, tag="know_consumer", tag_field="kind"):
+    """Keep a consumer's number; beyond ``known_max`` the one that was kept first is forgotten.
+
+    The bound travels with the command, so that machines of different versions forget the same.
+    """
+
+    consumer: KnownConsumer
+    known_max: int
+
+
+class PutRole(msgspec.Struct, frozen=True, kw_only=True, tag="put_role", tag_field="kind"):
+    role: Role
+
+
+class DeleteRole(msgspec.Struct, frozen=True, kw_only=True, tag="delete_role", tag_field="kind"):
+    name: str
+
+
+class PutBinding(msgspec.Struct, frozen=True, kw_only=True, tag="put_binding", tag_field="kind"):
+    binding: Binding
+
+
+class DeleteBinding(msgspec.Struct, frozen=True, kw_only=True, tag="delete_binding", tag_field="kind"):
+    scope: str
+    resource_name: str
+    id: str
+
+
+TopicCommand = (
+    CreateTopic
+    | DeleteTopic
+    | UpdatePolicy
+    | ConfigureTopicSchema
+    | SetSubscriptionSettings
+    | ForgetSubscription
+)
+NamespaceCommand = CreateNamespace | DeleteNamespace
+SchemaCommand = RegisterSchema | DeleteSchemaVersion | DeleteSubject | SetCompatibility
+AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding
+OtherCommand = NamespaceCommand | SchemaCommand | AccessCommand | KnowConsumer
+Command = TopicCommand | OtherCommand
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -64,6 +224,8 @@ class TopicRecord(msgspec.Struct, frozen=True):
     partitions: int
     policy: TopicPolicy
     created_us: int
+    schema: TopicSchema | None = None
+    settings: dict[str, SubscriptionSettings] = {}  # by subscription; never changed in place
 
     @property
     def partition_count(self) -> int:
@@ -88,8 +250,8 @@ class TopicDeleted(msgspec.Struct, frozen=True):
     record: TopicRecord
 
 
-class PolicyUpdated(msgspec.Struct, frozen=True):
-    """``record`` is the topic with its new policy."""
+class TopicUpdated(msgspec.Struct, frozen=True):
+    """``record`` is the topic with its new policy, schema or subscription settings."""
 
     record: TopicRecord
 
@@ -102,7 +264,7 @@ class NamespaceDeleted(msgspec.Struct, frozen=True):
     namespace: str
 
 
-Change = TopicCreated | TopicDeleted | PolicyUpdated | NamespaceCreated | NamespaceDeleted
+Change = TopicCreated | TopicDeleted | TopicUpdated | NamespaceCreated | NamespaceDeleted
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Command])
@@ -116,11 +278,20 @@ def in_full(value: Any) -> Any:
         return {settings.tag_field: settings.tag, **fields} if settings.tag_field else fields
     if isinstance(value, list | tuple):
         return [in_full(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: in_full(entry) for name, entry in value.items()}
     return value
 
 
 def encode_command(command: Command) -> bytes:
-    return _encoder.encode(in_full(command))
+    """The command in full; raises LimitExceeded where it is larger than any sound one of its kind."""
+    encoded = _encoder.encode(in_full(command))
+    schema = isinstance(command, RegisterSchema)
+    limit = METADATA_SCHEMA_COMMAND_BYTES_MAX if schema else METADATA_COMMAND_BYTES_MAX
+    if len(encoded) > limit:
+        why = f"it has {len(encoded)} bytes; the limit is {limit}"
+        raise LimitExceeded("metadata command is too large", why=why, limit=limit)
+    return encoded
 
 
 def join_commands(encoded: list[bytes]) -> bytes:

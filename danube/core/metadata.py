@@ -10,8 +10,10 @@ Rules:  names follow danube.ids;  a name that ends like a partition is never a t
 nothing to do with each other;  topic ids count up and are never used twice;  the namespaces default
 and system are always there;  a namespace is deleted only when it is empty.
 
-Snapshot, little-endian: 4 bytes magic ``DNM1`` (the digit is the format version), 4 bytes CRC32C of
-what follows, then MessagePack.  Equal machines give equal bytes.
+Parts with rules of their own: schemas (:mod:`danube.core.registry`), roles and bindings
+(:mod:`danube.core.access`), consumers that clients know by a number
+(:mod:`danube.core.known_consumers`).  What belongs to a topic (its schema, its subscriptions' settings,
+its known consumers) goes with it.  Bytes: :mod:`danube.core.metadata_snapshot`.
 """
 
 from __future__ import annotations
@@ -19,71 +21,68 @@ from __future__ import annotations
 import difflib
 import re
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from danube.core.checksum import crc32c
+from danube.core import metadata_snapshot
+from danube.core.access import Access
 from danube.core.commands import (
+    AccessCommand,
     Change,
     Command,
+    ConfigureTopicSchema,
     CreateNamespace,
     CreateTopic,
     DeleteNamespace,
     DeleteTopic,
+    ForgetSubscription,
+    KnowConsumer,
+    NamespaceCommand,
     NamespaceCreated,
     NamespaceDeleted,
-    PolicyUpdated,
+    SchemaCommand,
+    SetSubscriptionSettings,
+    TopicCommand,
     TopicCreated,
     TopicDeleted,
     TopicRecord,
+    TopicUpdated,
     UpdatePolicy,
-    in_full,
 )
-from danube.core.policy import TopicPolicy
+from danube.core.known_consumers import KnownConsumers
+from danube.core.metadata_snapshot import Stored
+from danube.core.registry import Registry
+from danube.core.topic_settings import check_edit, edited
 from danube.errors import (
     Conflict,
-    Damage,
     InvalidArgument,
     InvalidName,
     LimitExceeded,
     NotFound,
     PolicyMismatch,
-    StorageIncompatible,
     TopicExists,
     TopicNotFound,
     broken,
 )
 from danube.ids import check_new_topic_name, check_topic_name, split_partition_name
-from danube.limits import NAMESPACES_MAX, PARTITIONS_MAX, TOPICS_MAX
+from danube.limits import (
+    NAMESPACES_MAX,
+    PARTITIONS_MAX,
+    TOPICS_MAX,
+)
 
 NAMESPACES_ALWAYS: Final = ("default", "system")
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
-_MAGIC: Final = b"DNM1"
 _SUGGESTIONS: Final = 3
 _SUGGESTION_LOOKUPS_MAX: Final = 5_000
 _SUGGESTION_CANDIDATES_MAX: Final = 200
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
-    """Policies are listed once each; a topic names its own by number."""
-
-    index: int
-    next_topic_id: int
-    namespaces: list[str]
-    policies: list[TopicPolicy]
-    topics: list[tuple[str, int, int, int, int]]  # name, id, partitions, policy, created_us
-
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
-
-
 class Metadata:
-    """All topics of one broker or cluster.  ``version`` is the index of the last applied command."""
+    """All that one broker or cluster agreed on.  ``version`` is the index of the last applied command."""
 
-    __slots__ = ("_by_id", "_namespaces", "_partition_count", "next_topic_id", "version")
+    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "known", "next_topic_id", "registry",
+                 "settings_count", "version")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0
@@ -91,6 +90,10 @@ class Metadata:
         self._namespaces: dict[str, dict[str, TopicRecord]] = {name: {} for name in NAMESPACES_ALWAYS}
         self._by_id: dict[int, TopicRecord] = {}
         self._partition_count = 0
+        self.settings_count = 0  # of subscriptions, in all topics together
+        self.registry = Registry()
+        self.access = Access()
+        self.known = KnownConsumers()
 
     # Lookup
 
@@ -178,24 +181,24 @@ class Metadata:
 
     def check(self, command: Command) -> bool:
         """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        if isinstance(command, SchemaCommand):
+            return self.registry.check(command)
+        if isinstance(command, AccessCommand):
+            return self.access.check(command)
+        if isinstance(command, KnowConsumer):
+            self._refuse_unplaced(command)
+            return self.known.check(command)
         match command:
             case CreateTopic():
                 return self._check_create_topic(command)
-            case UpdatePolicy():
-                command.policy.check()
-                record = self.topic(command.topic)
-                if record.policy.reliable != command.policy.reliable:
-                    raise PolicyMismatch(
-                        f"topic {record.topic} cannot change between reliable and non-reliable",
-                        why="its records keep the promise that they were sent under",
-                        hint="create another topic",
-                    )
-                return record.policy != command.policy
             case CreateNamespace():
                 return self._check_create_namespace(command)
-            case _:
+            case DeleteTopic() | DeleteNamespace():
                 self._refuse(command)
                 return True
+        check_edit(self.topic(command.topic), command, self.settings_count)
+        self._refuse(command)
+        return not self._unneeded(command)
 
     def _check_create_topic(self, command: CreateTopic) -> bool:
         check_topic_name(command.topic)
@@ -246,25 +249,40 @@ class Metadata:
             raise LimitExceeded("there is no room for more namespaces", why=why, limit=NAMESPACES_MAX)
         return True
 
-    def _refuse(self, command: Command) -> None:
+    def _refuse(self, command: TopicCommand | NamespaceCommand) -> None:
         """Raise a CallerError where applying would break the machine."""
         match command:
             case CreateTopic():
                 self._refuse_create_topic(command)
-            case DeleteTopic():
+            case DeleteTopic() | ForgetSubscription():
                 record = self.topic(command.topic)
                 if command.topic_id not in (0, record.topic_id):
                     raise TopicNotFound(
                         f"topic {command.topic} was deleted and created again",
                         why=f"its id is {record.topic_id}, not {command.topic_id}",
                     )
-            case UpdatePolicy():
+            case UpdatePolicy() | SetSubscriptionSettings():
                 self.topic(command.topic)
+            case ConfigureTopicSchema():
+                self.topic(command.topic)
+                if command.schema is not None:
+                    self.registry.subject(command.schema.subject)
             case CreateNamespace():
                 if command.namespace in self._namespaces:
                     raise Conflict(f"namespace {command.namespace!r} exists")
             case DeleteNamespace():
                 self._refuse_delete_namespace(command.namespace)
+
+    def _refuse_unplaced(self, command: KnowConsumer) -> None:
+        """Raise TopicNotFound where the consumer's topic or partition is not there (any more)."""
+        consumer = command.consumer
+        record = self._by_id.get(consumer.topic_id)
+        if record is None or not 0 <= consumer.partition < record.partition_count:
+            raise TopicNotFound(
+                "the consumer's partition does not exist",
+                why=f"topic id {consumer.topic_id}, partition {consumer.partition}",
+                hint="look the topic up again",
+            )
 
     def _refuse_create_topic(self, command: CreateTopic) -> None:
         namespace, _ = check_topic_name(command.topic)
@@ -305,9 +323,23 @@ class Metadata:
         if index != self.version + 1:
             broken("a metadata command is out of order", index=index, version=self.version)
         self.version = index
+        if isinstance(command, SchemaCommand):
+            self.registry.apply(index, command)
+            return []
+        if isinstance(command, AccessCommand):
+            self.access.apply(command)
+            return []
+        if isinstance(command, KnowConsumer):
+            self._refuse_unplaced(command)
+            self.known.apply(command)
+            return []
         if self._unneeded(command):
             return []
         self._refuse(command)
+        return [self._change(command)]
+
+    def _change(self, command: TopicCommand | NamespaceCommand) -> Change:
+        """Carry out what is needed and allowed."""
         match command:
             case CreateTopic():
                 record = TopicRecord(
@@ -315,48 +347,64 @@ class Metadata:
                 )
                 self.next_topic_id += 1
                 self._install(record)
-                return [TopicCreated(record)]
+                return TopicCreated(record)
             case DeleteTopic():
                 record = self.topic(command.topic)
                 self._remove(record)
-                return [TopicDeleted(record)]
-            case UpdatePolicy():
-                record = msgspec.structs.replace(self.topic(command.topic), policy=command.policy)
-                self._namespaces[check_topic_name(record.topic)[0]][record.topic] = record
-                self._by_id[record.topic_id] = record
-                return [PolicyUpdated(record)]
+                return TopicDeleted(record)
             case CreateNamespace():
                 self._namespaces[command.namespace] = {}
-                return [NamespaceCreated(command.namespace)]
+                return NamespaceCreated(command.namespace)
             case DeleteNamespace():
                 del self._namespaces[command.namespace]
-                return [NamespaceDeleted(command.namespace)]
+                return NamespaceDeleted(command.namespace)
+        former = self.topic(command.topic)
+        if isinstance(command, ForgetSubscription):
+            for consumer_id in self.known.ids_of(former.topic_id, command.subscription, command.partition):
+                self.known.forget(consumer_id)
+        record = edited(former, command)
+        self._count(former, -1)
+        self._install(record)
+        return TopicUpdated(record)
 
-    def _unneeded(self, command: Command) -> bool:
+    def _unneeded(self, command: TopicCommand | NamespaceCommand) -> bool:
         """Whether what the command asks for is so already, and that is no error."""
-        match command:
-            case CreateTopic(ensure=True):
-                existing = self.find_topic(command.topic)
-                return existing is not None and self._same(existing, command)
-            case UpdatePolicy():
-                existing = self.find_topic(command.topic)
-                return existing is not None and existing.policy == command.policy
-            case CreateNamespace(ensure=True):
-                return command.namespace in self._namespaces
-            case _:
-                return False
+        if isinstance(command, CreateNamespace):
+            return command.ensure and command.namespace in self._namespaces
+        if isinstance(command, DeleteNamespace | DeleteTopic):
+            return False
+        existing = self.find_topic(command.topic)
+        if existing is None:
+            return False
+        if isinstance(command, CreateTopic):
+            return command.ensure and self._same(existing, command)
+        if isinstance(command, ForgetSubscription) and (
+            command.topic_id not in (0, existing.topic_id)
+            or self.known.ids_of(existing.topic_id, command.subscription, command.partition)
+        ):
+            return False
+        return edited(existing, command) == existing
 
     def _install(self, record: TopicRecord) -> None:
         namespace, _ = check_topic_name(record.topic)
         self._namespaces[namespace][record.topic] = record
         self._by_id[record.topic_id] = record
-        self._partition_count += record.partition_count
+        self._count(record, 1)
 
     def _remove(self, record: TopicRecord) -> None:
         namespace, _ = check_topic_name(record.topic)
         del self._namespaces[namespace][record.topic]
         del self._by_id[record.topic_id]
-        self._partition_count -= record.partition_count
+        self._count(record, -1)
+        for consumer_id in self.known.ids_of(record.topic_id):
+            self.known.forget(consumer_id)
+
+    def _count(self, record: TopicRecord, change: int) -> None:
+        """A topic with this schema and these settings is there (1), or no longer (-1)."""
+        self._partition_count += change * record.partition_count
+        self.settings_count += change * len(record.settings)
+        if record.schema is not None:
+            self.registry.count_topic(record.schema.subject, change)
 
     # Copies
 
@@ -367,10 +415,13 @@ class Metadata:
         other._namespaces = {name: dict(topics) for name, topics in self._namespaces.items()}
         other._by_id = dict(self._by_id)
         other._partition_count = self._partition_count
+        other.settings_count = self.settings_count
+        other.registry, other.access = self.registry.copy(), self.access.copy()
+        other.known = self.known.copy()
         return other
 
     def changes_since(self, earlier: Metadata) -> list[Change]:
-        """What turns ``earlier`` into this machine, in an order in which it can be done."""
+        """What turns ``earlier``'s topics into this machine's, in an order in which it can be done."""
         changes: list[Change] = []
         for topic_id, record in earlier._by_id.items():
             if topic_id not in self._by_id:
@@ -382,37 +433,35 @@ class Metadata:
             if former is None:
                 changes.append(TopicCreated(record))
             elif former != record:
-                changes.append(PolicyUpdated(record))
+                changes.append(TopicUpdated(record))
         return changes
 
     def snapshot(self) -> bytes:
-        """The whole machine as bytes."""
-        policies: dict[TopicPolicy, int] = {}
-        topics = [
-            (record.topic, record.topic_id, record.partitions,
-             policies.setdefault(record.policy, len(policies)), record.created_us)
-            for _, record in sorted(self._by_id.items())
-        ]  # fmt: skip
-        fields: list[Any] = [self.version, self.next_topic_id, sorted(self._namespaces)]
-        content = _encoder.encode([*fields, in_full(list(policies)), topics])
-        return _MAGIC + crc32c(content).to_bytes(4, "little") + content
+        """The whole machine as bytes; equal machines give equal bytes."""
+        topics = [record for _, record in sorted(self._by_id.items())]
+        return metadata_snapshot.encode(
+            Stored(
+                self.version, self.next_topic_id, sorted(self._namespaces), topics,
+                self.registry.next_schema_id, self.registry.stored(),
+                list(self.known), self.access.roles(), self.access.bindings(),
+            )
+        )  # fmt: skip
 
     @classmethod
     def restore(cls, snapshot: bytes) -> Metadata:
         """The machine that gave ``snapshot``; raises Damage or StorageIncompatible."""
-        if snapshot[:3] == _MAGIC[:3] and snapshot[:4] != _MAGIC:
-            why = f"its magic is {snapshot[:4]!r}"
-            raise StorageIncompatible("metadata snapshot has a newer format", why=why)
-        content = snapshot[8:]
-        if snapshot[:4] != _MAGIC or int.from_bytes(snapshot[4:8], "little") != crc32c(content):
-            raise Damage("metadata snapshot fails its checksum", size=len(snapshot))
-        try:
-            stored = _decoder.decode(content)
-        except msgspec.DecodeError as error:
-            raise StorageIncompatible("metadata snapshot cannot be read", why=str(error)) from None
+        stored = metadata_snapshot.decode(snapshot)
         machine = cls()
         machine.version, machine.next_topic_id = stored.index, stored.next_topic_id
         machine._namespaces = {name: {} for name in (*NAMESPACES_ALWAYS, *stored.namespaces)}
-        for topic, topic_id, partitions, policy, created_us in stored.topics:
-            machine._install(TopicRecord(topic, topic_id, partitions, stored.policies[policy], created_us))
+        machine.registry.load(stored.next_schema_id, stored.subjects)
+        machine.access.load(stored.roles, stored.bindings)
+        machine.known.load(stored.known)
+        for record in stored.topics:
+            machine._install(record)
         return machine
+
+
+def _forgets_settings(record: TopicRecord, command: ForgetSubscription) -> bool:
+    """Whether the subscription is gone from every partition of the topic."""
+    return command.partition < 0 or record.partition_count == 1

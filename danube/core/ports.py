@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, overload
 
-from danube.core.commands import (
-    Change,
-    Command,
-    CreateNamespace,
-    CreateTopic,
-    DeleteNamespace,
-    DeleteTopic,
-    TopicRecord,
-    UpdatePolicy,
-)
+from danube.core.commands import Change, Command, OtherCommand, TopicCommand, TopicRecord
 from danube.core.metadata import Metadata
 from danube.errors import DanubeError
 
@@ -45,10 +36,10 @@ class Consensus(Protocol):
         """Index of the last command applied here."""
 
     @overload
-    def propose(self, command: CreateTopic | DeleteTopic | UpdatePolicy) -> TopicRecord: ...
+    def propose(self, command: TopicCommand) -> TopicRecord: ...
 
     @overload
-    def propose(self, command: CreateNamespace | DeleteNamespace) -> None: ...
+    def propose(self, command: OtherCommand) -> None: ...
 
     def propose(self, command: Command) -> TopicRecord | None:
         """Make a command durable, then apply it; return the topic it made, changed or deleted.

@@ -16,10 +16,10 @@ from danube.core.commands import (
     DeleteNamespace,
     DeleteTopic,
     NamespaceCreated,
-    PolicyUpdated,
     TopicCreated,
     TopicDeleted,
     TopicRecord,
+    TopicUpdated,
     UpdatePolicy,
 )
 from danube.core.policy import FailurePolicy, TopicPolicy
@@ -36,6 +36,7 @@ from danube.errors import (
     TopicExists,
     TopicNotFound,
 )
+from danube.limits import METADATA_COMMANDS_PER_ENTRY_MAX
 
 
 def create(name: str, ensure: bool = False, policy: TopicPolicy | None = None) -> CreateTopic:
@@ -107,7 +108,7 @@ def test_many_are_made_durable_with_one_sync(tmp_path: Path, monkeypatch: pytest
         assert first == ensured == deleted
         assert isinstance(second, TopicRecord) and second.topic_id == 2
         assert log.propose_many([]) == []
-        size = log_file.COMMANDS_PER_ENTRY_MAX * 2 + 1
+        size = METADATA_COMMANDS_PER_ENTRY_MAX * 2 + 1
         assert len(log.propose_many([create(f"n{number}") for number in range(size)])) == size
         assert len(syncs) == 4
         state = log.state.snapshot()
@@ -122,7 +123,7 @@ def test_every_change_is_told_once_to_everyone_in_order(tmp_path: Path) -> None:
         two.propose(CreateNamespace(namespace="team"))
         b = two.propose(create("b"))
         updated = one.propose(UpdatePolicy(topic="/default/a", policy=TopicPolicy(retention_ms=1)))
-        expected = [NamespaceCreated("team"), TopicCreated(b), PolicyUpdated(updated)]
+        expected = [NamespaceCreated("team"), TopicCreated(b), TopicUpdated(updated)]
         assert one.refresh() == [TopicCreated(a), *expected]
         assert two.refresh() == expected
         assert one.refresh() == two.refresh() == []
@@ -163,7 +164,7 @@ def test_a_grown_log_becomes_a_snapshot_and_everyone_changes_over(tmp_path: Path
         assert one.statistics().compaction_count + two.statistics().compaction_count > 3
         assert (tmp_path / "metadata.log").stat().st_size < 20_000
         changes = three.refresh()
-        assert changes and {type(change) for change in changes} <= {TopicCreated, TopicDeleted, PolicyUpdated}
+        assert changes and {type(change) for change in changes} <= {TopicCreated, TopicDeleted, TopicUpdated}
         one.refresh()
         assert one.state.snapshot() == two.state.snapshot() == three.state.snapshot()
         assert names(three) == ["kept"] and three.state.topic("/default/kept").topic_id == kept.topic_id

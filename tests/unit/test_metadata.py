@@ -18,10 +18,10 @@ from danube.core.commands import (
     DeleteTopic,
     NamespaceCreated,
     NamespaceDeleted,
-    PolicyUpdated,
     TopicCreated,
     TopicDeleted,
     TopicRecord,
+    TopicUpdated,
     UpdatePolicy,
     decode_commands,
     encode_command,
@@ -186,7 +186,7 @@ def test_a_policy_is_updated_for_the_same_incarnation() -> None:
     machine = machine_with("/default/foo")
     policy = TopicPolicy(durability="fsync", retention_ms=0)
     [change] = propose(machine, UpdatePolicy(topic="/default/foo", policy=policy))
-    assert change == PolicyUpdated(machine.topic("/default/foo"))
+    assert change == TopicUpdated(machine.topic("/default/foo"))
     assert (machine.topic("/default/foo").topic_id, machine.topic("/default/foo").policy) == (1, policy)
     assert machine.topic_with_id(1) is machine.topic("/default/foo")
     assert propose(machine, UpdatePolicy(topic="/default/foo", policy=policy)) == []
@@ -339,7 +339,7 @@ def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_found() -> None:
 def test_snapshots_of_a_newer_version_are_told_apart_from_damage() -> None:
     snapshot = Metadata().snapshot()
     with pytest.raises(StorageIncompatible):
-        Metadata.restore(b"DNM2" + snapshot[4:])
+        Metadata.restore(b"DNM3" + snapshot[4:])
     content = msgspec.msgpack.encode({"another": "shape"})
     with pytest.raises(StorageIncompatible):
         Metadata.restore(b"DNM1" + crc32c(content).to_bytes(4, "little") + content)
@@ -407,7 +407,7 @@ def replay(earlier: Metadata, later: Metadata) -> None:
             case TopicCreated(record):
                 assert record.topic not in topics and record.topic.split("/")[1] in namespaces
                 topics[record.topic] = record
-            case PolicyUpdated(record):
+            case TopicUpdated(record):
                 assert topics[record.topic].topic_id == record.topic_id
                 topics[record.topic] = record
             case NamespaceCreated(namespace):

@@ -1,0 +1,86 @@
+"""What can be changed about a topic that exists: its policy, its schema, its subscriptions' settings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from danube.core.commands import (
+    ConfigureTopicSchema,
+    ForgetSubscription,
+    SetSubscriptionSettings,
+    SubscriptionSettings,
+    TopicRecord,
+    UpdatePolicy,
+)
+from danube.errors import InvalidArgument, LimitExceeded, PolicyMismatch
+from danube.ids import check_label
+from danube.limits import MAX_UNACKED_LIMIT, SUBSCRIPTION_SETTINGS_MAX
+
+VALIDATIONS: Final = ("none", "warn", "enforce")
+
+TopicEdit = UpdatePolicy | ConfigureTopicSchema | SetSubscriptionSettings | ForgetSubscription
+
+
+def check_edit(record: TopicRecord, command: TopicEdit, settings_count: int) -> None:
+    """Raise a CallerError where the edit is not allowed; ``settings_count`` is of all topics together."""
+    match command:
+        case UpdatePolicy():
+            command.policy.check()
+            if record.policy.reliable != command.policy.reliable:
+                raise PolicyMismatch(
+                    f"topic {record.topic} cannot change between reliable and non-reliable",
+                    why="its records keep the promise that they were sent under",
+                    hint="create another topic",
+                )
+        case ConfigureTopicSchema():
+            if command.schema is not None and command.schema.validation not in VALIDATIONS:
+                raise InvalidArgument(
+                    f"validation policy {command.schema.validation[:40]!r} is not known",
+                    hint=f"use {', '.join(VALIDATIONS)}",
+                )
+        case SetSubscriptionSettings():
+            _check_settings(record, command, settings_count)
+        case ForgetSubscription():
+            pass
+
+
+def _check_settings(record: TopicRecord, command: SetSubscriptionSettings, settings_count: int) -> None:
+    check_label(command.subscription, "subscription")
+    if not record.policy.reliable:
+        raise PolicyMismatch(
+            f"topic {record.topic} is non-reliable",
+            why="its subscriptions have neither acknowledgements nor redelivery",
+            hint="use a reliable topic",
+        )
+    if command.settings.failure is not None:
+        command.settings.failure.check()
+    if not 0 <= command.settings.max_unacked <= MAX_UNACKED_LIMIT:
+        raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}", hint="0 is the topic's")
+    if command.subscription not in record.settings and settings_count >= SUBSCRIPTION_SETTINGS_MAX:
+        raise LimitExceeded(
+            "there is no room for the settings of more subscriptions",
+            why=f"the limit is {SUBSCRIPTION_SETTINGS_MAX} in all topics",
+            hint="delete subscriptions that are not used",
+            limit=SUBSCRIPTION_SETTINGS_MAX,
+        )
+
+
+def edited(record: TopicRecord, command: TopicEdit) -> TopicRecord:
+    """The record after the edit; equal to ``record`` where the edit changes nothing."""
+    match command:
+        case UpdatePolicy():
+            return msgspec.structs.replace(record, policy=command.policy)
+        case ConfigureTopicSchema():
+            return msgspec.structs.replace(record, schema=command.schema)
+        case SetSubscriptionSettings():
+            settings = {**record.settings, command.subscription: command.settings}
+            if command.settings == SubscriptionSettings():
+                del settings[command.subscription]
+            return msgspec.structs.replace(record, settings=settings)
+        case ForgetSubscription():
+            settings = dict(record.settings)
+            if command.partition < 0 or record.partition_count == 1:  # gone from every partition
+                settings.pop(command.subscription, None)
+            return msgspec.structs.replace(record, settings=settings)

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from danube.client.message import Batch as Batch
     from danube.client.message import Message as Message
     from danube.client.producer import Producer as Producer
+    from danube.client.schema_plans import SchemaCheck as SchemaCheck
+    from danube.client.schema_plans import SchemaDiff as SchemaDiff
+    from danube.client.schema_plans import SchemaVersion as SchemaVersion
+    from danube.client.schema_plans import TopicSchema as TopicSchema
+    from danube.client.schema_plans import Violation as Violation
+    from danube.client.schema_plans import violations_of as violations_of
+    from danube.client.typed import Schema as Schema
+    from danube.client.typed_consumer import TypedConsumer as TypedConsumer
+    from danube.client.typed_producer import TypedProducer as TypedProducer
     from danube.core.policy import FailurePolicy as FailurePolicy
     from danube.errors import DanubeError as DanubeError
 
@@ -31,10 +40,19 @@ _MODULE_BY_NAME = {
     "FailurePolicy": "danube.core.policy",
     "Message": "danube.client.message",
     "Producer": "danube.client.producer",
+    "Schema": "danube.client.typed",
+    "SchemaCheck": "danube.client.schema_plans",
+    "SchemaDiff": "danube.client.schema_plans",
+    "SchemaVersion": "danube.client.schema_plans",
     "SubscriptionInfo": "danube.client.admin",
     "TopicDescription": "danube.client.admin",
     "TopicInfo": "danube.client.admin",
+    "TopicSchema": "danube.client.schema_plans",
+    "TypedConsumer": "danube.client.typed_consumer",
+    "TypedProducer": "danube.client.typed_producer",
+    "Violation": "danube.client.schema_plans",
     "connect": "danube.client.client",
+    "violations_of": "danube.client.schema_plans",
 }
 
 __all__ = [
@@ -46,12 +64,21 @@ __all__ = [
     "FailurePolicy",
     "Message",
     "Producer",
+    "Schema",
+    "SchemaCheck",
+    "SchemaDiff",
+    "SchemaVersion",
     "SubscriptionInfo",
     "TopicDescription",
     "TopicInfo",
+    "TopicSchema",
+    "TypedConsumer",
+    "TypedProducer",
+    "Violation",
     "__version__",
     "connect",
     "sync",
+    "violations_of",
 ]
 
 

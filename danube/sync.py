@@ -9,6 +9,28 @@ Plain sockets; safe to use from several threads; works under gevent's monkey pat
 
 from __future__ import annotations
 
-from danube.client.blocking_client import Admin, Batch, Client, Consumer, Message, Producer, connect
+from danube.client.blocking_client import (
+    Admin,
+    Batch,
+    Client,
+    Consumer,
+    Message,
+    Producer,
+    Schemas,
+    TypedConsumer,
+    TypedProducer,
+    connect,
+)
 
-__all__ = ["Admin", "Batch", "Client", "Consumer", "Message", "Producer", "connect"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Client",
+    "Consumer",
+    "Message",
+    "Producer",
+    "Schemas",
+    "TypedConsumer",
+    "TypedProducer",
+    "connect",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
 from danube.client.address import URL_DEFAULT, parse_url
 from danube.client.admin import (
@@ -18,10 +18,19 @@ from danube.client.admin import (
 from danube.client.blocking import BlockingConnection
 from danube.client.blocking_consumer import Batch, Consumer, Message
 from danube.client.blocking_producer import Producer
+from danube.client.blocking_schemas import Schemas
+from danube.client.blocking_typed import TypedConsumer, TypedProducer
 from danube.client.client import new_session, seconds_as_ns
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.reply import Plan
-from danube.client.setup import PREFETCH_BYTES, consumer_options, producer_options
+from danube.client.setup import (
+    PREFETCH_BYTES,
+    ConsumerKeywords,
+    ProducerKeywords,
+    consumer_options,
+    producer_options,
+)
+from danube.client.typed import Schema, schema_of
 from danube.core.policy import FailurePolicy
 from danube.errors import ClosedError, DanubeError
 
@@ -49,6 +58,7 @@ class Client:
         self._closed = False
         self._open: list[Producer | Consumer] = []
         self.admin = Admin(self)
+        self.schemas = Schemas(self)
 
     @property
     def _live(self) -> BlockingConnection:
@@ -65,11 +75,37 @@ class Client:
             self._opened = True
         return self
 
+    @overload
+    def producer(
+        self, topic: str, name: str | None = None, *, schema: None = None, **options: Unpack[ProducerKeywords]
+    ) -> Producer: ...
+
+    @overload
     def producer(
         self,
         topic: str,
         name: str | None = None,
         *,
+        schema: type[T] | Schema[T],
+        **options: Unpack[ProducerKeywords],
+    ) -> TypedProducer[T]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        schema: dict[str, Any] | str,
+        **options: Unpack[ProducerKeywords],
+    ) -> TypedProducer[Any]: ...
+
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        schema: Any = None,
         reliable: bool | None = None,
         durability: str | None = None,
         partitions: int = 0,
@@ -78,8 +114,11 @@ class Client:
         batch_bytes: int = BATCH_BYTES,
         max_in_flight_bytes: int = IN_FLIGHT_BYTES,
         timeout: float | None = None,
-    ) -> Producer:
-        """A producer of ``topic``, to be used in ``with``; the topic is made when it is missing."""
+    ) -> Producer | TypedProducer[Any]:
+        """A producer of ``topic``, to be used in ``with``; the topic is made when it is missing.
+
+        ``schema`` makes it a producer of values, see :class:`danube.Schema`.
+        """
         options = producer_options(
             topic,
             name,
@@ -92,9 +131,46 @@ class Client:
             max_in_flight_bytes=max_in_flight_bytes,
             timeout_ns=self._timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout"),
         )
-        producer = Producer(self._live, options)
+        producer = (
+            Producer(self._live, options)
+            if schema is None
+            else TypedProducer(self._live, options, schema_of(schema))
+        )
         self._remember(producer)
         return producer
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer | TypedConsumer[Any]: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: type[T] | Schema[T],
+        **options: Unpack[ConsumerKeywords],
+    ) -> TypedConsumer[T]: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: dict[str, Any] | str,
+        **options: Unpack[ConsumerKeywords],
+    ) -> TypedConsumer[Any]: ...
 
     def consumer(
         self,
@@ -102,6 +178,7 @@ class Client:
         subscription: str,
         mode: str = "shared",
         *,
+        schema: Any = None,
         start: Start = "latest",
         name: str | None = None,
         prefetch_records: int | None = None,
@@ -110,7 +187,10 @@ class Client:
         max_unacked: int = 0,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> Consumer:
-        """A consumer of ``topic`` through ``subscription``, to be used in ``with``."""
+        """A consumer of ``topic`` through ``subscription``, to be used in ``with``.
+
+        ``schema`` makes it a consumer of values, see :class:`danube.Schema`.
+        """
         options = consumer_options(
             topic,
             subscription,
@@ -123,7 +203,11 @@ class Client:
             max_unacked=max_unacked,
             failure=failure,
         )
-        consumer = Consumer(self._live, options)
+        consumer = (
+            Consumer(self._live, options)
+            if schema is None
+            else TypedConsumer(self._live, options, schema_of(schema))
+        )
         self._remember(consumer)
         return consumer
 
@@ -305,4 +389,15 @@ def connect(
     )
 
 
-__all__ = ["Admin", "Batch", "Client", "Consumer", "Message", "Producer", "connect"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Client",
+    "Consumer",
+    "Message",
+    "Producer",
+    "Schemas",
+    "TypedConsumer",
+    "TypedProducer",
+    "connect",
+]

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, Unpack, overload
 
 from danube.allocator import keep_large_blocks
 from danube.client.address import URL_DEFAULT, parse_url
@@ -22,10 +22,22 @@ from danube.client.connection import Connection
 from danube.client.consumer import Consumer
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.producer import Producer
+from danube.client.schemas import Schemas
 from danube.client.session import Session
-from danube.client.setup import PREFETCH_BYTES, consumer_options, producer_options
+from danube.client.setup import (
+    PREFETCH_BYTES,
+    ConsumerKeywords,
+    ProducerKeywords,
+    consumer_options,
+    producer_options,
+)
+from danube.client.typed import Schema, schema_of
+from danube.client.typed_consumer import TypedConsumer
+from danube.client.typed_producer import TypedProducer
 from danube.core.policy import FailurePolicy
 from danube.errors import ClosedError, InvalidArgument
+
+T = TypeVar("T")
 
 
 class Client:
@@ -50,6 +62,7 @@ class Client:
         self._closed = False
         self._open: list[Producer | Consumer] = []
         self.admin = Admin(self)
+        self.schemas = Schemas(self)
 
     @property
     def _live(self) -> Connection:
@@ -71,11 +84,37 @@ class Client:
             self._connection = connection
         return self
 
+    @overload
+    def producer(
+        self, topic: str, name: str | None = None, *, schema: None = None, **options: Unpack[ProducerKeywords]
+    ) -> Producer: ...
+
+    @overload
     def producer(
         self,
         topic: str,
         name: str | None = None,
         *,
+        schema: type[T] | Schema[T],
+        **options: Unpack[ProducerKeywords],
+    ) -> TypedProducer[T]: ...
+
+    @overload
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        schema: dict[str, Any] | str,
+        **options: Unpack[ProducerKeywords],
+    ) -> TypedProducer[Any]: ...
+
+    def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        schema: Any = None,
         reliable: bool | None = None,
         durability: str | None = None,
         partitions: int = 0,
@@ -84,12 +123,13 @@ class Client:
         batch_bytes: int = BATCH_BYTES,
         max_in_flight_bytes: int = IN_FLIGHT_BYTES,
         timeout: float | None = None,
-    ) -> Producer:
+    ) -> Producer | TypedProducer[Any]:
         """A producer of ``topic``, to be used in ``async with``; the topic is made when it is missing.
 
         ``reliable``, ``durability`` and ``partitions`` are for a topic that is made.  ``linger_us``
         waits for more records before a batch leaves.  ``timeout`` (seconds) is how long a send may
-        take; None takes the client's.
+        take; None takes the client's.  ``schema`` (a model or a :class:`danube.Schema`) makes it a
+        producer of values.
         """
         options = producer_options(
             topic,
@@ -103,9 +143,46 @@ class Client:
             max_in_flight_bytes=max_in_flight_bytes,
             timeout_ns=self._timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout"),
         )
-        producer = Producer(self._live, options)
+        producer = (
+            Producer(self._live, options)
+            if schema is None
+            else TypedProducer(self._live, options, schema_of(schema))
+        )
         self._remember(producer)
         return producer
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> Consumer | TypedConsumer[Any]: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: type[T] | Schema[T],
+        **options: Unpack[ConsumerKeywords],
+    ) -> TypedConsumer[T]: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        mode: str = "shared",
+        *,
+        schema: dict[str, Any] | str,
+        **options: Unpack[ConsumerKeywords],
+    ) -> TypedConsumer[Any]: ...
 
     def consumer(
         self,
@@ -113,6 +190,7 @@ class Client:
         subscription: str,
         mode: str = "shared",
         *,
+        schema: Any = None,
         start: Start = "latest",
         name: str | None = None,
         prefetch_records: int | None = None,
@@ -125,7 +203,8 @@ class Client:
 
         ``mode`` is shared, exclusive, failover or key_shared.  ``start`` holds when the subscription
         is new: "earliest", "latest", an offset, a datetime or ("time", microseconds).
-        ``prefetch_records`` None fits itself to the pace of the application.
+        ``prefetch_records`` None fits itself to the pace of the application.  ``schema`` makes it
+        a consumer of values.
         """
         options = consumer_options(
             topic,
@@ -139,7 +218,11 @@ class Client:
             max_unacked=max_unacked,
             failure=failure,
         )
-        consumer = Consumer(self._live, options)
+        consumer = (
+            Consumer(self._live, options)
+            if schema is None
+            else TypedConsumer(self._live, options, schema_of(schema))
+        )
         self._remember(consumer)
         return consumer
 

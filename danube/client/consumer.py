@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from danube.client.connection import Connection
@@ -24,6 +24,8 @@ class Consumer:
         self._options = options
         self._inbox: Inbox[Message, Batch] | None = None
         self._closed = False
+        self._message_cls: Callable[..., Message] = Message
+        self._batch_cls: Callable[..., Batch] = Batch
 
     @property
     def topic(self) -> str:
@@ -60,7 +62,7 @@ class Consumer:
         if self._inbox is None:
             if self._closed:
                 raise ClosedError("the consumer is closed", hint="make a new one")
-            plan = open_consumer(self._connection.session, self._options, Message, Batch)
+            plan = open_consumer(self._connection.session, self._options, self._message_cls, self._batch_cls)
             self._inbox = await self._connection.run(plan)
         return self
 

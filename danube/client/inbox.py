@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from danube.client.message import BaseBatch, BaseMessage, Part, messages_of
@@ -26,7 +26,11 @@ class Inbox(Generic[M, B]):
     """
 
     def __init__(
-        self, topic: str, partitions: list[PartitionConsumer], message_cls: type[M], batch_cls: type[B]
+        self,
+        topic: str,
+        partitions: list[PartitionConsumer],
+        message_cls: Callable[..., M],
+        batch_cls: Callable[..., B],
     ) -> None:
         self.topic = topic
         self.partitions = partitions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import repeat
@@ -73,6 +73,15 @@ class BaseMessage(msgspec.Struct, eq=False):
     @property
     def producer_name(self) -> str:
         return self._source.batch.producer_name
+
+    @property
+    def schema_id(self) -> int | None:
+        """The subject's id, where the producer named a schema."""
+        return self._source.batch.schema_id
+
+    @property
+    def schema_version(self) -> int | None:
+        return self._source.batch.schema_version
 
     @property
     def redelivery_count(self) -> int:
@@ -241,13 +250,15 @@ class Batch(BaseBatch):
             self.nack_nowait(reason=reason_of(error))
 
 
-def messages_of(cls: type[Any], topic: str, partition: PartitionConsumer, part: Part) -> Iterator[Any]:
+def messages_of(
+    make: Callable[..., Any], topic: str, partition: PartitionConsumer, part: Part
+) -> Iterator[Any]:
     """The part's records as messages, made one by one as they are taken."""
     batch, start, stop = part
     source = Source(topic, partition, batch)
     first = batch.header.base_offset
     offsets = batch.offsets[start:stop].tolist() if batch.selected else range(first + start, first + stop)
-    return map(cls, _cut(part, batch.payloads()), offsets, repeat(source), range(start, stop))
+    return map(make, _cut(part, batch.payloads()), offsets, repeat(source), range(start, stop))
 
 
 def delay_ms_of(delay: float | None) -> int:

@@ -135,6 +135,8 @@ class Outbox:
         compression: str,
         batch_bytes: int,
         in_flight_bytes_max: int,
+        schema_id: int | None = None,
+        schema_version: int | None = None,
     ) -> None:
         if not 1024 <= batch_bytes <= 8 * MIB:
             raise InvalidArgument(f"batch_bytes must be 1 KiB to 8 MiB, not {batch_bytes}")
@@ -154,6 +156,8 @@ class Outbox:
         self.when_full: Callable[[], None] = _nothing  # a full group has left: write it
         self.when_group: Callable[[], None] = _nothing  # a group was begun: flush it at the end of the turn
         self._compression = compression_of(compression)
+        self._schema_id = schema_id
+        self._schema_version = schema_version
         self._next_partition = 0
         self._room: Reply | None = None
         self._held = False
@@ -390,6 +394,8 @@ class Outbox:
             producer_epoch=epoch,
             base_sequence=sequence,
             compression=self._compression,
+            schema_id=self._schema_id,
+            schema_version=self._schema_version,
         )
         outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
         outgoing.group = group

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -36,6 +36,31 @@ PREFETCH_BYTES = 8 * MIB
 PREFETCH_BYTES_MIN = 256 * 1024
 
 
+class ProducerKeywords(TypedDict, total=False):
+    """Keywords of client.producer() besides topic, name and schema."""
+
+    reliable: bool | None
+    durability: str | None
+    partitions: int
+    compression: str
+    linger_us: int
+    batch_bytes: int
+    max_in_flight_bytes: int
+    timeout: float | None
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """Keywords of client.consumer() besides topic, subscription, mode and schema."""
+
+    start: Start
+    name: str | None
+    prefetch_records: int | None
+    prefetch_bytes: int
+    filters: Sequence[str]
+    max_unacked: int
+    failure: FailurePolicy | dict[str, Any] | None
+
+
 class ProducerOptions(msgspec.Struct, kw_only=True):
     """What client.producer() was given; checked when made."""
 
@@ -49,6 +74,8 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
     batch_bytes: int = BATCH_BYTES
     max_in_flight_bytes: int = IN_FLIGHT_BYTES
     timeout_ns: int = 30_000_000_000
+    schema_id: int | None = None  # on every batch, where values have a schema
+    schema_version: int | None = None
 
 
 class ConsumerOptions(msgspec.Struct, kw_only=True):
@@ -144,11 +171,13 @@ def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
         compression=options.compression,
         batch_bytes=options.batch_bytes,
         in_flight_bytes_max=options.max_in_flight_bytes,
+        schema_id=options.schema_id,
+        schema_version=options.schema_version,
     )
 
 
 def open_consumer(
-    session: Session, options: ConsumerOptions, message_cls: type[Any], batch_cls: type[Any]
+    session: Session, options: ConsumerOptions, message_cls: Callable[..., Any], batch_cls: Callable[..., Any]
 ) -> Plan[Inbox[Any, Any]]:
     """Find the topic, subscribe to each partition, and merge them in an inbox."""
     view = view_of((yield session.request(Kind.LOOKUP, wire.Lookup(options.topic))))

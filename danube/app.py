@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from danube.broker import supervisor
@@ -11,6 +11,8 @@ from danube.broker.supervisor import SupervisorSettings, WorkerContext
 from danube.config import BrokerConfig, Started
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from danube.broker.worker import Worker
     from danube.server.native import NativeServer
 
@@ -26,11 +28,13 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         workers=config.workers,
         host=config.server.host,
         native_port=config.server.native_port,
+        extra_ports={"grpc": config.grpc.port, "admin": config.admin.port},
         progress=announce,
         on_ready=announce,
     )
     _import_worker_parts()
-    return supervisor.run(settings, lambda context: run_worker(context, config))
+    tls = _tls_contexts(config)
+    return supervisor.run(settings, lambda context: run_worker(context, config, tls))
 
 
 def _import_worker_parts() -> None:
@@ -38,10 +42,21 @@ def _import_worker_parts() -> None:
     import uvloop  # noqa: F401
 
     import danube.broker.worker
+    import danube.server.grpc_doors
     import danube.server.native  # noqa: F401
 
 
-def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
+def _tls_contexts(config: BrokerConfig) -> dict[str, SSLContext]:
+    """TLS of each port that has it, checked before anything is started."""
+    if not config.grpc.cert_file:
+        return {}
+    from danube.server.tls import http2_context
+
+    context = http2_context(config.grpc.cert_file, config.grpc.key_file)
+    return {"grpc": context, "admin": context} if config.admin.tls else {"grpc": context}
+
+
+def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
     """The main function of a worker process."""
     import uvloop
 
@@ -50,14 +65,15 @@ def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
     telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
     allocator.keep_large_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(context, config))
+        runner.run(_serve(context, config, tls))
 
 
-async def _serve(context: WorkerContext, config: BrokerConfig) -> None:
+async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
     from danube.broker.worker import Worker
+    from danube.server.grpc_doors import grpc_doors
 
     worker = Worker(context, config, asyncio.get_running_loop())
-    await worker.run(native_server(worker, config))
+    await worker.run({"native": native_server(worker, config), **grpc_doors(worker)}, tls)
 
 
 def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:

@@ -161,6 +161,13 @@ class SubscriptionBusy(Conflict):
     status = "PERMISSION_DENIED"
 
 
+class ProducerBusy(Conflict):
+    """An exclusive producer meets another one."""
+
+    code = 1135
+    status = "PERMISSION_DENIED"
+
+
 class PolicyMismatch(Conflict):
     """The topic exists with another delivery mode than asked for."""
 
@@ -200,6 +207,14 @@ class PayloadInvalid(CallerError):
     """A record does not follow the topic's schema; facts: index, path."""
 
     code = 1142
+    exit_code = 8
+
+
+class SchemaSubjectMismatch(CallerError):
+    """The topic follows another subject, or the subject asked for is not there."""
+
+    code = 1143
+    status = "FAILED_PRECONDITION"
     exit_code = 8
 
 

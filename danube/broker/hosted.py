@@ -25,6 +25,7 @@ from danube.core.wire import FrameFlag, published_frame
 from danube.errors import (
     DanubeError,
     InvalidArgument,
+    ProducerBusy,
     ProtocolError,
     StorageFailed,
     SubscriptionNotFound,
@@ -158,6 +159,16 @@ class HostedPartition:
             self.log.append(batch, header)
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
+
+    def check_producer(self, name: str, exclusive: bool) -> None:
+        """Raise ProducerBusy where an exclusive producer and one of another name would meet."""
+        for link in self.producers.values():
+            if link.name != name and (exclusive or link.exclusive):
+                raise ProducerBusy(
+                    f"{self.name} has producer {link.name!r}",
+                    why="it is exclusive" if link.exclusive else "exclusive access was asked for",
+                    hint="close the other producer, or use shared access",
+                )
 
     def _answer_duplicate(
         self, session: Session, handle: int, correlation: int, header: BatchHeader, found: Duplicate

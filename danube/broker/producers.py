@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 class ProducerLink:
     """A producer handle that is open on this worker."""
 
-    __slots__ = ("epoch", "hosted", "name", "producer_id")
+    __slots__ = ("epoch", "exclusive", "hosted", "name", "producer_id")
 
-    def __init__(self, hosted: HostedPartition, name: str, producer_id: int, epoch: int) -> None:
+    def __init__(
+        self, hosted: HostedPartition, name: str, producer_id: int, epoch: int, exclusive: bool = False
+    ) -> None:
         self.hosted = hosted
         self.name = name
         self.producer_id = producer_id
         self.epoch = epoch
+        self.exclusive = exclusive
 
 
 class Waiting(NamedTuple):

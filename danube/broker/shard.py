@@ -175,10 +175,11 @@ class Shard:
 
         def opened(hosted: HostedPartition) -> None:
             self._check_handle(session, frame.handle)
+            hosted.check_producer(request.name, request.exclusive)
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
             )
-            link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch)
+            link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch, request.exclusive)
             session.producers[frame.handle] = hosted.producers[session, frame.handle] = link
             policy = hosted.policy
             body = ProducerOpened(

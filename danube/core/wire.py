@@ -108,12 +108,16 @@ class TopicView(msgspec.Struct, omit_defaults=True):
 
 
 class OpenProducer(msgspec.Struct, omit_defaults=True):
-    """``producer_id`` 0 opens anew under ``name`` and fences an older one; else resumes that epoch."""
+    """``producer_id`` 0 opens anew under ``name`` and fences an older one; else resumes that epoch.
+
+    ``exclusive``: no producer of another name may be open on the partition as long as this one is.
+    """
 
     partition: str
     name: str
     producer_id: int = 0
     epoch: int = 0
+    exclusive: bool = False
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):

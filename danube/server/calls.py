@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from danube.broker.listeners import address_text
+from danube.core.checksum import key_hash
 from danube.errors import DanubeError
 from danube.server.broker_session import BrokerSession
 
@@ -22,13 +26,16 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\
 class Call:
     """One RPC as its servicer sees it."""
 
-    __slots__ = ("authority", "local_address", "metadata", "peer")
+    __slots__ = ("authority", "connection", "local_address", "metadata", "peer")
 
-    def __init__(self, authority: str, metadata: Mapping[str, str], peer: str, local_address: str) -> None:
+    def __init__(
+        self, authority: str, metadata: Mapping[str, str], peer: str, local_address: str, connection: Any
+    ) -> None:
         self.authority = authority
         self.metadata = metadata
         self.peer = peer
         self.local_address = local_address
+        self.connection = connection
 
     @property
     def dialled(self) -> str:
@@ -39,10 +46,11 @@ class Call:
 class BrokerCalls:
     """The broker as servicers use it, on one worker."""
 
-    def __init__(self, worker: Worker, session: BrokerSession, broker_id: int) -> None:
+    def __init__(self, worker: Worker, session: BrokerSession) -> None:
         self._worker = worker
         self._session = session
-        self.broker_id = broker_id
+        place = f"{socket.gethostname()}:{worker.data_dir}".encode()
+        self.broker_id = (key_hash(place) >> 1) or 1  # the same after every restart; 1 .. 2**63 - 1
         self.ask = session.ask
         self.ask_partition = session.ask_partition
 
@@ -68,8 +76,6 @@ class BrokerCalls:
 
     async def propose(self, command: Command) -> Any:
         """Commit a metadata command and return what it made; raises the error that refuses it."""
-        import asyncio
-
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def committed(outcome: Outcome) -> None:
@@ -88,9 +94,18 @@ class BrokerCalls:
         """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
         config = self.config.grpc
         scheme = "https" if config.cert_file else "http"
-        return f"{scheme}://{config.advertised or call.dialled}"
+        if config.advertised:
+            return f"{scheme}://{config.advertised}"
+        host, _, port = call.dialled.rpartition(":")
+        if call.local_address.endswith(self._port("admin")):  # asked on the administration port
+            port = self._port("grpc")[1:]
+        return f"{scheme}://{host}:{port}"
+
+    def _port(self, door: str) -> str:
+        """``:6650``"""
+        return ":" + address_text(self._worker.context.listeners[door]).rpartition(":")[2]
 
     @property
     def admin_address(self) -> str:
         scheme = "https" if self.config.admin.tls else "http"
-        return f"{scheme}://{self._worker.listening('admin')}"
+        return f"{scheme}://{address_text(self._worker.context.listeners['admin'])}"

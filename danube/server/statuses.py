@@ -22,7 +22,7 @@ def trailers_of(error: BaseException) -> bytes:
     """The trailing header block for an error; anything unexpected is logged and told as INTERNAL."""
     if isinstance(error, DanubeError):
         return _trailers(error.status, sentence(error), type(error).__name__, error.code, error.retryable)
-    _log.error("a call failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+    _log.failure("a call failed", error)
     return _trailers("INTERNAL", "the broker could not do it; its log says why", "Internal", 0, False)
 
 

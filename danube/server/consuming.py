@@ -1,0 +1,219 @@
+"""Subscribe, ReceiveMessages, Ack and Nack: gRPC consumers on this worker.
+
+A consumer id is derived from topic, subscription and consumer name and kept in the metadata, so it is
+valid on every worker and after every restart.  What a worker holds for it is a handle at the owner of
+the partition, bound to one connection: when the connection or the stream goes, the handle is closed and
+what it held is delivered again.  Records go out as fast as the client's windows open: the owner gets
+credit only for what the stream has taken.
+
+Acks of one turn are settled together, one request for each subscription, whoever holds the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+from danube.core import wire
+from danube.core.batch import read_header
+from danube.core.columns import BatchView
+from danube.core.http2_headers import RESPONSE_HEAD
+from danube.core.known_consumers import KnownConsumer, producer_identity
+from danube.core.wire import Kind, Subscribe
+from danube.errors import DanubeError, Draining, Fenced, OwnerMoved
+from danube.server.broker_session import BrokerSession
+from danube.server.stream_messages import framed_messages
+
+if TYPE_CHECKING:
+    from danube.core.http2_streams import Stream
+
+CREDIT_RECORDS = 1_000
+CREDIT_BYTES = 4 * 1024 * 1024
+UNKNOWN_DELAY_S = 0.2  # some clients ask again at once, for ever
+
+
+class Streaming(Protocol):
+    """A connection, as far as a stream of deliveries is concerned."""
+
+    @property
+    def congested(self) -> bool: ...
+    def send_head(self, stream: Stream, block: bytes) -> None: ...
+    def send_data(self, stream: Stream, data: bytes) -> None: ...
+    def end(self, stream: Stream, error: DanubeError | None) -> None: ...
+
+
+class GrpcConsumer:
+    """One consumer that this worker serves; the owner of its handle."""
+
+    __slots__ = (
+        "_consuming", "connection", "consumer_id", "credit_bytes", "credit_records", "handle", "identity",
+        "partition_index", "stream", "topic_id",
+    )  # fmt: skip
+
+    def __init__(self, consuming: Consuming, identity: KnownConsumer, connection: Streaming) -> None:
+        self._consuming = consuming
+        self.identity = identity
+        self.consumer_id = identity.consumer_id
+        self.connection = connection
+        self.handle = 0
+        self.stream: Stream | None = None
+        self.credit_records = 0  # delivered, and not yet given back as credit
+        self.credit_bytes = 0
+
+    def delivered(self, batches: bytes | memoryview) -> None:
+        """Send what the owner delivered; batches are whole and lie back to back."""
+        stream = self.stream
+        if stream is None:
+            return
+        identity = self.identity
+        position = 0
+        while position < len(batches):
+            header = read_header(batches, position)
+            batch = BatchView(batches, header, position)
+            position += header.size
+            self.credit_records += header.record_count
+            self.credit_bytes += header.size
+            producer_id = header.producer_id or producer_identity(
+                identity.topic_id, identity.partition, batch.producer_name
+            )
+            data = framed_messages(batch, self._consuming.physical_name(identity), producer_id)
+            self.connection.send_data(stream, data)
+        self.give_credit()
+
+    def give_credit(self) -> None:
+        """Ask for more once the client took what was sent; called again when its windows open."""
+        stream = self.stream
+        if stream is None or not self.credit_records or stream.queued_bytes or self.connection.congested:
+            return
+        self._consuming.credit(self, self.credit_records, self.credit_bytes)
+        self.credit_records = self.credit_bytes = 0
+
+    def handle_closed(self, error: DanubeError) -> None:
+        """The owner closed the handle: the consumer was taken over, or its partition moved."""
+        self._consuming.closed(self, error)
+
+
+class Consuming:
+    """The consuming half of a gRPC door; one for each worker."""
+
+    def __init__(self, session: BrokerSession, known: Known) -> None:
+        self.draining = False
+        self._session = session
+        self._known = known
+        self._by_id: dict[int, GrpcConsumer] = {}
+
+    # -- consumers --------------------------------------------------------------------------------
+
+    async def subscribe(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+        """Join a subscription as this consumer; one of the same name here or elsewhere is taken over."""
+        if self.draining:
+            raise Draining("the broker is stopping", hint="connect again")
+        older = self._by_id.pop(identity.consumer_id, None)
+        if older is not None:
+            self._detach(older)
+            self._end(older, None)
+        consumer = GrpcConsumer(self, identity, connection)
+        consumer.handle = self._session.open_handle(consumer)
+        self._by_id[identity.consumer_id] = consumer
+        body = Subscribe(
+            partition=self.physical_name(identity),
+            subscription=identity.subscription,
+            consumer=identity.name,
+            mode=identity.mode,
+            filters=list(identity.filters),
+        )
+        try:
+            await self._session.call(Kind.SUBSCRIBE, body, consumer.handle)
+        except BaseException:
+            self._forget(consumer)
+            raise
+        return consumer
+
+    def physical_name(self, identity: KnownConsumer) -> str:
+        return self._known.physical_name(identity)
+
+    def find(self, consumer_id: int) -> GrpcConsumer | None:
+        return self._by_id.get(consumer_id)
+
+    def of_connection(self, connection: Any) -> list[GrpcConsumer]:
+        return [one for one in self._by_id.values() if one.connection is connection]
+
+    async def receive(self, consumer_id: int, connection: Streaming, stream: Stream) -> None:
+        """Start the stream of a consumer; an older stream of it ends, and what that held comes again."""
+        consumer = self._by_id.get(consumer_id)
+        if consumer is None or consumer.connection is not connection or consumer.stream is not None:
+            identity = consumer.identity if consumer is not None else self._known.find(consumer_id)
+            if identity is None:
+                await asyncio.sleep(UNKNOWN_DELAY_S)
+                raise OwnerMoved(
+                    f"consumer {consumer_id} is not known",
+                    why="its topic or subscription was deleted, or it was never made",
+                    hint="subscribe again",
+                )
+            consumer = await self.subscribe(identity, connection)
+        if stream.local_closed:  # the client went away meanwhile
+            self.leave(consumer)
+            return
+        consumer.stream = stream
+        stream.context = consumer
+        connection.send_head(stream, RESPONSE_HEAD)
+        self.credit(consumer, CREDIT_RECORDS, CREDIT_BYTES)
+
+    def credit(self, consumer: GrpcConsumer, records: int, size_bytes: int) -> None:
+        if consumer.handle:
+            self._session.send_frame(bytearray(wire.credit_frame(consumer.handle, records, size_bytes)))
+
+    def leave(self, consumer: GrpcConsumer) -> None:
+        """The client dropped the stream or the connection: what it held is delivered again."""
+        consumer.stream = None
+        if self._by_id.get(consumer.consumer_id) is consumer:
+            del self._by_id[consumer.consumer_id]
+        self._detach(consumer)
+
+    def drop(self, consumer_id: int) -> None:
+        """Undo a Subscribe whose consumer could not be kept."""
+        consumer = self._by_id.get(consumer_id)
+        if consumer is not None:
+            self._forget(consumer)
+
+    def connection_lost(self, connection: Any) -> None:
+        for consumer in self.of_connection(connection):
+            self.leave(consumer)
+
+    def closed(self, consumer: GrpcConsumer, error: DanubeError) -> None:
+        """The owner ended it.  A taken-over stream ends well; all others say what happened."""
+        consumer.handle = 0
+        if self._by_id.get(consumer.consumer_id) is consumer:
+            del self._by_id[consumer.consumer_id]
+        self._end(consumer, None if isinstance(error, Fenced) else error)
+
+    def drain(self) -> None:
+        """End every stream so that its client looks for the broker again."""
+        self.draining = True
+        for consumer in list(self._by_id.values()):
+            self._end(consumer, Draining("the broker is stopping", hint="receive again in a moment"))
+            self.leave(consumer)
+
+    def _detach(self, consumer: GrpcConsumer) -> None:
+        handle, consumer.handle = consumer.handle, 0
+        if handle:
+            self._session.drop_handle(handle)
+            self._session.request(Kind.CLOSE_CONSUMER, None, handle, lambda frame, data: None)
+
+    def _forget(self, consumer: GrpcConsumer) -> None:
+        """A Subscribe that failed or was given up: nothing of it stays, here or at the owner."""
+        if self._by_id.get(consumer.consumer_id) is consumer:
+            del self._by_id[consumer.consumer_id]
+        self._detach(consumer)
+
+    def _end(self, consumer: GrpcConsumer, error: DanubeError | None) -> None:
+        stream, consumer.stream = consumer.stream, None
+        if stream is not None and not stream.local_closed:
+            consumer.connection.end(stream, error)
+
+
+class Known(Protocol):
+    """Where identities of consumers are kept (the metadata)."""
+
+    def find(self, consumer_id: int) -> KnownConsumer | None: ...
+    def physical_name(self, identity: KnownConsumer) -> str: ...

@@ -1,0 +1,372 @@
+"""One socket of a gRPC port: bytes to the HTTP/2 machine, calls to their handlers, answers back.
+
+The machine is pure (:mod:`danube.core.http2_connection`); this module owns the socket and the tasks of
+calls that wait for something.  Output is collected during a turn and written in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.message import DecodeError
+
+from danube import clock, telemetry
+from danube.core.grpc_framing import MessageAssembler, frame_message, timeout_ns
+from danube.core.http2_connection import ServerConnection
+from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block
+from danube.core.http2_streams import Stream
+from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSupported, OperationTimeout
+from danube.limits import OUTPUT_BUFFER_BYTES_MAX
+from danube.server.calls import Call
+from danube.server.consuming import GrpcConsumer
+from danube.server.methods import Method, MethodKind
+from danube.server.native import HIGH_WATER_BYTES, tune_socket
+from danube.server.receive_buffers import ReceiveBuffer
+from danube.server.request_stream import RequestStream
+from danube.server.statuses import trailers_of
+
+if TYPE_CHECKING:
+    from danube.server.grpc_door import GrpcDoor
+
+_log = telemetry.events("grpc")
+ROOM_MIN = 32 * 1024
+ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
+STREAM_QUEUE_BYTES = 256 * 1024
+
+
+class _Pending:
+    """A call whose message is not whole yet."""
+
+    __slots__ = ("assembler", "method")
+
+    def __init__(self, method: Method, message_bytes_max: int) -> None:
+        self.method = method
+        self.assembler = MessageAssembler(message_bytes_max)
+
+
+class GrpcConnection(asyncio.BufferedProtocol):
+    """See the module."""
+
+    def __init__(self, door: GrpcDoor) -> None:
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._buffer: ReceiveBuffer | None = None
+        self._tasks: dict[Stream, asyncio.Task[None]] = {}
+        self._headed: set[Stream] = set()  # streams whose headers were sent before their end
+        self._assembling_bytes = 0
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
+        self._dirty = False
+        self.congested = False
+        self.peer = ""
+        self.local_address = ""
+
+    # -- transport --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        tune_socket(transport.get_extra_info("socket"))
+        self.peer = str(transport.get_extra_info("peername"))
+        self.local_address = _address(transport.get_extra_info("sockname"))
+        self._door.opened(self)
+        self.has_output()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._buffer is not None:
+            self._door.buffers.give_back(self._buffer)
+            self._buffer = None
+        self._transport = None
+        self._http2.disconnected("the client is gone")
+        self._door.closed(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = self._door.buffers.take()
+        return buffer.view[buffer.end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        buffer = self._buffer
+        if buffer is None:
+            return
+        buffer.end += nbytes
+        buffer.start = self._http2.receive(buffer.view, buffer.start, buffer.end, clock.monotonic_ns())
+        if buffer.start == buffer.end:
+            self._door.buffers.give_back(buffer)
+            self._buffer = None
+        elif len(buffer) - buffer.end < ROOM_MIN:
+            unread = buffer.end - buffer.start
+            buffer.view[:unread] = bytes(buffer.view[buffer.start : buffer.end])
+            buffer.start, buffer.end = 0, unread
+        if not self._dirty and (self._http2.output or self._http2.failed):
+            self.has_output()
+        self._door.schedule_turn()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.congested = self._http2.reading_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.congested = self._http2.reading_paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._door.writable(self)
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        waiting, self._waiting_for_room = self._waiting_for_room, []
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+    # -- calls (Http2Handler) ---------------------------------------------------------------------
+
+    def request(self, stream: Stream, ended: bool) -> None:
+        head = stream.head
+        method = self._door.methods.get(head.path)
+        if head.problem or method is None:
+            self._refuse_request(stream)
+            return
+        stream.context = method
+        if method.kind is MethodKind.BIDIRECTIONAL:
+            requests = RequestStream(method.request_class, self._door.message_bytes_max)
+            stream.context = requests
+            self._start(stream, self._stream_answers(stream, method.handler(requests, self._call(stream))))
+        elif ended:
+            self.answer_error(stream, InvalidArgument(f"{head.path} needs a message", why="none was sent"))
+
+    def data(self, stream: Stream, data: memoryview, ended: bool) -> None:
+        context = stream.context
+        size = len(data)
+        if type(context) is Method and ended and size >= 5 and data[0] == 0:
+            if int.from_bytes(data[1:5], "big") == size - 5 <= self._door.message_bytes_max:
+                if context.kind is MethodKind.DIRECT:
+                    self._direct(context, stream, bytes(data[5:]), size)
+                else:
+                    self._http2.consumed(stream, size)
+                    self._begin(context, stream, bytes(data[5:]))
+                return
+        self._http2.consumed(stream, size)
+        try:
+            if type(context) is Method:
+                stream.context = context = _Pending(context, self._door.message_bytes_max)
+            if type(context) is _Pending:
+                self._assemble(context, stream, data, ended)
+            elif type(context) is RequestStream:
+                context.take(data, ended)
+        except DanubeError as error:
+            self.answer_error(stream, error)
+
+    def cancelled(self, stream: Stream, code: int) -> None:
+        context = stream.context
+        if type(context) is GrpcConsumer:
+            self._door.leave(context)
+        elif type(context) is _Pending:
+            self._assembling_bytes -= context.assembler.size_bytes
+        self._headed.discard(stream)
+        task = self._tasks.pop(stream, None)
+        if task is not None:
+            task.cancel()
+
+    def writable(self, stream: Stream) -> None:
+        context = stream.context
+        if type(context) is GrpcConsumer:
+            context.give_credit()
+        self._tell_room()
+        self.has_output()
+
+    def _refuse_request(self, stream: Stream) -> None:
+        head = stream.head
+        if head.problem:
+            self._http2.send_headers(
+                stream, refusal_block(head.http_status, head.problem), end_stream=True
+            )
+            self.has_output()
+            return
+        hint = "ask gRPC reflection for what is"
+        self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
+
+    def _assemble(self, pending: _Pending, stream: Stream, data: memoryview, ended: bool) -> None:
+        before = pending.assembler.size_bytes
+        message = pending.assembler.take(data, ended)
+        if message is None:
+            self._assembling_bytes += pending.assembler.size_bytes - before
+            if self._assembling_bytes > ASSEMBLING_BYTES_MAX:
+                raise LimitExceeded(
+                    "too many large messages are on their way on this connection",
+                    why=f"together they may hold {ASSEMBLING_BYTES_MAX} bytes",
+                    hint="send fewer at a time",
+                )
+            return
+        self._assembling_bytes -= before
+        stream.context = pending.method
+        if pending.method.kind is MethodKind.DIRECT:
+            self._direct(pending.method, stream, message, 0)
+        else:
+            self._begin(pending.method, stream, message)
+
+    def _direct(self, method: Method, stream: Stream, data: bytes, size: int) -> None:
+        try:
+            method.handler(self, stream, data, size)
+        except Exception as error:
+            self._http2.consumed(stream, size)
+            self.answer_error(stream, error)
+
+    def _begin(self, method: Method, stream: Stream, data: bytes) -> None:
+        try:
+            request = method.request_class.FromString(data)
+        except DecodeError:
+            name = method.request_class.DESCRIPTOR.full_name
+            self.answer_error(stream, InvalidArgument(f"the message is not a {name}"))
+            return
+        if method.kind is MethodKind.UNARY:
+            self._start(stream, self._unary(stream, method.handler(request, self._call(stream))))
+        elif method.kind is MethodKind.RECEIVE:
+            self._start(stream, self._receive(stream, method.handler(self, stream, request)))
+        else:
+            self._start(stream, self._stream_answers(stream, method.handler(request, self._call(stream))))
+
+    def _call(self, stream: Stream) -> Call:
+        head = stream.head
+        return Call(head.authority, head.fields, self.peer, self.local_address, self)
+
+    # -- calls that wait --------------------------------------------------------------------------
+
+    def _start(self, stream: Stream, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[stream] = task
+        task.add_done_callback(lambda done: self._done(stream, done))
+
+    def _done(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(stream) is task:
+            del self._tasks[stream]
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self.answer_error(stream, error)
+
+    async def _unary(self, stream: Stream, answer: Any) -> None:
+        limit_ns = timeout_ns(stream.head.fields.get("grpc-timeout", ""))
+        try:
+            async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9):
+                message = await answer
+        except TimeoutError:
+            raise OperationTimeout("the call's own deadline has passed", hint="allow it more time") from None
+        self.answer(stream, frame_message(message.SerializeToString()))
+
+    async def _receive(self, stream: Stream, starting: Any) -> None:
+        await starting
+
+    async def _stream_answers(self, stream: Stream, answers: AsyncIterator[Any]) -> None:
+        self.send_head(stream, RESPONSE_HEAD)
+        async for message in answers:
+            if stream.local_closed:
+                return
+            self.send_data(stream, frame_message(message.SerializeToString()))
+            while not stream.local_closed and (stream.queued_bytes > STREAM_QUEUE_BYTES or self.congested):
+                room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting_for_room.append(room)
+                await room
+        self.end(stream, None)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def has_output(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._door.has_output(self)
+
+    def answer(self, stream: Stream, message: bytes) -> None:
+        """Answer a unary call with one framed message and OK."""
+        if not stream.local_closed:
+            self._http2.answer(stream, RESPONSE_HEAD, message, OK_TRAILERS)
+            if not self._dirty:
+                self.has_output()
+
+    def answer_error(self, stream: Stream, error: BaseException) -> None:
+        """End a call with an error, as trailers alone when no headers were sent."""
+        if stream.local_closed:
+            return
+        self._door.count("errors", 1)
+        trailers = trailers_of(error)
+        if stream in self._headed:
+            self._headed.discard(stream)
+            self._http2.send_trailers(stream, trailers)
+        else:
+            self._http2.send_headers(stream, RESPONSE_HEAD + trailers, end_stream=True)
+        self.has_output()
+
+    def consumed(self, stream: Stream, size: int) -> None:
+        self._http2.consumed(stream, size)
+
+    def send_head(self, stream: Stream, block: bytes) -> None:
+        self._headed.add(stream)
+        self._http2.send_headers(stream, block)
+        self.has_output()
+
+    def send_data(self, stream: Stream, data: bytes) -> None:
+        if not stream.local_closed:
+            self._http2.send_data(stream, data)
+            self.has_output()
+
+    def end(self, stream: Stream, error: DanubeError | None) -> None:
+        """End a stream of answers: well, or with an error."""
+        if error is not None:
+            self.answer_error(stream, error)
+        elif not stream.local_closed:
+            self._headed.discard(stream)
+            self._http2.send_trailers(stream, OK_TRAILERS)
+            self.has_output()
+
+    # -- the door's turns -------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand the turn's output to the socket."""
+        self._dirty = False
+        http2, transport = self._http2, self._transport
+        output, http2.output = http2.output, []
+        if transport is None:
+            return
+        if output:
+            transport.writelines(output)
+            http2.output_backlog_bytes = transport.get_write_buffer_size()
+        if http2.failed:
+            _log.limited("connection refused", source=self.peer, why=http2.failed)
+            transport.close()
+        elif http2.closing and not http2.streams:
+            transport.close()
+        elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
+            _log.limited("slow client closed", source=self.peer)
+            transport.abort()
+
+    def tick(self, now_ns: int) -> None:
+        self._http2.tick(now_ns)
+        if self._http2.output or self._http2.failed:
+            self.has_output()
+
+    def go_away(self) -> None:
+        """No further calls; those that run are finished."""
+        self._http2.go_away("the broker is stopping")
+        self.has_output()
+
+    def refuse(self, error: DanubeError) -> None:
+        self._http2.go_away(str(error), code=11)  # ENHANCE_YOUR_CALM
+        self.close()
+
+    def close(self) -> None:
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _address(name: Any) -> str:
+    if not isinstance(name, tuple) or len(name) < 2:
+        return ""
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

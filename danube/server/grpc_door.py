@@ -1,0 +1,151 @@
+"""A gRPC port on one worker: its connections, its methods, and its part of every turn.
+
+The data port (6650) and the administration port (50051) are two doors with different tables.  The data
+door owns the halves that publish, consume and settle; see :mod:`danube.server.grpc_doors` for how both
+are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danube import clock
+from danube.core.http2_settings import Http2Settings
+from danube.errors import LimitExceeded
+from danube.server.broker_session import CONNECTION_ID, BrokerSession
+from danube.server.grpc_connection import GrpcConnection
+from danube.server.methods import Method
+from danube.server.receive_buffers import ReceiveBuffers
+
+if TYPE_CHECKING:
+    from danube.server.consuming import Consuming, GrpcConsumer
+    from danube.server.publishing import Publishing
+    from danube.server.settling import Settling
+
+RECEIVE_BUFFER_BYTES = 256 * 1024
+
+
+class DataHalves:
+    """What only the data port has: publishing, consuming and settling, over one session."""
+
+    def __init__(
+        self, session: BrokerSession, publishing: Publishing, consuming: Consuming, settling: Settling
+    ) -> None:
+        self.session = session
+        self.publishing = publishing
+        self.consuming = consuming
+        self.settling = settling
+
+    def hand_over(self) -> bool:
+        self.settling.hand_over()
+        self.publishing.hand_over()
+        return self.session.offer_held()
+
+
+class GrpcDoor:
+    """See the module; implements :class:`danube.broker.worker.Door`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connections_max: int,
+        message_bytes_max: int,
+        schedule_turn: Callable[[], None],
+        count: Callable[[str, int], None],
+        data: DataHalves | None = None,
+    ) -> None:
+        self.name = name
+        self.methods: dict[str, Method] = {}
+        self.message_bytes_max = message_bytes_max
+        self.http2_settings = Http2Settings()
+        self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
+        self.connections: dict[GrpcConnection, None] = {}
+        self.schedule_turn = schedule_turn
+        self.count = count
+        self.draining = False
+        self._data = data
+        self._connections_max = connections_max
+        self._dirty: dict[GrpcConnection, None] = {}
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def factory(self) -> GrpcConnection:
+        return GrpcConnection(self)
+
+    def opened(self, connection: GrpcConnection) -> None:
+        if len(self.connections) >= self._connections_max:
+            connection.refuse(
+                LimitExceeded(
+                    f"this worker holds {self._connections_max} connections already",
+                    hint="close some, or raise limits.connections_max",
+                )
+            )
+            return
+        self.connections[connection] = None
+        self.count("connections", 1)
+        self.count("connections_total", 1)
+
+    def closed(self, connection: GrpcConnection) -> None:
+        self._dirty.pop(connection, None)
+        if connection in self.connections:
+            del self.connections[connection]
+            self.count("connections", -1)
+            if self._data is not None:
+                self._data.consuming.connection_lost(connection)
+                self._data.publishing.connection_lost(connection)
+            self.schedule_turn()
+
+    def leave(self, consumer: GrpcConsumer) -> None:
+        """The client dropped the stream of this consumer."""
+        if self._data is not None:
+            self._data.consuming.leave(consumer)
+
+    def writable(self, connection: GrpcConnection) -> None:
+        """The socket takes bytes again: consumers on it may have more."""
+        if self._data is not None:
+            for consumer in self._data.consuming.of_connection(connection):
+                consumer.give_credit()
+
+    def has_output(self, connection: GrpcConnection) -> None:
+        self._dirty[connection] = None
+        self.schedule_turn()
+
+    # -- the worker's door ------------------------------------------------------------------------
+
+    def session(self, connection_id: int) -> BrokerSession | None:
+        return self._data.session if self._data is not None and connection_id == CONNECTION_ID else None
+
+    def worker_restarted(self, worker: int) -> None:
+        if self._data is not None:
+            self._data.session.worker_restarted(worker)
+
+    def hand_over(self) -> bool:
+        return self._data.hand_over() if self._data is not None else False
+
+    def flush(self) -> None:
+        """Hand the output of this turn to the sockets."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for connection in dirty:
+                connection.flush()
+
+    def sweep(self, now_s: float) -> None:
+        """Keepalive and deadlines of the protocol."""
+        now_ns = clock.monotonic_ns()
+        for connection in list(self.connections):
+            connection.tick(now_ns)
+
+    def drain(self) -> None:
+        """End streams, take no more calls, finish those that run."""
+        self.draining = True
+        if self._data is not None:
+            self._data.publishing.draining = True
+            self._data.consuming.drain()
+        for connection in list(self.connections):
+            connection.go_away()
+
+    def close_all(self) -> None:
+        for connection in list(self.connections):
+            connection.close()

@@ -1,0 +1,150 @@
+"""Puts the two gRPC ports of a worker together: one session, their halves, their tables of methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from danube.core.commands import KnownConsumer
+from danube.core.metadata import Metadata
+from danube.errors import TopicNotFound
+from danube.limits import KIB, RECORD_BYTES_MAX
+from danube.server.broker_session import BrokerSession
+from danube.server.calls import BrokerCalls
+from danube.server.consuming import Consuming
+from danube.server.grpc_door import DataHalves, GrpcDoor
+from danube.server.methods import Method, MethodKind, methods_of, services_in
+from danube.server.proto import (
+    DanubeAdmin_pb2,
+    DanubeApi_pb2,
+    SchemaRegistry_pb2,
+    health_pb2,
+    reflection_v1_pb2,
+    reflection_v1alpha_pb2,
+)
+from danube.server.publishing import Publishing
+from danube.server.services.broker_admin import BrokerAdmin
+from danube.server.services.cluster_admin import ClusterAdmin
+from danube.server.services.consumer_service import ConsumerService
+from danube.server.services.discovery import Discovery
+from danube.server.services.grpc_health import Health
+from danube.server.services.health_check import HealthCheck
+from danube.server.services.namespace_admin import NamespaceAdmin
+from danube.server.services.producer_service import ProducerService
+from danube.server.services.reflection import ServerReflection
+from danube.server.services.schema_registry import SchemaRegistry
+from danube.server.services.security_admin import SecurityAdmin
+from danube.server.services.storage import StorageService
+from danube.server.services.topic_admin import TopicAdmin
+from danube.server.settling import Settling
+
+if TYPE_CHECKING:
+    from danube.broker.worker import Worker
+
+MESSAGE_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB
+ADMIN_MESSAGE_BYTES_MAX = 1024 * KIB
+
+
+def grpc_doors(worker: Worker) -> dict[str, GrpcDoor]:
+    """The doors ``grpc`` and ``admin`` of one worker, each with its share of the connections."""
+    session = BrokerSession(worker.router, worker.schedule_turn)
+    broker = BrokerCalls(worker, session)
+    known = _KnownByMetadata(broker)
+    publishing = Publishing(session, worker.router, lambda: broker.metadata.version)
+    halves = DataHalves(session, publishing, Consuming(session, known), Settling(session))
+    share = -(-worker.config.limits.connections_max // worker.context.workers)
+
+    def door(name: str, message_bytes_max: int, data: DataHalves | None) -> GrpcDoor:
+        return GrpcDoor(
+            name,
+            connections_max=share,
+            message_bytes_max=message_bytes_max,
+            schedule_turn=worker.schedule_turn,
+            count=worker.counters.add,
+            data=data,
+        )
+
+    data_door = door("grpc", MESSAGE_BYTES_MAX, halves)
+    data_door.methods.update(_data_methods(broker, halves))
+    admin_door = door("admin", ADMIN_MESSAGE_BYTES_MAX, None)
+    admin_door.methods.update(_admin_methods(broker))
+    for each in (data_door, admin_door):
+        _add_common(each.methods, broker)
+    return {"grpc": data_door, "admin": admin_door}
+
+
+def _services(module: Any) -> Any:
+    return module.DESCRIPTOR.services_by_name
+
+
+def _data_methods(broker: BrokerCalls, halves: DataHalves) -> dict[str, Method]:
+    services = _services(DanubeApi_pb2)
+    publishing, consuming, settling = halves.publishing, halves.consuming, halves.settling
+    consumer_service = ConsumerService(broker, consuming)
+    producer_service = ProducerService(broker, publishing)
+    methods = {
+        "/danube.ProducerService/CreateProducer": Method(
+            MethodKind.UNARY, DanubeApi_pb2.ProducerRequest, producer_service.create_producer
+        ),
+        "/danube.ProducerService/SendMessage": Method(
+            MethodKind.DIRECT, DanubeApi_pb2.StreamMessage, publishing.send_message
+        ),
+        "/danube.ConsumerService/Subscribe": Method(
+            MethodKind.UNARY, DanubeApi_pb2.ConsumerRequest, consumer_service.subscribe
+        ),
+        "/danube.ConsumerService/ReceiveMessages": Method(
+            MethodKind.RECEIVE, DanubeApi_pb2.ReceiveRequest, consumer_service.receive_messages
+        ),
+        "/danube.ConsumerService/Ack": Method(MethodKind.DIRECT, DanubeApi_pb2.AckRequest, settling.ack),
+        "/danube.ConsumerService/Nack": Method(MethodKind.DIRECT, DanubeApi_pb2.NackRequest, settling.nack),
+    }
+    methods |= methods_of(services["Discovery"], Discovery(broker))
+    methods |= methods_of(services["HealthCheck"], HealthCheck(broker, publishing, consuming))
+    methods |= methods_of(services["StorageService"], StorageService(broker))
+    return methods | _schema_methods(broker)
+
+
+def _schema_methods(broker: BrokerCalls) -> dict[str, Method]:
+    return methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
+
+
+def _admin_methods(broker: BrokerCalls) -> dict[str, Method]:
+    services = _services(DanubeAdmin_pb2)
+    methods = _schema_methods(broker)
+    for name, servicer in (
+        ("BrokerAdmin", BrokerAdmin(broker)),
+        ("ClusterAdmin", ClusterAdmin(broker)),
+        ("NamespaceAdmin", NamespaceAdmin(broker)),
+        ("TopicAdmin", TopicAdmin(broker)),
+        ("SecurityAdmin", SecurityAdmin(broker)),
+    ):
+        methods |= methods_of(services[name], servicer)
+    return methods
+
+
+def _add_common(methods: dict[str, Method], broker: BrokerCalls) -> None:
+    """Health and reflection, which know what is served on their port."""
+    names = [*services_in(methods), "grpc.health.v1.Health"]
+    methods.update(methods_of(_services(health_pb2)["Health"], Health(broker, names)))
+    for module in (reflection_v1_pb2, reflection_v1alpha_pb2):
+        service = _services(module)["ServerReflection"]
+        methods.update(methods_of(service, ServerReflection(module, names)))
+
+
+class _KnownByMetadata:
+    """Identities of consumers as the metadata keeps them."""
+
+    def __init__(self, broker: BrokerCalls) -> None:
+        self._broker = broker
+
+    def find(self, consumer_id: int) -> KnownConsumer | None:
+        found = self._broker.metadata.known.find(consumer_id)
+        if found is None:
+            self._broker.refresh()
+            found = self._broker.metadata.known.find(consumer_id)
+        return found
+
+    def physical_name(self, identity: KnownConsumer) -> str:
+        record = self._broker.metadata.topic_with_id(identity.topic_id)
+        if record is None:
+            raise TopicNotFound("the topic of this consumer was deleted", hint="subscribe to another topic")
+        return record.physical_name(identity.partition)

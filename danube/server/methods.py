@@ -1,0 +1,57 @@
+"""The table of a gRPC port: path -> how the call is read and who handles it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class MethodKind(Enum):
+    """How a handler is called."""
+
+    DIRECT = auto()  # handler(connection, stream, data) at once; it answers the stream itself, or raises
+    UNARY = auto()  # await handler(request, call) -> response
+    RECEIVE = auto()  # await handler(connection, stream, request); the stream goes on after it
+    SERVER_STREAM = auto()  # handler(request, call) -> async iterator of responses
+    BIDIRECTIONAL = auto()  # handler(async iterator of requests, call) -> async iterator of responses
+
+
+class Method(NamedTuple):
+    """One RPC."""
+
+    kind: MethodKind
+    request_class: Any
+    handler: Callable[..., Any]
+
+
+def snake_case(name: str) -> str:
+    """``ListNamespaceTopics`` -> ``list_namespace_topics``."""
+    return _WORD.sub("_", name).lower()
+
+
+def methods_of(service: ServiceDescriptor, servicer: object) -> dict[str, Method]:
+    """A method for each RPC of the service; a servicer that lacks one is a bug."""
+    return {
+        f"/{service.full_name}/{one.name}": Method(
+            _kind(one), GetMessageClass(one.input_type), getattr(servicer, snake_case(one.name))
+        )
+        for one in service.methods
+    }
+
+
+def _kind(method: MethodDescriptor) -> MethodKind:
+    if method.client_streaming:
+        return MethodKind.BIDIRECTIONAL
+    return MethodKind.SERVER_STREAM if method.server_streaming else MethodKind.UNARY
+
+
+def services_in(methods: Iterable[str]) -> list[str]:
+    """Full names of the services that a table serves, in order."""
+    return list(dict.fromkeys(path.split("/")[1] for path in methods))

@@ -1,0 +1,68 @@
+"""danube.ConsumerService: Subscribe and ReceiveMessages.  (Ack and Nack: :mod:`danube.server.settling`.)"""
+
+from __future__ import annotations
+
+from danube.core.commands import KnowConsumer, KnownConsumer
+from danube.core.glob import KeyFilter
+from danube.core.http2_streams import Stream
+from danube.core.metadata import Metadata
+from danube.errors import Conflict, TopicNotFound
+from danube.ids import check_label, check_topic_name
+from danube.limits import KNOWN_CONSUMERS_MAX
+from danube.server.calls import BrokerCalls, Call
+from danube.server.consuming import Consuming, Streaming
+from danube.server.convert import mode_of
+from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, ConsumerResponse, ReceiveRequest
+
+
+class ConsumerService:
+    """Joins subscriptions and starts the streams of their consumers."""
+
+    def __init__(self, broker: BrokerCalls, consuming: Consuming) -> None:
+        self._broker = broker
+        self._consuming = consuming
+
+    async def subscribe(self, request: ConsumerRequest, call: Call) -> ConsumerResponse:
+        """Join as this consumer; the same name has the same id and takes over from an older one."""
+        check_topic_name(request.topic_name)
+        check_label(request.subscription, "subscription")
+        check_label(request.consumer_name, "consumer")
+        mode = mode_of(request.subscription_type)
+        KeyFilter(request.key_filters)  # raises for what is no filter
+        record, partition = self._metadata(request.topic_name).topic_of_partition(request.topic_name)
+        filters = tuple(request.key_filters)
+        place = (record.topic_id, partition, request.subscription, request.consumer_name)
+        known = self._broker.metadata.known.of(*place)
+        if known is None or (known.mode, known.filters) != (mode, filters):
+            consumer_id = self._broker.metadata.known.free_identity(*place)
+            wanted = KnownConsumer(consumer_id, *place[:3], mode, request.consumer_name, filters)
+        else:
+            wanted = known
+        await self._consuming.subscribe(wanted, call.connection)
+        if wanted is not known:
+            await self._keep(wanted)
+        return ConsumerResponse(
+            request_id=request.request_id,
+            consumer_id=wanted.consumer_id,
+            consumer_name=request.consumer_name,
+        )
+
+    def _metadata(self, topic: str) -> Metadata:
+        try:
+            self._broker.metadata.topic_of_partition(topic)
+        except TopicNotFound:
+            self._broker.refresh()
+        return self._broker.metadata
+
+    async def _keep(self, consumer: KnownConsumer) -> None:
+        try:
+            await self._broker.propose(KnowConsumer(consumer=consumer, known_max=KNOWN_CONSUMERS_MAX))
+        except Conflict:
+            self._consuming.drop(consumer.consumer_id)
+            raise
+
+    async def receive_messages(
+        self, connection: Streaming, stream: Stream, request: ReceiveRequest
+    ) -> None:
+        """Start the stream; it lives until the client, the owner or the broker ends it."""
+        await self._consuming.receive(request.consumer_id, connection, stream)

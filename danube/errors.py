@@ -164,7 +164,7 @@ class SubscriptionBusy(Conflict):
 class ProducerBusy(Conflict):
     """An exclusive producer meets another one."""
 
-    code = 1135
+    code = 1136
     status = "PERMISSION_DENIED"
 
 

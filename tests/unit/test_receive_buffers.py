@@ -210,11 +210,11 @@ def test_a_full_ring_keeps_the_frame_stops_reading_and_loses_nothing(run: Any) -
         feed(connection, publish(1, 64) + publish(2, 64) + publish(3, 64)[:40])
         assert not transport.reading and door.router.taken == []
         feed(connection, publish(3, 64)[40:])  # what the kernel had handed out already
-        assert door.server.resume_blocked(), "still full"
+        assert door.server.hand_over(), "still full"
         door.server.flush()
         connection.pause_writing()
         door.router.room = True
-        assert not door.server.resume_blocked()
+        assert not door.server.hand_over()
         assert [number for number, _ in door.router.taken] == [1, 2, 3]
         assert not transport.reading, "the peer takes nothing, so nothing is read from it"
         connection.resume_writing()
@@ -289,8 +289,9 @@ def test_a_stopping_broker_refuses_publishes_and_answers_the_rest(run: Any) -> N
         ]  # fmt: skip
         assert all(type(frame.error) is Draining for frame in frames[:2])
         assert len(door.router.taken) == 1
-        door.server.deliver(connection.connection_id, wire.control_frame(Kind.PONG, None, 6))
-        door.server.deliver(12345, b"for somebody who left")
+        assert door.server.session(connection.connection_id) is connection
+        assert door.server.session(12345) is None, "somebody who left"
+        connection.send(wire.control_frame(Kind.PONG, None, 6))
         assert [frame.correlation for frame in door.sent(transport)] == [6]
         door.server.close_all()
         assert transport.closed

@@ -16,7 +16,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
         return lambda *_: order.append(name) or result
 
     worker = Worker.__new__(Worker)
-    worker.door = SimpleNamespace(resume_blocked=note("resume", False), flush=note("free buffers"))  # type: ignore[assignment]
+    worker.doors = {"native": SimpleNamespace(hand_over=note("hand over", False), flush=note("free buffers"))}  # type: ignore[dict-item]
     worker.shard = SimpleNamespace(turn=note("write"))  # type: ignore[assignment]
     worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False))  # type: ignore[assignment]
     worker.channel = SimpleNamespace(  # type: ignore[assignment]
@@ -30,7 +30,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.loop = MagicMock()
     worker._turn_scheduled = True
     worker._turn()
-    for taken in ("take", "resume"):
+    for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
     for freed in ("free buffers", "free ring"):
         assert order.index("write") < order.index(freed)

@@ -18,7 +18,7 @@ from danube.core.commands import (
     PutRole,
     Role,
 )
-from danube.errors import InvalidArgument, LimitExceeded, NotFound, PolicyMismatch
+from danube.errors import InvalidArgument, LimitExceeded, NotFound, WrongState
 from danube.ids import check_label
 from danube.limits import BINDINGS_MAX, ROLES_MAX, ROLES_PER_BINDING_MAX
 
@@ -121,7 +121,7 @@ class Access:
                 if role is None:
                     raise NotFound(f"role {name[:80]!r} does not exist")
                 if role.system:
-                    raise PolicyMismatch(f"role {name!r} belongs to the system", hint="it cannot be deleted")
+                    raise WrongState(f"role {name!r} belongs to the system", hint="it cannot be deleted")
             case DeleteBinding(scope=scope, resource_name=resource_name, id=name):
                 if (scope, resource_in(scope, resource_name), name) not in self._bindings:
                     raise NotFound(

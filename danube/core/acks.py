@@ -4,7 +4,8 @@ A record may be acked by the consumer that has it in flight, and by any member w
 (it waits for redelivery, is blocked, or is dead).  Offsets that were never granted, are below the
 floor or were acked before have no effect; those in flight elsewhere are refused.  There is no other
 memory of earlier grants: after a seek back an old ack counts only if its offset is in flight again
-at the same consumer.
+at the same consumer.  An ack for ANY_SEAT names no consumer: whoever has the record in flight, it is
+acked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _WAITS_FOR_NOBODY: Final = np.zeros(STATES, np.bool_)
 _WAITS_FOR_NOBODY[[RETRY, READY, DEAD, BURIED, BLOCKED]] = True
 _NO_COUNTERS: Final = np.zeros((0, STATES), np.int32)
 _ONE_IN_FLIGHT: Final = np.array([IN_FLIGHT], np.uint8)
+
+NO_SEAT: Final = -1
+ANY_SEAT: Final = -2
 
 Ranges = npt.NDArray[Any]
 
@@ -64,7 +68,7 @@ def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple
     keys = window.keys
     if end - start == 1:
         index = start & window.mask
-        if window.state[index] == IN_FLIGHT and window.owner[index] == seat:
+        if window.state[index] == IN_FLIGHT and (window.owner[index] == seat or seat == ANY_SEAT):
             window.state[index] = ACKED
             window.counts[IN_FLIGHT] -= 1
             window.counts[ACKED] += 1
@@ -76,7 +80,8 @@ def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple
     for part in window.slices(start, end):
         state = window.state[part]
         mine = state == IN_FLIGHT
-        mine &= window.owner[part] == seat
+        if seat != ANY_SEAT:
+            mine &= window.owner[part] == seat
         if mine.all():
             if keys is not None:
                 window.freed |= keys.move(window.key[part], state, ACKED)
@@ -96,7 +101,7 @@ def _acknowledge_range(window: Window, seat: int, start: int, end: int) -> tuple
 def _acknowledge_index(window: Window, seat: int, index: Offsets) -> tuple[int, int]:
     state = window.state[index]
     in_flight = state == IN_FLIGHT
-    mine = in_flight & (window.owner[index] == seat)
+    mine = in_flight if seat == ANY_SEAT else in_flight & (window.owner[index] == seat)
     refused = int(np.count_nonzero(in_flight)) - int(np.count_nonzero(mine))
     taken = mine | _WAITS_FOR_NOBODY[state]
     index, state = index[taken], state[taken]
@@ -112,9 +117,9 @@ def _acknowledge_index(window: Window, seat: int, index: Offsets) -> tuple[int, 
 
 
 def _acknowledge_kernel(window: Window, seat: int, ranges: Offsets) -> tuple[int, int] | None:
-    """The same in one pass; None without kernels, or where ranges overlap or do not ascend."""
+    """The same in one pass; None without kernels, for any seat, or where ranges overlap or do not ascend."""
     kernel = cursor_kernels()
-    if kernel is None:
+    if kernel is None or seat == ANY_SEAT:
         return None
     counters = _NO_COUNTERS if window.keys is None else window.keys.counters
     tally = np.zeros(STATES + 2, np.int64)
@@ -137,6 +142,19 @@ def sound(ranges: Ranges) -> Offsets:
     starts, ends = signed[:, 0], signed[:, 1]
     possible = (starts >= 0) & (starts < ends) & (ends <= _OFFSET_MAX)
     return signed if possible.all() else signed[possible]
+
+
+def in_flight_at(window: Window, seat: int, ranges: Ranges) -> Offsets:
+    """What of the ranges the consumer at ``seat`` (ANY_SEAT: anyone) has in flight: int64[m], ascending."""
+    if seat == NO_SEAT or not len(ranges):
+        return np.empty(0, np.int64)
+    offsets = offsets_in(sound(ranges), window.floor, window.next)
+    index = offsets & window.mask
+    mine = window.state[index] == IN_FLIGHT
+    if seat != ANY_SEAT:
+        mine &= window.owner[index] == seat
+    chosen: Offsets = offsets[mine]
+    return chosen
 
 
 def named_count(ranges: Offsets) -> int:

@@ -19,6 +19,8 @@ from danube.errors import Conflict, InvalidArgument
 from danube.ids import check_label
 from danube.limits import KEY_FILTER_BYTES_MAX, KEY_FILTERS_MAX, KNOWN_CONSUMERS_MAX
 
+__all__ = ["KnownConsumer", "KnownConsumers", "consumer_identity", "producer_identity"]
+
 ID_MAX: Final = (1 << 63) - 1
 _PLACE: Final = struct.Struct("<4sQIQ")
 

@@ -36,6 +36,7 @@ from danube.core.commands import (
     DeleteTopic,
     ForgetSubscription,
     KnowConsumer,
+    KnownConsumer,
     NamespaceCommand,
     NamespaceCreated,
     NamespaceDeleted,
@@ -81,8 +82,8 @@ _SUGGESTION_CANDIDATES_MAX: Final = 200
 class Metadata:
     """All that one broker or cluster agreed on.  ``version`` is the index of the last applied command."""
 
-    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "known", "next_topic_id", "registry",
-                 "settings_count", "version")  # fmt: skip
+    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "consumers", "next_topic_id",
+                 "registry", "settings_count", "version")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0
@@ -93,7 +94,7 @@ class Metadata:
         self.settings_count = 0  # of subscriptions, in all topics together
         self.registry = Registry()
         self.access = Access()
-        self.known = KnownConsumers()
+        self.consumers = KnownConsumers()
 
     # Lookup
 
@@ -121,6 +122,10 @@ class Metadata:
 
     def topic_with_id(self, topic_id: int) -> TopicRecord | None:
         return self._by_id.get(topic_id)
+
+    def known_consumer(self, consumer_id: int) -> KnownConsumer | None:
+        """Whom clients know by this number (see :mod:`danube.core.known_consumers`)."""
+        return self.consumers.find(consumer_id)
 
     def topic_of_partition(self, physical_name: str) -> tuple[TopicRecord, int]:
         """The topic and partition number behind a physical name (number 0 without partitions)."""
@@ -187,7 +192,7 @@ class Metadata:
             return self.access.check(command)
         if isinstance(command, KnowConsumer):
             self._refuse_unplaced(command)
-            return self.known.check(command)
+            return self.consumers.check(command)
         match command:
             case CreateTopic():
                 return self._check_create_topic(command)
@@ -331,7 +336,7 @@ class Metadata:
             return []
         if isinstance(command, KnowConsumer):
             self._refuse_unplaced(command)
-            self.known.apply(command)
+            self.consumers.apply(command)
             return []
         if self._unneeded(command):
             return []
@@ -360,8 +365,10 @@ class Metadata:
                 return NamespaceDeleted(command.namespace)
         former = self.topic(command.topic)
         if isinstance(command, ForgetSubscription):
-            for consumer_id in self.known.ids_of(former.topic_id, command.subscription, command.partition):
-                self.known.forget(consumer_id)
+            for consumer_id in self.consumers.ids_of(
+                former.topic_id, command.subscription, command.partition
+            ):
+                self.consumers.forget(consumer_id)
         record = edited(former, command)
         self._count(former, -1)
         self._install(record)
@@ -380,7 +387,7 @@ class Metadata:
             return command.ensure and self._same(existing, command)
         if isinstance(command, ForgetSubscription) and (
             command.topic_id not in (0, existing.topic_id)
-            or self.known.ids_of(existing.topic_id, command.subscription, command.partition)
+            or self.consumers.ids_of(existing.topic_id, command.subscription, command.partition)
         ):
             return False
         return edited(existing, command) == existing
@@ -396,8 +403,8 @@ class Metadata:
         del self._namespaces[namespace][record.topic]
         del self._by_id[record.topic_id]
         self._count(record, -1)
-        for consumer_id in self.known.ids_of(record.topic_id):
-            self.known.forget(consumer_id)
+        for consumer_id in self.consumers.ids_of(record.topic_id):
+            self.consumers.forget(consumer_id)
 
     def _count(self, record: TopicRecord, change: int) -> None:
         """A topic with this schema and these settings is there (1), or no longer (-1)."""
@@ -417,7 +424,7 @@ class Metadata:
         other._partition_count = self._partition_count
         other.settings_count = self.settings_count
         other.registry, other.access = self.registry.copy(), self.access.copy()
-        other.known = self.known.copy()
+        other.consumers = self.consumers.copy()
         return other
 
     def changes_since(self, earlier: Metadata) -> list[Change]:
@@ -443,7 +450,7 @@ class Metadata:
             Stored(
                 self.version, self.next_topic_id, sorted(self._namespaces), topics,
                 self.registry.next_schema_id, self.registry.stored(),
-                list(self.known), self.access.roles(), self.access.bindings(),
+                list(self.consumers), self.access.roles(), self.access.bindings(),
             )
         )  # fmt: skip
 
@@ -456,7 +463,7 @@ class Metadata:
         machine._namespaces = {name: {} for name in (*NAMESPACES_ALWAYS, *stored.namespaces)}
         machine.registry.load(stored.next_schema_id, stored.subjects)
         machine.access.load(stored.roles, stored.bindings)
-        machine.known.load(stored.known)
+        machine.consumers.load(stored.known)
         for record in stored.topics:
             machine._install(record)
         return machine

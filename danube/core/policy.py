@@ -96,10 +96,15 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             )
         if not 1 <= self.max_record_bytes <= RECORD_BYTES_MAX:
             raise InvalidArgument(f"max_record_bytes must be 1 .. {RECORD_BYTES_MAX}")
-        if not 1 <= self.max_unacked <= MAX_UNACKED_LIMIT:
-            raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")
+        check_max_unacked(self.max_unacked)
         if self.max_dispatch_rate < 0:
             raise InvalidArgument("max_dispatch_rate must not be negative", hint="0 is no limit")
         if self.retention_ms < 0 or self.retention_bytes < 0:
             raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
         self.failure.check()
+
+
+def check_max_unacked(max_unacked: int) -> None:
+    """Raise InvalidArgument where a subscription cannot have this many records unacked."""
+    if not 1 <= max_unacked <= MAX_UNACKED_LIMIT:
+        raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")

@@ -15,12 +15,13 @@ for each key).  Time is passed in; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from danube.core.acks import Ranges, acknowledge, offsets_in, sound
+from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, in_flight_at
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
@@ -29,11 +30,11 @@ from danube.core.glob import KeyFilter
 from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, Offsets, grants_of
 from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
-from danube.core.policy import FailurePolicy
-from danube.core.subscription_report import check_agreement, counts_of, reason
+from danube.core.policy import FailurePolicy, check_max_unacked
+from danube.core.subscription_report import check_agreement, counts_of, progress, reason
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
-from danube.errors import InvalidArgument, broken
-from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT
+from danube.errors import broken
+from danube.limits import MAX_UNACKED_DEFAULT
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 
@@ -56,14 +57,14 @@ class Subscription:
         self, name: str, mode: Mode, state: CursorState, *, max_unacked: int, failure: FailurePolicy
     ) -> None:
         """Start where ``state`` left off; nothing is in flight, and only what it names is acked."""
-        if not 1 <= max_unacked <= MAX_UNACKED_LIMIT:
-            raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")
+        check_max_unacked(max_unacked)
         failure.check()
         self.name = name
         self.mode = mode
         self.max_unacked = max_unacked
         self.version = 0
         self._state = state
+        self._outstanding_max = max_unacked  # what was unacked when the bound was last set, if that is more
         self._span_max = max(max_unacked, SPAN_MAX)
         self._consumers = Consumers(mode)
         self._ring = KeyRing()
@@ -81,10 +82,19 @@ class Subscription:
         return self._failures.policy
 
     def set_failure(self, failure: FailurePolicy) -> None:
-        """Follow another failure policy from the next failure on."""
+        """Follow another failure policy from the next failure on; the cursor keeps it."""
         failure.check()
         self._failures.policy = failure
+        self._state = replace(self._state, failure=failure)
         self.version += 1
+
+    def set_max_unacked(self, max_unacked: int) -> None:
+        """Follow another bound; with more unacked already, nothing new goes out until they are fewer."""
+        check_max_unacked(max_unacked)
+        self.max_unacked = max_unacked
+        self._span_max = max(max_unacked, SPAN_MAX)
+        self._outstanding_max = max(max_unacked, self._window.outstanding)
+        self._window.freed = True
 
     @property
     def next(self) -> int:
@@ -349,12 +359,14 @@ class Subscription:
 
     # -- what became of them -----------------------------------------------------------------------
 
-    def ack(self, consumer_id: int, ranges: Ranges) -> AckResult:
-        """Ack half-open ranges of offsets (int64 or uint64 [n][2]); see :mod:`danube.core.acks`."""
-        consumer = self._consumers.by_id.get(consumer_id)
+    def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
+        """Ack half-open ranges of offsets (int64 or uint64 [n][2]); see :mod:`danube.core.acks`.
+
+        Without a consumer it does not matter who has them in flight.
+        """
         window = self._window
         dead = window.counts[DEAD] + window.counts[BURIED]
-        acked, ignored, refused = acknowledge(window, -1 if consumer is None else consumer.seat, ranges)
+        acked, ignored, refused = acknowledge(window, self._seat(consumer_id), ranges)
         if acked:
             self.version += 1
             if dead:
@@ -365,18 +377,16 @@ class Subscription:
         counters["ack_refused"] += refused
         return AckResult(acked, ignored, refused)
 
-    def nack(self, consumer_id: int, ranges: Ranges, delay_ms: int, reason: str, now_ns: int) -> int:
-        """Records that the consumer has in flight go back after a delay; return how many.
-
-        The delay is the policy's or ``delay_ms`` if that is longer (-1 or 0: the policy's).
-        """
+    def _seat(self, consumer_id: int | None) -> int:
+        if consumer_id is None:
+            return ANY_SEAT
         consumer = self._consumers.by_id.get(consumer_id)
-        if consumer is None or not len(ranges):
-            return 0
-        window = self._window
-        offsets = offsets_in(sound(ranges), window.floor, window.next)
-        index = offsets & window.mask
-        offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
+        return NO_SEAT if consumer is None else consumer.seat
+
+    def nack(self, consumer_id: int | None, ranges: Ranges, delay_ms: int, reason: str, now_ns: int) -> int:
+        """Records that the consumer (None: anyone) has in flight go back after a delay; return how many.
+        The delay is the policy's or ``delay_ms`` if that is longer (-1 or 0: the policy's)."""
+        offsets = in_flight_at(self._window, self._seat(consumer_id), ranges)
         if len(offsets):
             self._failures.nacked += len(offsets)
             if self._failures.fail(offsets, delay_ms, reason, now_ns):
@@ -464,16 +474,8 @@ class Subscription:
         return settled
 
     def cursor_state(self) -> CursorState:
-        """What must be kept; at most ACKED_RANGES_STORED_MAX ranges, the lowest."""
-        acked = self._window.acked_ranges(ACKED_RANGES_STORED_MAX)
-        ahead = self._ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
-        if len(ahead):
-            if len(acked) and acked[-1, 1] == ahead[0, 0]:
-                acked, ahead = acked.copy(), ahead[1:].copy()
-                acked[-1, 1] = self._ahead.first[1]
-            acked = np.concatenate((acked, ahead))
-        state = self._state
-        return CursorState(self.mode, self.ack_floor, acked, state.max_unacked, state.failure)
+        """What must be kept."""
+        return progress(self._state, self._window, self._ahead)
 
     def explain(self, now_ns: int) -> str:
         """Why nothing moves, in one word; "ready" if something could."""
@@ -495,4 +497,4 @@ class Subscription:
         """Raise InvariantBroken if anything here contradicts itself."""
         self._window.check()
         self._consumers.check()
-        check_agreement(self._window, self._ahead, self.max_unacked)
+        check_agreement(self._window, self._ahead, self._outstanding_max)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
+from danube.core.cursor import CursorState
 from danube.core.failures import Failures
 from danube.core.grants import Mode
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, HELD, IN_FLIGHT, READY, RETRY, Window
 from danube.errors import broken
+from danube.limits import ACKED_RANGES_STORED_MAX
 
 _BLOCKED_OFFSETS_SHOWN: Final = 100
 
@@ -59,6 +63,18 @@ def counts_of(window: Window, failures: Failures) -> dict[str, Any]:
         "dropped": failures.dropped,
         "dead_lettered": failures.dead_lettered_count,
     }
+
+
+def progress(state: CursorState, window: Window, ahead: Ahead) -> CursorState:
+    """What must be kept; at most ACKED_RANGES_STORED_MAX ranges, the lowest."""
+    acked = window.acked_ranges(ACKED_RANGES_STORED_MAX)
+    further = ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
+    if len(further):
+        if len(acked) and acked[-1, 1] == further[0, 0]:
+            acked, further = acked.copy(), further[1:].copy()
+            acked[-1, 1] = ahead.first[1]
+        acked = np.concatenate((acked, further))
+    return CursorState(state.mode, window.floor, acked, state.max_unacked, state.failure)
 
 
 def check_agreement(window: Window, ahead: Ahead, max_unacked: int) -> None:

@@ -14,9 +14,10 @@ from danube.core.commands import (
     TopicRecord,
     UpdatePolicy,
 )
+from danube.core.policy import check_max_unacked
 from danube.errors import InvalidArgument, LimitExceeded, PolicyMismatch
 from danube.ids import check_label
-from danube.limits import MAX_UNACKED_LIMIT, SUBSCRIPTION_SETTINGS_MAX
+from danube.limits import SUBSCRIPTION_SETTINGS_MAX
 
 VALIDATIONS: Final = ("none", "warn", "enforce")
 
@@ -56,8 +57,8 @@ def _check_settings(record: TopicRecord, command: SetSubscriptionSettings, setti
         )
     if command.settings.failure is not None:
         command.settings.failure.check()
-    if not 0 <= command.settings.max_unacked <= MAX_UNACKED_LIMIT:
-        raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}", hint="0 is the topic's")
+    if command.settings.max_unacked:  # 0 is the topic's
+        check_max_unacked(command.settings.max_unacked)
     if command.subscription not in record.settings and settings_count >= SUBSCRIPTION_SETTINGS_MAX:
         raise LimitExceeded(
             "there is no room for the settings of more subscriptions",

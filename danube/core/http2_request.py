@@ -1,0 +1,168 @@
+"""What the header fields of a request mean: the rules of RFC 9113, 8 and of gRPC over HTTP/2.
+
+``malformed`` is the peer's fault against HTTP/2 and resets the stream; nobody above ever sees such a
+head.  ``problem`` is a fair HTTP/2 request that is no gRPC request; the door answers it with
+``http_status``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from danube.errors import broken
+
+Field = tuple[str, str]
+
+_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"})
+_OF_THE_CONNECTION: Final = frozenset(
+    {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
+)
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_VALUE: Final = re.compile(r"(?:[^\x00\r\n \t](?:[^\x00\r\n]*[^\x00\r\n \t])?)?")
+_CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_SLOTS: Final = (
+    "authority", "content_length", "fields", "http_status", "malformed", "method", "path", "problem",
+    "scheme", "unusual",
+)  # fmt: skip
+
+
+class RequestHead:
+    """The head of a request, shared by every stream whose fields are the same.  Immutable.
+
+    ``fields`` has the regular fields by lower-case name; repeated ones are joined by a comma, binary
+    ones (``-bin``) stay base64 text.  ``content_length`` is -1 when the peer named none.
+    """
+
+    __slots__ = _SLOTS
+
+    method: str
+    scheme: str
+    path: str
+    authority: str
+    fields: dict[str, str]
+    content_length: int
+    malformed: str
+    problem: str
+    http_status: int
+    unusual: bool  # malformed, or with a content length that DATA must agree with
+
+    def __init__(
+        self, pseudo: dict[str, str], fields: dict[str, str], *, malformed: str = "", oversize: str = ""
+    ) -> None:
+        write = object.__setattr__
+        length = fields.get("content-length", "")
+        content_length = int(length) if not malformed and length else -1
+        write(self, "method", pseudo.get(":method", ""))
+        write(self, "scheme", pseudo.get(":scheme", ""))
+        write(self, "path", pseudo.get(":path", ""))
+        write(self, "authority", pseudo.get(":authority") or fields.get("host", ""))
+        write(self, "fields", fields)
+        write(self, "content_length", content_length)
+        write(self, "malformed", malformed)
+        problem, status = (oversize, 431) if oversize else _grpc_problem(self.method, fields)
+        write(self, "problem", problem)
+        write(self, "http_status", status)
+        write(self, "unusual", bool(malformed) or content_length >= 0)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        broken("a request head is shared and never changes", name=name)
+
+    def with_field(self, name: str, value: str) -> RequestHead:
+        """The same head with one more regular field, which is known to be well-formed and new."""
+        other = object.__new__(RequestHead)
+        write = object.__setattr__
+        for slot in _SLOTS:
+            write(other, slot, getattr(self, slot))
+        write(other, "fields", {**self.fields, name: value})
+        return other
+
+
+def _grpc_problem(method: str, fields: dict[str, str]) -> tuple[str, int]:
+    """(why this is no gRPC request, HTTP status), or ("", 0).
+
+    A missing ``te`` is let pass as other servers do: it tells of a proxy, not of the request.
+    """
+    content_type = fields.get("content-type", "")
+    if method != "POST":
+        return f"gRPC calls are POST requests, this is {method or 'none'}", 405
+    if content_type.startswith("application/grpc") and content_type[16:17] in ("", "+", ";"):
+        return "", 0
+    return f"the content-type is {content_type or 'missing'}, gRPC has application/grpc", 415
+
+
+def request_head(fields: Sequence[Field], *, oversize: str = "") -> RequestHead:
+    """Judge the fields of a request in their order.
+
+    ``oversize`` says that more fields came than are kept: what was dropped cannot be judged, so the
+    head has that problem alone.
+    """
+    pseudo: dict[str, str] = {}
+    regular: dict[str, str] = {}
+    malformed = ""
+    for name, value in fields:
+        if name in _PSEUDO:
+            fault = _pseudo_fault(name, value, pseudo, regular)
+            pseudo[name] = value
+        else:
+            fault = field_fault(name, value)
+            if not fault:
+                fault = _keep(regular, name, value)
+        malformed = malformed or fault
+    if not malformed and not oversize:
+        malformed = _whole_fault(pseudo, regular)
+    return RequestHead(pseudo, regular, malformed=malformed, oversize=oversize)
+
+
+def trailers_fault(fields: Sequence[Field]) -> str:
+    """Why the fields after a request's body are malformed, or an empty string."""
+    return next((fault for name, value in fields if (fault := field_fault(name, value))), "")
+
+
+def field_fault(name: str, value: str) -> str:
+    """Why a regular field is malformed (RFC 9113, 8.2), or an empty string."""
+    if not _NAME.fullmatch(name):
+        return f"no pseudo-header field {name!r} exists here" if name[:1] == ":" else f"field name {name!r}"
+    if not _VALUE.fullmatch(value):
+        return f"the value of {name} has a control character or space around it"
+    if name in _OF_THE_CONNECTION:
+        return f"{name} belongs to a connection of HTTP/1"
+    if name == "te" and value != "trailers":
+        return "te is not trailers"
+    return ""
+
+
+def _pseudo_fault(name: str, value: str, pseudo: dict[str, str], regular: dict[str, str]) -> str:
+    if regular:
+        return f"{name} comes after a regular field"
+    if name in pseudo:
+        return f"{name} comes twice"
+    if not _VALUE.fullmatch(value):
+        return f"the value of {name} has a control character or space around it"
+    return ""
+
+
+def _keep(regular: dict[str, str], name: str, value: str) -> str:
+    if name == "content-length":
+        if not _CONTENT_LENGTH.fullmatch(value) or regular.get(name, value) != value:
+            return "content-length is no number, or two"
+        regular[name] = value
+    elif name in regular:
+        regular[name] = f"{regular[name]}{'; ' if name == 'cookie' else ','}{value}"
+    else:
+        regular[name] = value
+    return ""
+
+
+def _whole_fault(pseudo: dict[str, str], regular: dict[str, str]) -> str:
+    if pseudo.get(":method") == "CONNECT":
+        alone = ":scheme" not in pseudo and ":path" not in pseudo and pseudo.get(":authority")
+        return "" if alone else "CONNECT has an authority and neither scheme nor path"
+    missing = [name for name in (":method", ":scheme", ":path") if not pseudo.get(name)]
+    if missing:
+        return f"{' and '.join(missing)} missing"
+    authority, host = pseudo.get(":authority"), regular.get("host")
+    if authority and host and authority.lower() != host.lower():
+        return "host differs from :authority"
+    return ""

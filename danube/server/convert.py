@@ -14,12 +14,12 @@ from danube.errors import InvalidArgument
 from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, DispatchStrategy, NonReliable, Reliable
 
 _MODES: Final = {
-    ConsumerRequest.Exclusive: Mode.EXCLUSIVE,
-    ConsumerRequest.Shared: Mode.SHARED,
-    ConsumerRequest.Failover: Mode.FAILOVER,
-    ConsumerRequest.KeyShared: Mode.KEY_SHARED,
+    int(ConsumerRequest.Exclusive): Mode.EXCLUSIVE.label,
+    int(ConsumerRequest.Shared): Mode.SHARED.label,
+    int(ConsumerRequest.Failover): Mode.FAILOVER.label,
+    int(ConsumerRequest.KeyShared): Mode.KEY_SHARED.label,
 }
-_TYPES: Final = {mode: number for number, mode in _MODES.items()}
+_TYPES: Final = {label: number for number, label in _MODES.items()}
 
 
 def reliable_of(dispatch_strategy: int) -> bool:
@@ -31,16 +31,17 @@ def dispatch_strategy_of(reliable: bool) -> DispatchStrategy:
     return Reliable if reliable else NonReliable
 
 
-def mode_of(subscription_type: int) -> Mode:
-    """Raises InvalidArgument for a number that is none of the four."""
-    for number, mode in _MODES.items():
-        if number == subscription_type:
-            return mode
-    raise InvalidArgument(
-        f"subscription type {subscription_type} is not known",
-        hint="use Exclusive (0), Shared (1), Failover (2) or KeyShared (3)",
-    )
+def mode_of(subscription_type: int) -> str:
+    """The label of a Mode; raises InvalidArgument for a number that is none of the four."""
+    label = _MODES.get(subscription_type)
+    if label is None:
+        raise InvalidArgument(
+            f"subscription type {subscription_type} is not known",
+            hint="use Exclusive (0), Shared (1), Failover (2) or KeyShared (3)",
+        )
+    return label
 
 
-def subscription_type_of(mode: Mode) -> ConsumerRequest.SubscriptionType:
+def subscription_type_of(mode: str) -> int:
+    """The number of a Mode's label, as ConsumerRequest.SubscriptionType counts."""
     return _TYPES[mode]

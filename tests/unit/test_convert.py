@@ -16,8 +16,8 @@ from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, ProducerRequest
 )
 def test_subscription_types(number: int, mode: Mode) -> None:
     request = ConsumerRequest.FromString(ConsumerRequest(subscription_type=number).SerializeToString())  # type: ignore[arg-type]
-    assert mode_of(request.subscription_type) is mode
-    assert subscription_type_of(mode) == number
+    assert mode_of(request.subscription_type) == mode.label
+    assert subscription_type_of(mode.label) == number
 
 
 @pytest.mark.parametrize("number", [4, -1, 2**31 - 1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Final, Protocol
 
 from danube.errors import LimitExceeded, NotFound
@@ -27,10 +27,10 @@ class Draining(Protocol):
 class Health:
     """SERVING until the broker drains, NOT_SERVING from then on; the name "" is the broker as a whole."""
 
-    def __init__(self, broker: Draining, services: Callable[[], Collection[str]]) -> None:
-        """``services`` tells the full names of what the door serves."""
+    def __init__(self, broker: Draining, services: Collection[str]) -> None:
+        """``services`` is what the door serves, by full names."""
         self._broker = broker
-        self._services = services
+        self._services = frozenset(services)
         self._watch_count = 0
 
     @property
@@ -38,7 +38,7 @@ class Health:
         return HealthCheckResponse.NOT_SERVING if self._broker.draining else HealthCheckResponse.SERVING
 
     def _status_of(self, service: str) -> HealthCheckResponse.ServingStatus:
-        if service and service not in self._services():
+        if service and service not in self._services:
             return HealthCheckResponse.SERVICE_UNKNOWN
         return self._status
 
@@ -54,7 +54,7 @@ class Health:
 
     async def list(self, request: HealthListRequest, call: Call) -> HealthListResponse:
         status = HealthCheckResponse(status=self._status)
-        return HealthListResponse(statuses=dict.fromkeys(("", *self._services()), status))
+        return HealthListResponse(statuses=dict.fromkeys(("", *sorted(self._services)), status))
 
     async def watch(self, request: HealthCheckRequest, call: Call) -> AsyncIterator[HealthCheckResponse]:
         """The state at once, then each change; raises LimitExceeded beyond WATCHES_MAX."""

@@ -6,7 +6,7 @@ are shown, so the data port tells nothing of the administration.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -24,13 +24,18 @@ _INVALID_ARGUMENT: Final = 3
 _NOT_FOUND: Final = 5
 
 
-class Reflection:
-    """ServerReflection in one of its versions; they differ in the classes of their messages alone."""
+class ServerReflection:
+    """The service in one of its versions; they differ in the classes of their messages alone."""
 
-    def __init__(self, messages: ModuleType, services: Callable[[], Collection[str]]) -> None:
-        """``messages`` is reflection_v1_pb2 or reflection_v1alpha_pb2; ``services`` tells what is served."""
+    def __init__(self, messages: ModuleType, services: Collection[str]) -> None:
+        """``messages`` is the module of one version; ``services`` is what the door serves, by full names."""
         self._messages = messages
-        self._services = services
+        own = messages.DESCRIPTOR.services_by_name["ServerReflection"].full_name
+        self._services = sorted({*services, own})
+        # Files of the services and of what they import, by name.
+        self._files = {
+            file.name: file for name in self._services for file in _needed(POOL.FindServiceByName(name).file)
+        }
 
     async def server_reflection_info(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """One response for each request; raises LimitExceeded for a call that never ends."""
@@ -56,11 +61,10 @@ class Reflection:
         match what:
             case "list_services":
                 answer = response.list_services_response
-                answer.SetInParent()
-                for name in sorted(self._services()):
+                for name in self._services:
                     answer.service.add(name=name)
             case "file_by_filename":
-                self._tell_file(response, self._shown().get(asked), asked)
+                self._tell_file(response, self._files.get(asked), asked)
             case "file_containing_symbol":
                 self._tell_file(response, self._file_of(asked), asked)
             case "file_containing_extension" | "all_extension_numbers_of_type":
@@ -83,20 +87,12 @@ class Reflection:
     def _file_of(self, symbol: str) -> FileDescriptor | None:
         service, _, method = symbol.rpartition(".")
         try:
-            if service in self._services() and method in POOL.FindServiceByName(service).methods_by_name:
+            if service in self._services and method in POOL.FindServiceByName(service).methods_by_name:
                 symbol = service  # the pool does not look for methods
             file = POOL.FindFileContainingSymbol(symbol)
         except KeyError:
             return None
-        return self._shown().get(file.name)
-
-    def _shown(self) -> dict[str, FileDescriptor]:
-        """Files of the served services and of what they import, by name."""
-        return {
-            file.name: file
-            for service in self._services()
-            for file in _needed(POOL.FindServiceByName(service).file)
-        }
+        return self._files.get(file.name)
 
 
 def _needed(file: FileDescriptor) -> Iterator[FileDescriptor]:

@@ -217,7 +217,7 @@ class ServerConnection(ControlSide):
             head = self._decoded(block)
             if head is None:
                 return
-        if stream_id != self.last_stream_id + 2 and not self._opened_apart(stream_id):
+        if (stream_id != self.last_stream_id + 2 or stream_id == 2) and not self._opened_apart(stream_id):
             return
         self.last_stream_id = stream_id
         if len(self.streams) >= self._streams_max or self.closing:

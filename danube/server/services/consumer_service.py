@@ -32,9 +32,9 @@ class ConsumerService:
         record, partition = self._metadata(request.topic_name).topic_of_partition(request.topic_name)
         filters = tuple(request.key_filters)
         place = (record.topic_id, partition, request.subscription, request.consumer_name)
-        known = self._broker.metadata.known.of(*place)
+        known = self._broker.metadata.consumers.of(*place)
         if known is None or (known.mode, known.filters) != (mode, filters):
-            consumer_id = self._broker.metadata.known.free_identity(*place)
+            consumer_id = self._broker.metadata.consumers.free_identity(*place)
             wanted = KnownConsumer(consumer_id, *place[:3], mode, request.consumer_name, filters)
         else:
             wanted = known

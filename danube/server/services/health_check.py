@@ -35,6 +35,6 @@ class HealthCheck:
     def _consumer_known(self, consumer_id: int) -> bool:
         if self._consuming.find(consumer_id) is not None:
             return True
-        if self._broker.metadata.known.find(consumer_id) is None:
+        if self._broker.metadata.consumers.find(consumer_id) is None:
             self._broker.refresh()
-        return self._broker.metadata.known.find(consumer_id) is not None
+        return self._broker.metadata.consumers.find(consumer_id) is not None

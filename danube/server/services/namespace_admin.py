@@ -11,7 +11,7 @@ from danube.limits import (
     SUBSCRIPTIONS_PER_PARTITION_MAX,
 )
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.naming import check_namespace
+from danube.server.services.naming import check_namespace, current
 from danube.server.services.ports import BrokerCalls, Call
 
 
@@ -29,7 +29,7 @@ class NamespaceAdmin:
     async def get_namespace_policies(self, request: pb.NamespaceRequest, call: Call) -> pb.PolicyResponse:
         """The seven limits as JSON; they are the broker's, equal for every namespace."""
         name = check_namespace(request.name)
-        if name not in self._broker.metadata.namespaces():
+        if name not in current(self._broker).namespaces():
             raise NotFound(f"namespace {name} does not exist", hint="create it, or look at ListNamespaces")
         policies = {
             "max_producers_per_topic": PRODUCERS_PER_PARTITION_MAX,
@@ -57,7 +57,7 @@ class NamespaceAdmin:
 
 def physical_names(broker: BrokerCalls, namespace: str) -> list[str]:
     """Physical names of a namespace's topics, in order of creation; none where it does not exist."""
-    metadata = broker.metadata
+    metadata = current(broker)
     if namespace not in metadata.namespaces():
         return []
     return [name for record in metadata.topics(namespace) for name in record.physical_names]

@@ -14,6 +14,7 @@ from danube.core.commands import TopicRecord
 from danube.core.metadata import Metadata
 from danube.errors import InvalidArgument, InvalidName, SubscriptionNotFound
 from danube.ids import check_label, check_topic_name
+from danube.server.services.ports import BrokerCalls
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
 
@@ -26,8 +27,15 @@ class Named:
     partitions: list[str]
 
 
-def find(metadata: Metadata, name: str) -> Named:
+def current(broker: BrokerCalls) -> Metadata:
+    """The metadata with all that was committed before this call, by whichever worker."""
+    broker.refresh()
+    return broker.metadata
+
+
+def find(broker: BrokerCalls, name: str) -> Named:
     """The topic behind a base or partition name; raises InvalidName or TopicNotFound."""
+    metadata = current(broker)
     record = metadata.find_topic(name)
     if record is not None:
         return Named(record, record.physical_names)

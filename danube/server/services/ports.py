@@ -21,12 +21,24 @@ class Call(Protocol):
     @property
     def peer(self) -> str: ...
 
+    @property
+    def dialled(self) -> str:
+        """``host:port`` by which this caller reaches the broker."""
+
+    @property
+    def local_address(self) -> str:
+        """``host:port`` of this end of the connection."""
+
 
 class BrokerCalls(Protocol):
     """The broker behind the door.  Both ``ask`` raise DanubeErrors."""
 
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> Metadata:
+        """What this worker has read; see refresh."""
+
+    def refresh(self) -> None:
+        """Read what other workers committed since."""
 
     @property
     def config(self) -> BrokerConfig: ...

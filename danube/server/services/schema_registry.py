@@ -10,14 +10,17 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.errors import InvalidArgument, SchemaNotFound, WrongState
+from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound, WrongState
 from danube.ids import check_label, check_topic_name
-from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
+from danube.limits import KIB
+from danube.schema.model import DEFINITION_BYTES_MAX, Compatibility, SchemaType, ValidationPolicy, Violation
 from danube.server.proto import SchemaRegistry_pb2 as pb
 from danube.server.services.naming import find, required
 from danube.server.services.ports import BrokerCalls, Call
 
 _MICROSECONDS: Final = 1_000_000
+_REMARKS_BYTES_MAX: Final = 16 * KIB
+_TAGS_MAX: Final = 100
 _SUBJECTS: Final = "ListSubjects tells the subjects"
 
 
@@ -30,11 +33,12 @@ class SchemaRegistry:
     async def register_schema(
         self, request: pb.RegisterSchemaRequest, call: Call
     ) -> pb.RegisterSchemaResponse:
+        _check_remarks(request)
         made = await self._broker.ask(
             "schema.register",
             subject=_subject(request.subject),
             schema_type=str(SchemaType.parse(request.schema_type)),
-            definition=request.schema_definition,
+            definition=_definition(request.schema_definition),
             description=request.description,
             created_by=request.created_by,
             tags=list(request.tags),
@@ -85,7 +89,7 @@ class SchemaRegistry:
             "schema.check",
             subject=_subject(request.subject),
             schema_type=str(SchemaType.parse(request.schema_type)),
-            definition=request.new_schema_definition,
+            definition=_definition(request.new_schema_definition),
             compatibility=mode,
         )
         violations = msgspec.convert(verdict["violations"], list[Violation])
@@ -118,7 +122,7 @@ class SchemaRegistry:
         check_topic_name(request.topic_name)
         subject = _subject(request.schema_subject)
         policy = str(ValidationPolicy.parse(request.validation_policy))
-        topic = find(self._broker.metadata, request.topic_name).record.topic
+        topic = find(self._broker, request.topic_name).record.topic
         await self._broker.ask(
             "schema.configure_topic",
             topic=topic,
@@ -134,7 +138,7 @@ class SchemaRegistry:
     ) -> pb.UpdateTopicValidationPolicyResponse:
         check_topic_name(request.topic_name)
         policy = str(ValidationPolicy.parse(request.validation_policy))
-        topic = find(self._broker.metadata, request.topic_name).record.topic
+        topic = find(self._broker, request.topic_name).record.topic
         present = await self._broker.ask("schema.topic", topic=topic)
         if not present["subject"]:
             raise WrongState(
@@ -154,7 +158,7 @@ class SchemaRegistry:
     async def get_topic_schema_config(
         self, request: pb.GetTopicSchemaConfigRequest, call: Call
     ) -> pb.GetTopicSchemaConfigResponse:
-        topic = find(self._broker.metadata, request.topic_name).record.topic
+        topic = find(self._broker, request.topic_name).record.topic
         present = await self._broker.ask("schema.topic", topic=topic)
         return pb.GetTopicSchemaConfigResponse(
             schema_subject=present["subject"],
@@ -184,6 +188,28 @@ def _subject(text: str) -> str:
     required(text, "subject", _SUBJECTS)
     check_label(text, "subject")
     return text
+
+
+def _definition(text: bytes) -> bytes:
+    if len(text) > DEFINITION_BYTES_MAX:
+        raise SchemaInvalid(
+            f"the definition has {len(text)} bytes",
+            why=f"the most is {DEFINITION_BYTES_MAX}",
+            hint="split the schema into several subjects",
+        )
+    return text
+
+
+def _check_remarks(request: pb.RegisterSchemaRequest) -> None:
+    """What people write beside a definition has a bound too, because it is kept with it."""
+    texts = [request.description, request.created_by, *request.tags]
+    size_bytes = sum(len(text.encode()) for text in texts)
+    if size_bytes > _REMARKS_BYTES_MAX or len(request.tags) > _TAGS_MAX:
+        raise InvalidArgument(
+            "description, created_by and tags are too long",
+            why=f"together they have {size_bytes} bytes and {len(request.tags)} tags",
+            hint=f"keep to {_REMARKS_BYTES_MAX} bytes and {_TAGS_MAX} tags",
+        )
 
 
 def _schema(entry: dict[str, Any]) -> pb.GetSchemaResponse:

@@ -36,6 +36,7 @@ from danube.server.services.naming import (
     Named,
     check_namespace,
     check_subscription,
+    current,
     find,
     no_subscription,
     number_of_broker,
@@ -61,14 +62,14 @@ class TopicAdmin:
         self, request: pb.NamespaceRequest, call: Call
     ) -> pb.TopicInfoListResponse:
         namespace = check_namespace(request.name)
-        metadata = self._broker.metadata
+        metadata = current(self._broker)
         known = namespace in metadata.namespaces()
         return self._listed(metadata.topics(namespace) if known else [])
 
     async def list_broker_topics(self, request: pb.BrokerRequest, call: Call) -> pb.TopicInfoListResponse:
         """All topics for this broker's id, none for any other."""
         own = number_of_broker(request.broker_id) == self._broker.broker_id
-        return self._listed(self._broker.metadata.topics() if own else [])
+        return self._listed(current(self._broker).topics() if own else [])
 
     def _listed(self, records: Sequence[TopicRecord]) -> pb.TopicInfoListResponse:
         broker_id = str(self._broker.broker_id)
@@ -171,7 +172,7 @@ class TopicAdmin:
     async def unsubscribe(self, request: pb.SubscriptionRequest, call: Call) -> pb.SubscriptionResponse:
         """Deletes a subscription with its cursors, on every partition or, while consumers use it, on none."""
         name = check_subscription(request.subscription)
-        found = find(self._broker.metadata, request.topic)
+        found = find(self._broker, request.topic)
         held = [one for one in await self._subscriptions_of(found) if one["subscription"] == name]
         if not held:
             raise no_subscription(name, request.topic)
@@ -208,7 +209,7 @@ class TopicAdmin:
     ) -> pb.GetSubscriptionFailurePolicyResponse:
         """The policy that was set, else what an existing subscription has from its topic; else unset."""
         name = check_subscription(request.subscription)
-        record = find(self._broker.metadata, request.topic).record
+        record = find(self._broker, request.topic).record
         settings = await self._settings(record.topic, name)
         response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=mode_number(settings["mode"]))
         if settings["failure"] is not None:
@@ -240,7 +241,7 @@ class TopicAdmin:
     ) -> pb.GetSubscriptionDispatchConfigResponse:
         """Unset where nothing was set for this subscription."""
         name = check_subscription(request.subscription)
-        record = find(self._broker.metadata, request.topic).record
+        record = find(self._broker, request.topic).record
         settings = await self._settings(record.topic, name)
         response = pb.GetSubscriptionDispatchConfigResponse()
         if settings["max_unacked"]:
@@ -257,12 +258,12 @@ class TopicAdmin:
 
     def _find_or_none(self, name: str) -> Named | None:
         try:
-            return find(self._broker.metadata, name)
+            return find(self._broker, name)
         except TopicNotFound:
             return None
 
     def _reliable_topic(self, name: str) -> str:
-        record = find(self._broker.metadata, name).record
+        record = find(self._broker, name).record
         if not record.policy.reliable:
             raise PolicyMismatch(
                 f"topic {record.topic} is not reliable",

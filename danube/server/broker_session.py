@@ -64,9 +64,7 @@ class BrokerSession(RoutedSession):
 
         What a full ring refuses is kept and offered again each turn, in order.
         """
-        if self._held:
-            self._hold(frame)
-        elif not self._route(frame):
+        if self._held or not self._route(frame):
             self._hold(frame)
         self._schedule_turn()
 
@@ -131,6 +129,10 @@ class BrokerSession(RoutedSession):
     def drop_handle(self, handle: int) -> None:
         """Forget a handle; what still arrives for it is ignored."""
         self._handles.pop(handle, None)
+
+    def worker_restarted(self, worker: int) -> None:
+        """An owner is gone: its handles are closed and its open requests fail."""
+        self._router.worker_restarted(self, worker)
 
     # -- answers ----------------------------------------------------------------------------------
 

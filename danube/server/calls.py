@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from danube.broker.listeners import address_text
@@ -14,11 +14,12 @@ from danube.errors import DanubeError
 from danube.server.broker_session import BrokerSession
 
 if TYPE_CHECKING:
+    from danube.broker.proposals import Outcome
     from danube.broker.worker import Worker
     from danube.config import BrokerConfig
     from danube.core.commands import Command
     from danube.core.metadata import Metadata
-    from danube.broker.proposals import Outcome
+    from danube.server.services import ports
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 
@@ -90,7 +91,7 @@ class BrokerCalls:
         self._worker.proposals.submit(command, committed)
         return await future
 
-    def address_for(self, call: Call) -> str:
+    def address_for(self, call: ports.Call) -> str:
         """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
         config = self.config.grpc
         scheme = "https" if config.cert_file else "http"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 
@@ -24,7 +24,7 @@ from danube.server.consuming import GrpcConsumer
 from danube.server.methods import Method, MethodKind
 from danube.server.native import HIGH_WATER_BYTES, tune_socket
 from danube.server.receive_buffers import ReceiveBuffer
-from danube.server.request_stream import RequestStream
+from danube.server.request_stream import RequestStream, check_framing
 from danube.server.statuses import trailers_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,14 @@ class _Pending:
 
     def __init__(self, method: Method, message_bytes_max: int) -> None:
         self.method = method
-        self.assembler = MessageAssembler(message_bytes_max)
+        self.assembler = MessageAssembler(message_bytes_max, unary=True)
+
+
+class _Whole(NamedTuple):
+    """A message that is whole, while the client has not ended its side."""
+
+    method: Method
+    message: bytes
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
@@ -145,31 +152,46 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def data(self, stream: Stream, data: memoryview, ended: bool) -> None:
         context = stream.context
         size = len(data)
-        if type(context) is Method and ended and size >= 5 and data[0] == 0:
-            if int.from_bytes(data[1:5], "big") == size - 5 <= self._door.message_bytes_max:
-                if context.kind is MethodKind.DIRECT:
-                    self._direct(context, stream, bytes(data[5:]), size)
-                else:
-                    self._http2.consumed(stream, size)
-                    self._begin(context, stream, bytes(data[5:]))
-                return
+        if (
+            type(context) is Method
+            and ended
+            and size >= 5
+            and data[0] == 0
+            and int.from_bytes(data[1:5], "big") == size - 5 <= self._door.message_bytes_max
+        ):
+            self._dispatch(context, stream, bytes(data[5:]), size)
+            return
         self._http2.consumed(stream, size)
         try:
             if type(context) is Method:
                 stream.context = context = _Pending(context, self._door.message_bytes_max)
             if type(context) is _Pending:
                 self._assemble(context, stream, data, ended)
+            elif type(context) is _Whole:
+                self._end_of_whole(context, stream, data, ended)
             elif type(context) is RequestStream:
                 context.take(data, ended)
         except DanubeError as error:
+            self._forget_pieces(stream)
             self.answer_error(stream, error)
+
+    def _end_of_whole(self, whole: _Whole, stream: Stream, data: memoryview, ended: bool) -> None:
+        if len(data):
+            raise InvalidArgument("a call that takes one message got more", hint="send one message a call")
+        if ended:
+            stream.context = whole.method
+            self._dispatch(whole.method, stream, whole.message, 0)
+
+    def _forget_pieces(self, stream: Stream) -> None:
+        if type(stream.context) is _Pending:
+            self._assembling_bytes -= stream.context.assembler.held_bytes
+            stream.context = None
 
     def cancelled(self, stream: Stream, code: int) -> None:
         context = stream.context
         if type(context) is GrpcConsumer:
             self._door.leave(context)
-        elif type(context) is _Pending:
-            self._assembling_bytes -= context.assembler.size_bytes
+        self._forget_pieces(stream)
         self._headed.discard(stream)
         task = self._tasks.pop(stream, None)
         if task is not None:
@@ -185,32 +207,38 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _refuse_request(self, stream: Stream) -> None:
         head = stream.head
         if head.problem:
-            self._http2.send_headers(
-                stream, refusal_block(head.http_status, head.problem), end_stream=True
-            )
+            self._http2.send_headers(stream, refusal_block(head.http_status, head.problem), end_stream=True)
             self.has_output()
             return
         hint = "ask gRPC reflection for what is"
         self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
 
     def _assemble(self, pending: _Pending, stream: Stream, data: memoryview, ended: bool) -> None:
-        before = pending.assembler.size_bytes
-        message = pending.assembler.take(data, ended)
-        if message is None:
-            self._assembling_bytes += pending.assembler.size_bytes - before
-            if self._assembling_bytes > ASSEMBLING_BYTES_MAX:
-                raise LimitExceeded(
-                    "too many large messages are on their way on this connection",
-                    why=f"together they may hold {ASSEMBLING_BYTES_MAX} bytes",
-                    hint="send fewer at a time",
-                )
-            return
-        self._assembling_bytes -= before
-        stream.context = pending.method
-        if pending.method.kind is MethodKind.DIRECT:
-            self._direct(pending.method, stream, message, 0)
+        """Bytes of a message that comes in pieces, or that is not what it should be."""
+        assembler = pending.assembler
+        before = assembler.held_bytes
+        messages = assembler.take(data, ended)
+        self._assembling_bytes += assembler.held_bytes - before
+        check_framing(assembler)
+        if self._assembling_bytes > ASSEMBLING_BYTES_MAX:
+            raise LimitExceeded(
+                "too many large messages are on their way on this connection",
+                why=f"together they may hold {ASSEMBLING_BYTES_MAX} bytes",
+                hint="send fewer at a time",
+            )
+        if messages and ended:
+            stream.context = pending.method
+            self._dispatch(pending.method, stream, bytes(messages[0]), 0)
+        elif messages:  # whole, and its end comes in a frame of its own
+            stream.context = _Whole(pending.method, bytes(messages[0]))
+
+    def _dispatch(self, method: Method, stream: Stream, message: bytes, size: int) -> None:
+        """Hand a whole message to its method; ``size`` bytes are not consumed yet."""
+        if method.kind is MethodKind.DIRECT:
+            self._direct(method, stream, message, size)
         else:
-            self._begin(pending.method, stream, message)
+            self._http2.consumed(stream, size)
+            self._begin(method, stream, message)
 
     def _direct(self, method: Method, stream: Stream, data: bytes, size: int) -> None:
         try:
@@ -255,7 +283,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     async def _unary(self, stream: Stream, answer: Any) -> None:
         limit_ns = timeout_ns(stream.head.fields.get("grpc-timeout", ""))
         try:
-            async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9):
+            async with asyncio.timeout(None if limit_ns < 0 else limit_ns / 1e9):
                 message = await answer
         except TimeoutError:
             raise OperationTimeout("the call's own deadline has passed", hint="allow it more time") from None

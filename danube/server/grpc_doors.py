@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube.core.commands import KnownConsumer
-from danube.core.metadata import Metadata
 from danube.errors import TopicNotFound
 from danube.limits import KIB, RECORD_BYTES_MAX
 from danube.server.broker_session import BrokerSession
@@ -137,10 +136,10 @@ class _KnownByMetadata:
         self._broker = broker
 
     def find(self, consumer_id: int) -> KnownConsumer | None:
-        found = self._broker.metadata.known.find(consumer_id)
+        found = self._broker.metadata.consumers.find(consumer_id)
         if found is None:
             self._broker.refresh()
-            found = self._broker.metadata.known.find(consumer_id)
+            found = self._broker.metadata.consumers.find(consumer_id)
         return found
 
     def physical_name(self, identity: KnownConsumer) -> str:

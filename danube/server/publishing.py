@@ -274,7 +274,8 @@ class Publishing:
         """The target of a message that names none of the open ones, or another id than it has."""
         if not message.HasField("msg_id"):
             raise InvalidArgument(
-                "msg_id is missing", hint="set its producer_id and topic_name from what CreateProducer answered"
+                "msg_id is missing",
+                hint="set its producer_id and topic_name from what CreateProducer answered",
             )
         check_label(message.producer_name, "producer")
         target = self._target(message.msg_id.topic_name, message.producer_name)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from danube.core.grpc_framing import MessageAssembler
-from danube.errors import InvalidArgument, LimitExceeded
+from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSupported, RecordTooLarge
 
 WAITING_MAX = 64
+_ERRORS: Final[dict[str, type[DanubeError]]] = {
+    "UNIMPLEMENTED": NotSupported,
+    "RESOURCE_EXHAUSTED": RecordTooLarge,
+}
+
+
+def check_framing(assembler: MessageAssembler) -> None:
+    """Raise what the assembler found wrong with the framing of a call's messages."""
+    if assembler.status:
+        raise _ERRORS.get(assembler.status, InvalidArgument)(assembler.problem)
 
 
 class RequestStream:
@@ -19,18 +29,20 @@ class RequestStream:
 
     def __init__(self, request_class: Any, message_bytes_max: int) -> None:
         self._class = request_class
-        self._assembler = MessageAssembler(message_bytes_max, many=True)
+        self._assembler = MessageAssembler(message_bytes_max)
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
     def take(self, data: memoryview, ended: bool) -> None:
         """Bytes came; raises for what is no message, and where the servicer does not keep up."""
-        for message in self._assembler.take_all(data, ended):
+        messages = self._assembler.take(data, ended)
+        check_framing(self._assembler)
+        for message in messages:
             if self._queue.qsize() >= WAITING_MAX:
                 raise LimitExceeded(
                     "too many requests wait on this call", hint="wait for answers before sending more"
                 )
             try:
-                self._queue.put_nowait(self._class.FromString(message))
+                self._queue.put_nowait(self._class.FromString(bytes(message)))
             except DecodeError:
                 name = self._class.DESCRIPTOR.full_name
                 raise InvalidArgument(f"the message is not a {name}") from None

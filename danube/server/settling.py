@@ -71,7 +71,7 @@ class Settling:
         pending = self._pending.get(key)
         if pending is None:
             if not request.HasField("msg_id"):
-                raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message received")
+                raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
             check_topic_name(msg_id.topic_name)
             check_label(request.subscription_name, "subscription")
             pending = self._pending[key] = _Pending()

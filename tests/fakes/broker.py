@@ -37,6 +37,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.ids import partition_name
+from tests.fakes.registry import FakeRegistry
 
 LEVELS = {"memory": 0, "written": 1, "fsync": 2}
 
@@ -192,6 +193,7 @@ class FakeBroker:
         self.damage_deliveries = 0
         self.frames_seen: list[tuple[int, int]] = []
         self.admin_calls: list[wire.Admin] = []
+        self.registry = FakeRegistry()
         self.syncs = 0
         self.when_frame: Callable[[FakeConnection, wire.Frame], None] | None = None
         self._producer_ids = 100
@@ -543,6 +545,8 @@ class FakeBroker:
 
     def _admin(self, call: wire.Admin) -> Any:
         arguments = call.args
+        if call.op.startswith("schema."):
+            return self.registry.answer(call.op, arguments)
         if call.op == "create_topic":
             if arguments["topic"] in self.topics:
                 raise TopicExists(f"topic {arguments['topic']!r} exists")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -73,6 +74,9 @@ def error_object(error: DanubeError) -> dict[str, object]:
     problems = error.facts.get("problems")
     if problems:
         body["details"] = [{"where": one.origin, "what": one.what, "hint": one.hint} for one in problems]
+    violations = _violations(error)
+    if violations:
+        body["details"] = [{name: getattr(one, name) for name in one.__struct_fields__} for one in violations]
     return {"error": body}
 
 
@@ -100,10 +104,21 @@ def _write(error: DanubeError, as_json: bool) -> None:
         for one in problems:
             hint = f" ({one.hint})" if one.hint else ""
             click.echo(f"  {escape(one.origin)}: {escape(one.what)}{escape(hint)}", err=True)
+    for violation in _violations(error):
+        click.echo(f"  {escape(str(violation))}", err=True)
     if error.why:
         click.echo(f"  why: {escape(error.why)}", err=True)
     if error.hint:
         click.echo(f"  try: {escape(error.hint)}", err=True)
+
+
+def _violations(error: DanubeError) -> list[Any]:
+    """What a schema that was refused breaks."""
+    if not error.facts.get("violations"):
+        return []
+    from danube.client.schema_plans import violations_of
+
+    return list(violations_of(error))
 
 
 def _report_click(error: click.ClickException, as_json: bool) -> int:

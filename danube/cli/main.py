@@ -24,12 +24,13 @@ COMMANDS = {
     "subscriptions": Entry(
         "danube.cli.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
     ),
+    "schema": Entry("danube.cli.schema:schema", "Register, compare and look up schemas."),
     "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
     "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),
 }
-ALIASES = {"topic": "topics", "subscription": "subscriptions"}
+ALIASES = {"topic": "topics", "subscription": "subscriptions", "schemas": "schema"}
 
 
 class Root(LazyGroup):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,29 +14,11 @@ import click
 from danube.cli import arguments
 from danube.cli.addressing import Address, address_option, topic_name
 from danube.cli.output import output_option
+from danube.cli.schema_choice import schema_choice, schema_options
 from danube.cli.services import Services
 
 DEFAULT_TOPIC = "/default/test_topic"  # as upstream's command line
 BATCH_RECORDS = 1_000
-
-
-def _no_registry(context: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        from danube.errors import InvalidArgument
-
-        raise InvalidArgument(
-            f"--{(param.name or '').replace('_', '-')} cannot be used",
-            why="the schema registry is not in this release",
-            hint="send the bytes without a schema",
-        )
-
-
-def _schema_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's schema flags: known, so that the answer says why they cannot be used."""
-    for name in ("subject", "version", "min-version", "file", "type"):
-        option = click.option(f"--schema-{name}", hidden=True, callback=_no_registry, expose_value=False)
-        command = option(command)
-    return command
 
 
 @click.command(short_help="Send records to a topic.")
@@ -65,7 +46,7 @@ def _schema_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--reliable/--non-reliable", default=None, help="Delivery the topic must have.")
 @click.option("--durability", type=click.Choice(["memory", "written", "fsync"]), help="Level it must have.")
 @click.option("--batch", type=click.IntRange(1, 65_536), default=BATCH_RECORDS, help="Records per batch.")
-@_schema_options
+@schema_options
 @output_option("text", "json", default="text")
 @click.pass_obj
 def produce(
@@ -84,6 +65,11 @@ def produce(
     durability: str | None,
     key: str | None,
     attributes: dict[str, str] | None,
+    schema_subject: str | None,
+    schema_version: int | None,
+    schema_min_version: int | None,
+    schema_file: str | None,
+    schema_type: str | None,
     **sending: Any,
 ) -> None:
     """Send records to a topic, which is created if need be.
@@ -95,7 +81,8 @@ def produce(
     danube consume orders --until-end -o json | danube produce copy --ndjson
 
     An acknowledged record is stored as the topic's durability says.  Exit code 9: some records were
-    sent and others were not.
+    sent and others were not.  With --schema-subject or --schema-file the records name a schema; their
+    bytes are sent as they are.
     """
     from danube.cli.eventloop import run
     from danube.cli.sending import Target, send_all
@@ -108,6 +95,7 @@ def produce(
         partitions=partitions,
         reliable=reliable,
         durability=durability or "",
+        schema=schema_choice(schema_subject, schema_version, schema_min_version, schema_file, schema_type),
     )
     with ExitStack() as stack:
         source = _source(services, stack, message, file, lines or ndjson)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from danube.cli.addressing import Address, explaining
 from danube.cli.output import json_line, line
 from danube.cli.progress import Progress
+from danube.cli.schema_choice import SchemaChoice
 from danube.cli.services import Services
 from danube.cli.sources import Record, lines_of, record_of_json
 from danube.errors import DanubeError, PartialFailure
@@ -27,6 +28,7 @@ class Target:
     partitions: int
     reliable: bool | None
     durability: str
+    schema: SchemaChoice | None = None
 
 
 class Sent:
@@ -88,6 +90,8 @@ async def send_all(
             options: dict[str, Any] = {"reliable": target.reliable, "partitions": target.partitions}
             if target.durability:
                 options["durability"] = target.durability
+            if target.schema is not None:
+                options["schema"] = await target.schema.resolve(client)
             async with client.producer(target.topic, name=target.producer_name, **options) as producer:
                 await _send_groups(producer, groups, interval, sent, progress)
     progress.close()

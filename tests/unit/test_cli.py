@@ -335,11 +335,6 @@ def test_a_failure_of_the_first_record_is_itself(danube: Line) -> None:
     danube("produce", "t", "-m", "x", exit_code=6)
 
 
-def test_schema_flags_are_answered_with_a_reason(danube: Line) -> None:
-    said = danube("produce", "t", "-m", "x", "--schema-subject", "s", exit_code=2).stderr
-    assert "the schema registry is not in this release" in said
-
-
 def test_nothing_to_send_is_a_usage_error(danube: Line) -> None:
     danube.can_ask = True
     danube("produce", "t", exit_code=2)

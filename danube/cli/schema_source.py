@@ -1,0 +1,99 @@
+"""Where a schema's definition comes from on the command line, and of which type it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+COMPATIBILITIES = click.Choice(
+    [
+        "none",
+        "backward",
+        "forward",
+        "full",
+        "backward_transitive",
+        "forward_transitive",
+        "full_transitive",
+    ],
+    case_sensitive=False,
+)
+TYPES = ("bytes", "string", "number", "avro", "json_schema", "protobuf")
+_ALIASES = {
+    "json": "json_schema",
+    "jsonschema": "json_schema",
+    "json-schema": "json_schema",
+    "proto": "protobuf",
+}
+_WITHOUT_DEFINITION = ("bytes", "string", "number")
+_TYPE_BY_SUFFIX = {".avsc": "avro", ".proto": "protobuf", ".json": "json_schema"}
+DEFINITION_BYTES_MAX = 256 * 1024  # as the registry; a larger file need not be sent to be refused
+
+
+def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--type``, ``--file`` and ``--schema``."""
+    options = [
+        click.option(
+            "-t",
+            "--type",
+            "given_type",
+            metavar="TYPE",
+            help=f"{', '.join(TYPES)}; by the file's name where that tells (.avsc, .proto, .json).",
+        ),
+        click.option("-f", "--file", type=click.Path(), help="The definition; - is standard input."),
+        click.option("--schema", "text", metavar="TEXT", help="The definition itself."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def schema_type(given: str | None, file: str | None) -> str:
+    """The type that was named, or that the file's name tells."""
+    if given is not None:
+        word = given.strip().lower()
+        word = _ALIASES.get(word, word)
+        if word not in TYPES:
+            raise click.BadParameter(f"{given!r} is no schema type; use {', '.join(TYPES)}")
+        return word
+    found = _TYPE_BY_SUFFIX.get(Path(file).suffix.lower()) if file else None
+    if found is None:
+        raise click.UsageError(f"Give --type: {', '.join(TYPES)}.")
+    return found
+
+
+def read_definition(file: str | None, text: str | None, given_type: str | None) -> bytes:
+    """The definition's bytes from ``--schema``, ``--file`` or standard input."""
+    if file is not None and text is not None:
+        raise click.UsageError("Give --file or --schema, not both.")
+    if text is not None:
+        return text.encode()
+    if file is None:
+        if schema_type(given_type, file) in _WITHOUT_DEFINITION:
+            return b""
+        raise click.UsageError("Give the definition with --file or --schema.")
+    return read_schema_file(file)
+
+
+def read_schema_file(file: str) -> bytes:
+    """A definition's file, or standard input for ``-``; SchemaInvalid when it is larger than any may be."""
+    from danube.errors import SchemaInvalid
+
+    try:
+        if file == "-":
+            definition = sys.stdin.buffer.read(DEFINITION_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                definition = opened.read(DEFINITION_BYTES_MAX + 1)
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror or error}") from None
+    if len(definition) > DEFINITION_BYTES_MAX:
+        raise SchemaInvalid(
+            f"{file} is larger than {DEFINITION_BYTES_MAX} bytes",
+            why="that is the largest definition",
+            hint="split it into several subjects",
+        )
+    return definition

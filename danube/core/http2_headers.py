@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
@@ -59,12 +59,13 @@ def refusal_block(http_status: int, message: str) -> bytes:
 
 def percent_encoded(message: str) -> str:
     """``message`` as the value of ``grpc-message``: printable ASCII but ``%`` stays, UTF-8 else."""
-    encoded = quote(message, safe=_PLAIN)
-    if len(encoded) <= GRPC_MESSAGE_BYTES_MAX:
-        return encoded.strip(" ") if encoded != encoded.strip(" ") else encoded
-    cut = encoded[:GRPC_MESSAGE_BYTES_MAX]
-    half = cut.rfind("%", len(cut) - 2)
-    return (cut[:half] if half >= 0 else cut).strip(" ")
+    encoded = quote(message[:GRPC_MESSAGE_BYTES_MAX], safe=_PLAIN, errors="replace")
+    if len(encoded) > GRPC_MESSAGE_BYTES_MAX:
+        cut = encoded[:GRPC_MESSAGE_BYTES_MAX]
+        half = cut.rfind("%", len(cut) - 2)
+        # A letter may be several escapes; what is left of one is dropped.
+        encoded = quote(unquote(cut[:half] if half >= 0 else cut, errors="ignore"), safe=_PLAIN)
+    return encoded.strip(" ")
 
 
 def _status_fields(status: int, message: str, details: bytes) -> list[tuple[str, str]]:

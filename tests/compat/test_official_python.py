@@ -1,0 +1,166 @@
+"""The official Python client, unchanged, against a real broker; scenarios are in ``tests/compat/python``.
+
+Its package is called ``danube`` as ours is, so every scenario runs in a process of .venv-official.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import danube
+from tests.broker_process import BrokerProcess, die_with_parent
+
+pytestmark = pytest.mark.e2e
+
+SCRIPTS = Path(__file__).parent / "python"
+OFFICIAL = Path(__file__).resolve().parents[2] / ".venv-official"
+FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 2_000, "ack_timeout_ms": 30_000}
+
+
+def scenarios(script: str) -> list[str]:
+    """Names of a script's scenarios, read and not imported."""
+    body = ast.parse((SCRIPTS / f"{script}.py").read_text()).body
+    return [
+        node.name
+        for node in body
+        if isinstance(node, ast.AsyncFunctionDef)
+        and [argument.arg for argument in node.args.args] == ["url", "topic"]
+    ]
+
+
+QUIET = [(script, name) for script in ("subscriptions", "messages", "schemas") for name in scenarios(script)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def official_client() -> None:
+    if not (OFFICIAL / ".danube-official").exists():
+        failure = OFFICIAL / ".failure"
+        why = failure.read_text().strip() if failure.exists() else "run scripts/official-python"
+        pytest.skip(f"the official Python client is not installed: {why}")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1-worker", "2-workers"])
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """A broker that all scenarios share which leave it in peace."""
+    with BrokerProcess(tmp_path_factory.mktemp("official") / "data", workers=request.param) as process:
+        yield process
+
+
+class Scenario:
+    """One scenario in a process of its own."""
+
+    def __init__(self, process: BrokerProcess, script: str, name: str, folder: Path) -> None:
+        self.output_path = folder / "scenario.output"
+        self.broker = process
+        topic = f"/default/{script}-{name}".replace("_", "-")
+        command = [
+            *(str(OFFICIAL / "bin/python"), "-E", "-s", "-W", "error::ResourceWarning"),
+            *(str(SCRIPTS / f"{script}.py"), name, f"http://{process.grpc_address}", topic),
+        ]
+        with self.output_path.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                preexec_fn=die_with_parent,
+                text=True,
+            )
+
+    def wait(self, fulfil: Callable[[str], None] | None = None) -> list[str]:
+        """Do what the scenario wishes until it ends; its remarks, when it held."""
+        remarks = []
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the scenario has no pipes")
+        for line in process.stdout:
+            if line.startswith("#"):
+                remarks.append(line)
+                continue
+            if fulfil is None:
+                raise AssertionError(f"nobody is there for the wish {line}")
+            fulfil(json.loads(line)["wish"])
+            process.stdin.write("{}\n")
+            process.stdin.flush()
+        code = process.wait(90)
+        assert code == 0, self.output_path.read_text()[-3_000:] + self.broker.output_tail(2_000)
+        return remarks
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def started(process: BrokerProcess, script: str, name: str, folder: Path) -> Iterator[Scenario]:
+    scenario = Scenario(process, script, name, folder)
+    try:
+        yield scenario
+    finally:
+        scenario.end()
+
+
+def create_topic(process: BrokerProcess, topic: str, failure: dict[str, Any] | None = None) -> None:
+    async def create() -> None:
+        async with danube.connect(process.address) as client:
+            policy = {} if failure is None else {"failure": failure}
+            await client.admin.create_topic(topic, **policy)
+
+    asyncio.run(create())
+
+
+@pytest.mark.parametrize(("script", "name"), QUIET, ids=[f"{script}-{name}" for script, name in QUIET])
+def test_scenario(running: BrokerProcess, tmp_path: Path, script: str, name: str) -> None:
+    topic = f"/default/{script}-{name}".replace("_", "-")
+    if name == "nack":
+        create_topic(running, topic, FAST)
+    if name == "dead_letters":
+        create_topic(running, topic + "-dead")
+        letters = {"max_redelivery_count": 1, "poison": "dead_letter", "dead_letter_topic": topic + "-dead"}
+        create_topic(running, topic, {**FAST, **letters})
+    with started(running, script, name, tmp_path) as scenario:
+        scenario.wait()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", scenarios("restarts"))
+def test_restart(broker: Any, tmp_path: Path, name: str, workers: int) -> None:
+    process: BrokerProcess = broker(workers=workers)
+
+    def fulfil(wish: str) -> None:
+        if wish == "kill worker":
+            process.wait_worker_replaced(process.kill_worker(workers - 1))
+        elif wish == "restart":
+            process.restart()
+        elif wish == "kill broker":
+            process.kill()
+            process.start()
+        else:
+            raise AssertionError(f"unknown wish {wish!r}")
+
+    with started(process, "restarts", name, tmp_path) as scenario:
+        remarks = scenario.wait(fulfil)
+    print(*remarks)
+
+
+def test_every_script_has_scenarios() -> None:
+    assert len(QUIET) > 15
+    assert {script for script, _ in QUIET} | {"restarts", "official"} == {
+        path.stem for path in SCRIPTS.glob("*.py")
+    }

@@ -31,7 +31,7 @@ _US_PER_MS: Final = 1000
 
 # Tags: field number << 3 | wire type (0 varint, 2 length-delimited).
 _REQUEST_ID: Final = b"\x08"
-_MSG_ID: Final = b"\x12"
+_PLACE: Final = b"\x12"  # msg_id
 _PAYLOAD: Final = b"\x1a"
 _PUBLISH_TIME: Final = b"\x20"
 _PRODUCER_NAME: Final = b"\x2a"
@@ -94,7 +94,7 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int) -> byte
         _offsets(batch), _request_ids(batch), batch.payloads(), _varying(batch), strict=True
     ):
         number = varint(offset)
-        head = fields + own + _MSG_ID + varint(place_size + len(number)) + place + number
+        head = fields + own + _PLACE + varint(place_size + len(number)) + place + number
         if request_id:
             head += _REQUEST_ID + varint(request_id)
         if payload:

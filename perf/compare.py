@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,10 @@ class Bench:
         """Have a broker killed when this bench is closed."""
         self._stack.callback(broker.kill)
         return broker
+
+    def on_close(self, end: Callable[[], None]) -> None:
+        """Have something of a workload's own ended when this bench is closed."""
+        self._stack.callback(end)
 
     def options(self, *, keep: bool = False, **more: Any) -> dict[str, Any]:
         """What every load needs, with a topic of its own that is deleted after the turn unless kept."""
@@ -454,10 +458,12 @@ WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
 }
 
 
-def compare(name: str, settings: Settings) -> dict[str, Any]:
+def compare(
+    name: str, settings: Settings, workloads: Mapping[str, Callable[[Bench], Plan]] = WORKLOADS
+) -> dict[str, Any]:
     """Let floor and Danube take turns and return the medians, their spread and the ratio."""
     with Bench(settings) as bench:
-        plan = WORKLOADS[name](bench)
+        plan = workloads[name](bench)
         turns = list(_turns(bench, plan, settings.rounds))
     floors, danubes = ([turn[side] for turn in turns] for side in (0, 1))
     floor, danube = statistics.median(floors), statistics.median(danubes)

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Measure the gRPC door with compiled clients, against a bare grpcio server in the same run.
+
+    perf/grpc_door.py --compare grpc-publish --workers 1   unary SendMessage, 64 in flight
+    perf/grpc_door.py --compare grpc-receive               ReceiveMessages, one Ack call a message
+    perf/grpc_door.py --compare grpc-latency               one call in flight against a bare ping-pong
+    perf/grpc_door.py --list
+
+Both sides take turns as in perf/floor.py, and the line has the same form.  After each turn the broker is
+asked what it stored or settled, so a call that failed cannot count.  What cannot be measured here is said
+in one line that begins with SKIPPED, and the exit code stays 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from perf.compare import Bench, Plan, Settings, compare  # noqa: E402
+from perf.floor import report  # noqa: E402
+from perf.machine import fingerprint  # noqa: E402
+from tests.child_process import Child  # noqa: E402
+
+IN_FLIGHT = 64
+CALLS = 100_000
+FLOOR_CALLS = 15_000  # the floor is slower by the factor that is measured here
+LATENCY_CALLS = 5_000
+SEND_PATH = "/danube.ProducerService/SendMessage"
+CALLS_S_MIN = 60_000  # of each worker
+
+
+class Skipped(Exception):
+    """A tool is missing; the message says which and how to get it."""
+
+
+class GrpcBench:
+    """What the three workloads share: the compiled client, the bare servers, and topics with their files."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.settings = bench.settings
+        self.h2load = shutil.which("h2load")
+        self.client = compiled_client(self.settings.directory)
+        self._echo_port = 0
+
+    def count(self, number: int) -> int:
+        return max(2 * IN_FLIGHT, int(number * self.settings.scale))
+
+    def ask(self, role: str, options: dict[str, Any]) -> dict[str, Any]:
+        return Child("perf/grpc_peer.py", role, options).result()
+
+    def opened(self, role: str) -> dict[str, Any]:
+        """A fresh topic with a producer or consumer on it, and its message in a file."""
+        options = self.bench.options(grpc=self.bench.broker.grpc_address)
+        options["file"] = str(self.settings.directory / f"{options['topic'].rsplit('/', 1)[1]}.{role}")
+        self.ask(role, options)
+        return options
+
+    def echo_port(self) -> int:
+        """One port of as many bare grpcio servers as the broker has workers."""
+        for _ in range(self.settings.workers if not self._echo_port else 0):
+            server = Child("perf/grpc_peer.py", "echo", {"size": self.settings.size, "port": self._echo_port})
+            self.bench.on_close(server.stop)
+            self._echo_port = int(server.line())
+        return self._echo_port
+
+    def run_client(self, role: str, port: int, *words: Any) -> dict[str, Any]:
+        command = [str(self.client), role, "127.0.0.1", str(port), *map(str, words)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if result.returncode:
+            raise RuntimeError(result.stderr.strip() or f"the client ended with {result.returncode}")
+        return dict(json.loads(result.stdout))
+
+    def send_rate(self, port: int, file: str, count: int) -> float:
+        """Calls/s of ``count`` SendMessage calls with IN_FLIGHT of them at a time."""
+        if self.h2load is None:
+            found = self.run_client("send", port, SEND_PATH, file, count, IN_FLIGHT)
+            return float(count / ((found["ended_ns"] - found["started_ns"]) / 1e9))
+        connections = 1 if self.settings.workers == 1 else 8  # the kernel deals them out to the workers
+        return h2load_rate(self.h2load, port, file, count, connections)
+
+
+def compiled_client(directory: Path) -> Path:
+    """perf/h2_client.c, compiled for this machine."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise Skipped("no C compiler for perf/h2_client.c; install gcc")
+    target = directory / "h2_client"
+    if not target.exists():
+        source = str(ROOT / "perf" / "h2_client.c")
+        subprocess.run([compiler, "-O2", "-o", str(target), source], check=True, capture_output=True)
+    return target
+
+
+def h2load_rate(h2load: str, port: int, file: str, count: int, connections: int) -> float:
+    command = [
+        h2load,
+        "-n",
+        str(count),
+        "-c",
+        str(connections),
+        "-m",
+        str(IN_FLIGHT // connections),
+        "-d",
+        file,
+    ]
+    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    command += [f"http://127.0.0.1:{port}{SEND_PATH}"]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    rate = re.search(r"finished in [^,]*, ([0-9.]+) req/s", output)
+    done = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored", output)
+    if rate is None or done is None or done.groups() != (str(count), "0", "0"):
+        raise RuntimeError(f"h2load did not finish {count} calls:\n{output[-1500:]}")
+    return float(rate[1])
+
+
+def publish(bench: Bench) -> Plan:
+    """SendMessage, 64 in flight, acknowledged at the level, against a bare grpcio server."""
+    door = GrpcBench(bench)
+    count = door.count(CALLS)
+
+    def danube() -> float:
+        options = door.opened("producer")
+        rate = door.send_rate(bench.broker.grpc_port, options["file"], count)
+        stored = door.ask("stored", options)
+        if stored != {"records": count, "durability": door.settings.durability}:
+            raise RuntimeError(f"{count} calls at {door.settings.durability} left {stored}")
+        return rate
+
+    def floor() -> float:
+        file = door.settings.directory / "echo.producer"
+        door.ask("message", {"file": str(file), "size": door.settings.size})
+        return door.send_rate(door.echo_port(), str(file), door.count(FLOOR_CALLS))
+
+    return Plan(
+        floor=floor,
+        danube=danube,
+        unit="calls/s",
+        ratio_min=10.0,
+        danube_min=CALLS_S_MIN * door.settings.workers,
+        target=f"ratio >= 10 and >= {CALLS_S_MIN:,} calls/s a worker",
+        details={"in_flight": IN_FLIGHT, "loader": "h2load" if door.h2load else "perf/h2_client.c"},
+    )
+
+
+def receive(bench: Bench) -> Plan:
+    """ReceiveMessages with one Ack call a message, against a bare grpcio server that streams and answers."""
+    door = GrpcBench(bench)
+    count = door.count(CALLS)
+
+    def danube() -> float:
+        opened = [door.opened("consumer") for _ in range(door.settings.workers)]
+        for options in opened:
+            bench.run("publish", {**options, "batch": 128, "batch_count": -(-count // 128), "warm_count": 0})
+        whole = -(-count // 128) * 128
+        with ThreadPoolExecutor(len(opened)) as pool:
+            found = list(pool.map(lambda options: consumed(door, options, whole), opened))
+        started = min(one["started_ns"] for one in found)
+        ended = max(one["ended_ns"] for one in found)
+        return float(len(found) * whole / ((ended - started) / 1e9))
+
+    def floor() -> float:
+        file = door.settings.directory / "echo.consumer"
+        floor_count = door.count(FLOOR_CALLS)
+        door.ask("request", {"file": str(file), "count": floor_count})
+        found = door.run_client("consume", door.echo_port(), file, "bench", floor_count)
+        return float(floor_count / ((found["ended_ns"] - found["started_ns"]) / 1e9))
+
+    return Plan(
+        floor=floor,
+        danube=danube,
+        unit="messages/s",
+        danube_min=CALLS_S_MIN * door.settings.workers,
+        target=f">= {CALLS_S_MIN:,} messages/s a worker",
+        details={"consumers": door.settings.workers, "floor_consumers": 1},
+    )
+
+
+def consumed(door: GrpcBench, options: dict[str, Any], count: int) -> dict[str, Any]:
+    """One consumer to the end: every Ack answered with OK, and nothing left at the broker."""
+    found = door.run_client("consume", door.bench.broker.grpc_port, options["file"], "bench", count)
+    left = door.ask("settled", options)
+    if found["ok"] != count or left != {"lag": 0, "in_flight": 0}:
+        raise RuntimeError(f"{found['ok']} of {count} acks were OK, {left} is left: {found['refusal']}")
+    return found
+
+
+def latency(bench: Bench) -> Plan:
+    """p50 of one SendMessage at a time, acknowledged at the level, against a bare ping-pong on uvloop."""
+    door = GrpcBench(bench)
+    count = door.count(LATENCY_CALLS)
+
+    def danube() -> dict[str, Any]:
+        options = door.opened("producer")
+        found = door.run_client("send", bench.broker.grpc_port, SEND_PATH, options["file"], count, 1)
+        if found["ok"] != count:
+            raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")
+        return {"value": found["p50_us"], "p99_us": found["p99_us"], "max_us": found["max_us"]}
+
+    def floor() -> dict[str, Any]:
+        # Both ends on uvloop, as everywhere in perf/; the compiled client's own ping-pong stands beside it.
+        found = bench.ping(count)
+        compiled = door.run_client("ping", bench.floor_port(0), count)
+        return {
+            "value": found["p50_us"], "floor_p99_us": found["p99_us"],
+            "compiled_ping_p50_us": compiled["p50_us"], "compiled_ping_p99_us": compiled["p99_us"],
+        }  # fmt: skip
+
+    return Plan(
+        floor=floor,
+        danube=danube,
+        unit="us p50",
+        ratio_max=2.0,
+        target="p50 <= 2 x the ping-pong on uvloop",
+        details={"in_flight": 1},
+    )
+
+
+WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
+    "grpc-publish": publish,
+    "grpc-receive": receive,
+    "grpc-latency": latency,
+}
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="perf/grpc_door.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
+    parser.add_argument("--list", action="store_true", help="list the workloads")
+    parser.add_argument("--size", type=int, default=1_024, help="payload bytes of a message (1024)")
+    parser.add_argument("--durability", choices=["memory", "written", "fsync"], default="written")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
+    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
+    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    if options.list or not options.compare:
+        for name, workload in sorted(WORKLOADS.items()):
+            print(f"{name:13} {(workload.__doc__ or '').splitlines()[0]}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="danube-grpc-", dir=options.directory) as directory:
+        settings = Settings(
+            directory=Path(directory),
+            size=options.size,
+            batch=1,
+            durability=options.durability,
+            workers=options.workers,
+            rounds=options.rounds,
+            scale=options.scale,
+        )
+        try:
+            measured = compare(options.compare, settings, WORKLOADS)
+        except Skipped as reason:
+            print(f"SKIPPED {options.compare}: {reason}", flush=True)
+            return 0
+        found = {
+            **measured,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": fingerprint(Path(directory)),
+        }
+    if options.append:
+        with options.append.open("a") as history:
+            history.write(json.dumps(found) + "\n")
+    print(report(found, options.output), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The gRPC measurements do not rot, and none of them believes a call that failed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import grpc_door
+from perf.compare import Bench, Settings
+from tests.broker_process import ROOT, BrokerProcess
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for perf/h2_client.c")
+
+
+@pytest.fixture(scope="module")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("perf") / "data", workers=2) as process:
+        yield process
+
+
+@needs_compiler
+@pytest.mark.e2e
+@pytest.mark.parametrize("h2load", [True, False], ids=["h2load", "own client"])
+@pytest.mark.parametrize("name", sorted(grpc_door.WORKLOADS))
+def test_both_sides_of_a_workload_measure_something(
+    name: str, h2load: bool, tmp_path: Path, shared_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if h2load and (name != "grpc-publish" or shutil.which("h2load") is None):
+        pytest.skip("h2load is not part of this, or not installed")
+    if not h2load:
+        which = shutil.which
+        monkeypatch.setattr(grpc_door.shutil, "which", lambda tool: None if tool == "h2load" else which(tool))
+    settings = Settings(directory=tmp_path, size=1_024, batch=1, workers=2, scale=0.002, rounds=0)
+    with Bench(settings, shared_broker) as bench:
+        plan = grpc_door.WORKLOADS[name](bench)
+        for side in (plan.floor, plan.danube):
+            measured = side()
+            assert (measured["value"] if isinstance(measured, dict) else measured) > 0
+        bench.end_turn()
+    assert plan.unit and plan.target
+
+
+@needs_compiler
+@pytest.mark.e2e
+def test_calls_that_the_broker_refuses_are_not_counted(tmp_path: Path, shared_broker: BrokerProcess) -> None:
+    client = grpc_door.compiled_client(tmp_path)
+    (tmp_path / "empty").write_bytes(b"\0\0\0\0\0")
+    command = [str(client), "send", "127.0.0.1", str(shared_broker.grpc_port), grpc_door.SEND_PATH]
+    result = subprocess.run([*command, str(tmp_path / "empty"), "10", "2"], capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert (found["ok"], found["ended"]) == (0, 10)
+    assert "msg_id" in found["refusal"]
+
+
+@needs_compiler
+def test_the_client_says_what_is_wrong(tmp_path: Path) -> None:
+    client = grpc_door.compiled_client(tmp_path)
+    for words, sentence in (
+        ([], "see the top"),
+        (["ping", "127.0.0.1", "1", "1"], "cannot connect"),
+        (["ping", "localhost", "1", "1"], "IPv4"),
+    ):
+        result = subprocess.run([str(client), *words], capture_output=True, text=True)
+        assert result.returncode == 1 and sentence in result.stderr
+
+
+def test_a_missing_compiler_is_a_visible_skip(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grpc_door.shutil, "which", lambda tool: None)
+    assert grpc_door.main(["--compare", "grpc-latency", "--scale", "0"]) == 0
+    assert capsys.readouterr().out.startswith("SKIPPED grpc-latency: no C compiler")
+
+
+def test_h2load_is_not_believed_when_calls_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def output(text: str) -> None:
+        result = subprocess.CompletedProcess([], 0, stdout=text)
+        monkeypatch.setattr(grpc_door.subprocess, "run", lambda *words, **more: result)
+
+    end = "finished in 1.00s, 10.00 req/s, 1MB/s\nrequests: 10 total, 10 done, {}, 0 timeout"
+    output(end.format("10 succeeded, 0 failed, 0 errored"))
+    assert grpc_door.h2load_rate("h2load", 1, "file", 10, 1) == 10.0
+    output(end.format("9 succeeded, 1 failed, 0 errored"))
+    with pytest.raises(RuntimeError, match="did not finish"):
+        grpc_door.h2load_rate("h2load", 1, "file", 10, 1)
+
+
+def test_the_list_names_every_workload() -> None:
+    result = subprocess.run(
+        [sys.executable, "perf/grpc_door.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line.split()[0] for line in result.stdout.splitlines()] == sorted(grpc_door.WORKLOADS)

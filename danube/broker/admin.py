@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-import msgspec
+import numpy as np
 
+from danube.broker.arguments import octets, struct_of
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
@@ -14,6 +15,11 @@ from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Admin
 from danube.errors import Conflict, InvalidArgument, SubscriptionNotFound
+
+_RANGE_BYTES: Final = 16
+_OFFSET_MAX: Final = 1 << 62
+_REASON_CHARACTERS_MAX: Final = 1024
+_NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 
 
 def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
@@ -23,7 +29,10 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
         raise InvalidArgument(
             f"operation {request.op!r} is not known", hint="the client may be newer than the broker"
         )
-    return operation(hosted, request.args, now_ns)
+    value = operation(hosted, request.args, now_ns)
+    if hosted.metadata is not None:
+        hosted.metadata.after_operation(hosted, request)
+    return value
 
 
 def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
@@ -79,12 +88,34 @@ def _unblock(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict
 
 def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
     host = hosted.subscription(_name(args))
-    try:
-        failure = msgspec.convert(args.get("failure", {}), FailurePolicy)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument("failure policy cannot be read", why=str(error)) from None
+    failure = struct_of(args.get("failure", {}), FailurePolicy, "failure policy")
     failure.check()
     host.core.set_failure(failure)
+
+
+def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """Acks and nacks that name no consumer: whoever has a record in flight, it is settled.
+
+    What is not in flight or is settled already is left as it is, and so is a non-reliable subscription.
+    """
+    acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[_NackedRecord], "nacks")
+    if len(acks) % _RANGE_BYTES:
+        raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(acks)} bytes")
+    name = _name(args)
+    if not hosted.reliable:
+        return {}
+    core = hosted.subscription(name).core
+    if acks:
+        acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2))
+        hosted.counters.add("acks_in", acked.acked)
+    for offset, delay_ms, reason in nacks:
+        if 0 <= offset < _OFFSET_MAX:
+            core.nack(
+                None, np.array([[offset, offset + 1]]), delay_ms, reason[:_REASON_CHARACTERS_MAX], now_ns
+            )
+    if nacks:
+        hosted.counters.add("nacks", len(nacks))
+    return {}
 
 
 def _name(args: dict[str, Any]) -> str:
@@ -105,4 +136,5 @@ _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = 
     "delete_subscription": _delete_subscription,
     "unblock": _unblock,
     "set_failure_policy": _set_failure_policy,
+    "settle": _settle,
 }

@@ -14,6 +14,7 @@ from danube.broker.chunks import Chunk, HotBatches
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Waiting
+from danube.broker.subscription_settings import failure_for, follow, max_unacked_for
 from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp
 from danube.core.columns import BatchView, check_columns
 from danube.core.commands import TopicRecord
@@ -29,12 +30,15 @@ from danube.errors import (
     ProtocolError,
     StorageFailed,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.opening import OpenedStorage
+    from danube.broker.owner_metadata import OwnerMetadata
+    from danube.core.commands import TopicSchema
     from danube.wal.cursors import CursorStore
     from danube.wal.log import Log
 
@@ -80,6 +84,7 @@ class HostedPartition:
         self.waiting: deque[Waiting] = deque()
         self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
         self.failure: DanubeError | None = None  # why publishes are refused, while the log reopens
+        self.metadata: OwnerMetadata | None = None
         self.deleted = False
         self.sync_running = False
         self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
@@ -131,6 +136,8 @@ class HostedPartition:
         if header.flags & COMPRESSION_MASK:
             # A batch that cannot be inflated would stop every consumer that needs part of it.
             BatchView(batch, header).check()
+        if self.record.schema is not None:
+            self._pass_gate(self.record.schema, batch, header)
         if self.failure is not None:
             raise self.failure.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
@@ -169,6 +176,22 @@ class HostedPartition:
                     why="it is exclusive" if link.exclusive else "exclusive access was asked for",
                     hint="close the other producer, or use shared access",
                 )
+
+    def _pass_gate(self, schema: TopicSchema, batch: memoryview, header: BatchHeader) -> None:
+        if self.metadata is not None:
+            self.metadata.gate.check(self.name, schema, batch, header)
+            self.check_exists()  # the gate may have read what others committed
+
+    def read_metadata(self) -> None:
+        """Follow what others committed; raises TopicNotFound where the topic was deleted."""
+        if self.metadata is not None:
+            self.metadata.read()
+            self.check_exists()
+
+    def check_exists(self) -> None:
+        """Raise TopicNotFound where the topic was deleted."""
+        if self.deleted:
+            raise TopicNotFound(f"{self.name} was deleted")
 
     def _answer_duplicate(
         self, session: Session, handle: int, correlation: int, header: BatchHeader, found: Duplicate
@@ -315,12 +338,16 @@ class HostedPartition:
         host = self.subscriptions[name] = SubscriptionHost(self, core)
         return host
 
-    def load_subscriptions(self, states: dict[str, bytes], *, max_unacked: int) -> None:
+    def load_subscriptions(self, states: dict[str, bytes]) -> None:
         """Rebuild subscriptions from their stored cursors; a cursor is never beyond the log's end."""
         for name, blob in states.items():
             state = CursorState.decode(blob)
             core = Subscription(
-                name, state.mode, state, max_unacked=max_unacked, failure=state.failure or self.policy.failure
+                name,
+                state.mode,
+                state,
+                max_unacked=max_unacked_for(self.record, name),
+                failure=failure_for(self.record, name, state.failure),
             )
             self.subscriptions[name] = SubscriptionHost(self, core)
 
@@ -355,9 +382,10 @@ class HostedPartition:
             lossy.core.leave(link.consumer_id, now_ns)
 
     def update(self, record: TopicRecord) -> None:
-        """Follow a new policy; what is waiting is answered if its level is reached by it."""
-        self.record = record
+        """Follow a new policy and settings; what is waiting is answered if its level is reached by it."""
+        former, self.record = self.record, record
         self.core.update_policy(record.policy)
+        follow(self, former, record)
         self.complete()
 
     def close_handles(self, error: DanubeError) -> None:

@@ -54,5 +54,5 @@ def open_partition(
     hosted = HostedPartition(
         name, record, index, opened.core, counters, directory=directory, log=opened.log, cursors=cursors
     )
-    hosted.load_subscriptions(cursors.load(), max_unacked=record.policy.max_unacked)
+    hosted.load_subscriptions(cursors.load())
     return hosted

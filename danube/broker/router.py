@@ -1,38 +1,41 @@
-"""The router: which worker a connection's frame is for, and what any worker answers itself."""
+"""The router: which worker a connection's frame is for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from danube import __version__, clock
+from danube import clock
 from danube.broker.api import Session
-from danube.broker.proposals import Outcome, Proposals
+from danube.broker.operations import Answer, Operations
+from danube.broker.owner_metadata import OwnerMetadata
 from danube.broker.remote import RecordKind, RemoteSessions
+from danube.broker.schema_gate import SchemaGate
+from danube.broker.topic_operations import policy_for, topic_view
 from danube.core import wire
-from danube.core.commands import Command, CreateTopic, DeleteTopic, TopicRecord, UpdatePolicy
+from danube.core.commands import CreateTopic, TopicRecord
 from danube.core.placement import owner_of
 from danube.core.policy import Durability, TopicPolicy
 from danube.core.wire import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
 from danube.errors import (
     Conflict,
     DanubeError,
-    InvalidArgument,
     LimitExceeded,
     OwnerMoved,
     PolicyMismatch,
     ProtocolError,
     TopicNotFound,
-    broken,
 )
 from danube.ids import check_topic_name
 from danube.limits import HANDLES_PER_CONNECTION_MAX
+from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
+    from danube.broker.examinations import Examinations
+    from danube.broker.proposals import Proposals
     from danube.broker.shard import Shard
     from danube.cluster.local_log import LocalLog
+
 
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
@@ -70,17 +73,28 @@ class Router:
         default_policy: TopicPolicy,
         default_partitions: int,
         auto_create: bool,
+        examinations: Examinations,
+        default_compatibility: Compatibility = Compatibility.BACKWARD,
+        compatibility_checks: Checks = Checks.STRICT,
     ) -> None:
         self.remote: RemoteSessions | None = None
+        self.operations = Operations(
+            metadata, proposals, examinations,
+            refresh=on_metadata,
+            metadata_changed=metadata_changed,
+            status=status,
+            default_policy=default_policy,
+            default_compatibility=default_compatibility,
+            compatibility_checks=compatibility_checks,
+        )  # fmt: skip
+        gate = SchemaGate(metadata, on_metadata, shard.counters)
+        shard.metadata = OwnerMetadata(gate, on_metadata, self.operations)
         self._worker = worker
         self._workers = workers
         self._shard = shard
         self._metadata = metadata
-        self._proposals = proposals
         self._schedule_turn = schedule_turn
         self._on_metadata = on_metadata
-        self._metadata_changed = metadata_changed
-        self._status = status
         self._default_policy = default_policy
         self._default_partitions = default_partitions
         self._auto_create = auto_create
@@ -198,47 +212,35 @@ class Router:
 
     def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
         try:
-            record = self._topic(request.topic)
+            record = self.operations.topic(request.topic)
         except TopicNotFound:
             if not (request.create and self._auto_create):
                 raise
-            policy = self._policy_for(request.reliable, request.durability)
+            policy = policy_for(self._default_policy, request.reliable, request.durability)
             command = CreateTopic(
                 topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
                 created_us=clock.wall_us(), ensure=True,
             )  # fmt: skip
 
-            def created(outcome: Outcome) -> TopicView:
-                # Somebody else may have made it meanwhile, with another policy.
-                record = self._topic(request.topic) if isinstance(outcome, Conflict) else _record(outcome)
-                self._check_mode(record, request)
-                return topic_view(record)
-
-            self._propose(session, correlation, command, created)
+            answer = self._answer_to(session, correlation)
+            self.operations.propose(
+                command, lambda made: answer(self._created(request, made)), lambda made: made
+            )
             return
         self._check_mode(record, request)
         session.send(wire.result_frame(topic_view(record), correlation))
 
-    def _topic(self, name: str) -> TopicRecord:
-        check_topic_name(name)
+    def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
+        """What a lookup that makes the topic answers."""
         try:
-            return self._metadata.state.topic(name)
-        except TopicNotFound:
-            self._on_metadata()
-            return self._metadata.state.topic(name)
-
-    def _policy_for(self, reliable: bool | None, durability: str) -> TopicPolicy:
-        policy = self._default_policy
-        level = durability
-        if reliable is None:
-            reliable = policy.reliable if not level else level != "memory"
-        if not level:
-            level = (
-                policy.durability if reliable == policy.reliable else ("written" if reliable else "memory")
-            )
-        policy = msgspec.structs.replace(policy, reliable=reliable, durability=level)
-        policy.check()
-        return policy
+            if isinstance(made, Conflict):  # somebody else made it meanwhile, with another policy
+                made = self.operations.topic(request.topic)
+            if isinstance(made, DanubeError):
+                return made
+            self._check_mode(made, request)
+        except DanubeError as error:
+            return error
+        return topic_view(made)
 
     def _check_mode(self, record: TopicRecord, request: Lookup) -> None:
         policy = record.policy
@@ -255,126 +257,21 @@ class Router:
                 hint="danube topics update --durability raises it for everyone",
             )
 
-    def _propose(
-        self, session: RoutedSession, correlation: int, command: Command, view: Callable[[Outcome], Any]
-    ) -> None:
-        """Commit a metadata command off the loop, then answer."""
-
-        def committed(outcome: Outcome) -> None:
-            self._metadata_changed()
-            try:
-                session.send(wire.result_frame(view(outcome), correlation))
-            except DanubeError as failure:
-                session.send_error(failure, correlation)
-            self._schedule_turn()
-
-        self._proposals.submit(command, committed)
-
     # -- operations that any worker answers -------------------------------------------------------
 
     def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
-        args = request.args
-        if request.op == "status":
-            session.send(wire.result_frame(self._status(), correlation))
-        elif request.op == "list_topics":
-            self._on_metadata()
-            namespace = args.get("namespace")
-            records = self._metadata.state.topics(None if namespace is None else str(namespace))
-            session.send(wire.result_frame([topic_entry(record) for record in records], correlation))
-        elif request.op == "topic":
-            record = self._topic(str(args.get("topic", "")))
-            session.send(wire.result_frame(topic_entry(record), correlation))
-        elif request.op == "create_topic":
-            self._create_topic(session, correlation, args)
-        elif request.op == "delete_topic":
-            command = DeleteTopic(topic=str(args.get("topic", "")))
-            self._propose(session, correlation, command, _nothing)
-        elif request.op == "update_topic":
-            record = self._topic(str(args.get("topic", "")))
-            policy = policy_from(args.get("policy", {}), record.policy)
-            command_update = UpdatePolicy(topic=record.topic, policy=policy)
-            self._propose(session, correlation, command_update, _entry)
-        else:
-            raise InvalidArgument(f"operation {request.op!r} is not known", hint="the client may be newer")
+        self.operations.carry_out(request.op, request.args, self._answer_to(session, correlation))
 
-    def _create_topic(self, session: RoutedSession, correlation: int, args: dict[str, Any]) -> None:
-        asked, partitions = args.get("policy", {}), args.get("partitions", 0)
-        reliable, durability = _mode_asked(asked)
-        if not isinstance(partitions, int):
-            raise InvalidArgument("partitions must be a number")
-        base = self._policy_for(reliable, durability)
-        policy = policy_from({**asked, "reliable": base.reliable, "durability": base.durability}, base)
-        command = CreateTopic(
-            topic=str(args.get("topic", "")), partitions=partitions, policy=policy,
-            created_us=clock.wall_us(), ensure=bool(args.get("ensure", False)),
-        )  # fmt: skip
-        self._propose(session, correlation, command, _entry)
+    def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
+        """Sends a value or an error to whoever asked, if it is still there."""
 
+        def answer(value: Any) -> None:
+            if session.closed:
+                return
+            if isinstance(value, DanubeError):
+                session.send_error(value, correlation)
+            else:
+                session.send(wire.result_frame(value, correlation))
+            self._schedule_turn()
 
-def _mode_asked(asked: Any) -> tuple[bool | None, str]:
-    """``reliable`` and ``durability`` of a policy that a client sent; None and "" where not given."""
-    if not isinstance(asked, dict):
-        raise InvalidArgument("policy must be a map")
-    reliable, durability = asked.get("reliable"), asked.get("durability") or ""
-    if not isinstance(reliable, bool | None) or not isinstance(durability, str):
-        raise InvalidArgument("policy cannot be read", why="reliable is a boolean and durability a text")
-    return reliable, durability
-
-
-def policy_from(asked: Any, base: TopicPolicy) -> TopicPolicy:
-    """The base policy with the asked fields; unknown fields and impossible values are refused."""
-    if not isinstance(asked, dict):
-        raise InvalidArgument("policy must be a map")
-    unknown = set(asked) - set(TopicPolicy.__struct_fields__)
-    if unknown:
-        raise InvalidArgument(f"policy has unknown fields: {', '.join(sorted(map(str, unknown)))}")
-    fields = msgspec.to_builtins(base) | {name: value for name, value in asked.items() if value is not None}
-    if isinstance(asked.get("failure"), dict):
-        fields["failure"] = msgspec.to_builtins(base.failure) | asked["failure"]
-    try:
-        policy = msgspec.convert(fields, TopicPolicy)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument("policy cannot be read", why=str(error)) from None
-    policy.check()
-    return policy
-
-
-def _record(outcome: Outcome) -> TopicRecord:
-    if isinstance(outcome, DanubeError):
-        raise outcome
-    if outcome is None:
-        broken("a topic command gave no topic")
-    return outcome
-
-
-def _nothing(outcome: Outcome) -> None:
-    _record(outcome)
-
-
-def _entry(outcome: Outcome) -> dict[str, Any]:
-    return topic_entry(_record(outcome))
-
-
-def topic_view(record: TopicRecord) -> TopicView:
-    policy = record.policy
-    return TopicView(
-        record.topic, record.topic_id, record.physical_names, policy.reliable, policy.durability,
-        policy.max_record_bytes,
-    )  # fmt: skip
-
-
-def topic_entry(record: TopicRecord) -> dict[str, Any]:
-    """What list_topics and topic answer: the view and the whole policy."""
-    policy = {name: getattr(record.policy, name) for name in TopicPolicy.__struct_fields__}
-    return {
-        "topic": record.topic,
-        "topic_id": record.topic_id,
-        "partitions": record.physical_names,
-        "partition_count": record.partition_count,
-        "reliable": record.policy.reliable,
-        "durability": record.policy.durability,
-        "max_record_bytes": record.policy.max_record_bytes,
-        "created_us": record.created_us,
-        "policy": policy | {"failure": msgspec.structs.asdict(record.policy.failure)},
-        "broker_version": __version__,
-    }
+        return answer

@@ -40,6 +40,7 @@ from danube.errors import (
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
+    from danube.broker.owner_metadata import OwnerMetadata
     from danube.wal.log import LogOptions
     from danube.wal.syncer import Syncer
 
@@ -77,6 +78,7 @@ class Shard:
         self.partitions: dict[str, HostedPartition] = {}
         self.counters = counters
         self.draining = False
+        self.metadata: OwnerMetadata | None = None
         self._root = root
         self._epoch = incarnation * REOPENS_PER_INCARNATION
         self._find_topic = find_topic
@@ -351,6 +353,7 @@ class Shard:
             self._forget(hosted, gone)
             return gone
         self.partitions[hosted.name] = hosted
+        hosted.metadata = self.metadata
         if current != hosted.record:  # its policy was changed meanwhile
             hosted.update(current)
         if hosted.log is not None and hosted.log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:

@@ -7,6 +7,7 @@ from danube.broker.chunks import Chunk
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
+from danube.broker.subscription_settings import failure_for, max_unacked_for
 from danube.core.cursor import CursorState
 from danube.core.grants import JoinResult, Mode
 from danube.core.lossy import LossySubscription
@@ -81,6 +82,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         )
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
         return made
+    hosted.read_metadata()  # settings may have been stored for it a moment ago
     kind = request.start
     if hosted.cursors is not None and hosted.cursors.damage:
         kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
@@ -89,8 +91,8 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         name,
         mode,
         CursorState.at(mode, offset, failure=request.failure),
-        max_unacked=request.max_unacked or hosted.policy.max_unacked,
-        failure=request.failure or hosted.policy.failure,
+        max_unacked=max_unacked_for(hosted.record, name, request.max_unacked),
+        failure=failure_for(hosted.record, name, request.failure),
     )
     return hosted.add_subscription(name, core)
 

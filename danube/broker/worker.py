@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
 from danube.broker.dead_letters import DeadLetters
+from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.listeners import address_text
 from danube.broker.proposals import Proposals
+from danube.broker.questions import Questions
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
@@ -30,6 +32,7 @@ from danube.core.commands import TopicDeleted, TopicUpdated
 from danube.errors import RingDamaged
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
+from danube.schema.model import Checks, Compatibility
 from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
@@ -100,6 +103,7 @@ class Worker:
             schedule_turn=self.schedule_turn,
             take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
         )
+        self.examinations = Examinations(loop.call_soon_threadsafe)
         self.router = Router(
             context.worker, context.workers, self.shard, self.metadata, self.proposals,
             schedule_turn=self.schedule_turn,
@@ -109,7 +113,12 @@ class Worker:
             default_policy=config.topic_policy(),
             default_partitions=config.topics.partitions,
             auto_create=config.topics.auto_create,
+            examinations=self.examinations,
+            default_compatibility=Compatibility(config.schema.default_compatibility),
+            compatibility_checks=Checks(config.schema.compatibility_checks),
         )  # fmt: skip
+        self.questions = Questions(self.router, self.schedule_turn)
+        self.router.operations.ask_owner = self.questions.ask
         region = context.region
         tails = {
             peer: TailReader(*region.tail_memory(peer))
@@ -149,6 +158,7 @@ class Worker:
             for door in doors:
                 door.worker_restarted(worker)
             self.dead_letters.worker_restarted(worker)
+            self.router.worker_restarted(self.questions, worker)
         received = self._poll()
         for worker, kind, record in received:
             remote.take(worker, kind, record)
@@ -184,8 +194,9 @@ class Worker:
             session.send(frames)
 
     def _session(self, connection_id: int) -> RoutedSession | None:
-        if connection_id == self.dead_letters.connection_id:
-            return self.dead_letters
+        for inner in (self.dead_letters, self.questions):
+            if connection_id == inner.connection_id:
+                return inner
         for door in self.doors.values():
             session = door.session(connection_id)
             if session is not None:
@@ -271,6 +282,7 @@ class Worker:
         self.syncer.stop()
         self.sealer.stop()
         await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
+        self.examinations.close()
         self.proposals.stop()
         self.shard.close()
         self.metadata.close()

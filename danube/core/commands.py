@@ -93,6 +93,13 @@ class UpdatePolicy(msgspec.Struct, frozen=True, kw_only=True, tag="update_policy
     policy: TopicPolicy
 
 
+class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, tag="add_partitions", tag_field="kind"):
+    """Let a partitioned topic have ``partitions``, where it has fewer."""
+
+    topic: str
+    partitions: int
+
+
 class CreateNamespace(msgspec.Struct, frozen=True, kw_only=True, tag="create_namespace", tag_field="kind"):
     namespace: str
     ensure: bool = False
@@ -201,14 +208,8 @@ class DeleteBinding(msgspec.Struct, frozen=True, kw_only=True, tag="delete_bindi
     id: str
 
 
-TopicCommand = (
-    CreateTopic
-    | DeleteTopic
-    | UpdatePolicy
-    | ConfigureTopicSchema
-    | SetSubscriptionSettings
-    | ForgetSubscription
-)
+TopicEdit = UpdatePolicy | AddPartitions | ConfigureTopicSchema | SetSubscriptionSettings | ForgetSubscription
+TopicCommand = CreateTopic | DeleteTopic | TopicEdit
 NamespaceCommand = CreateNamespace | DeleteNamespace
 SchemaCommand = RegisterSchema | DeleteSchemaVersion | DeleteSubject | SetCompatibility
 AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding

@@ -27,6 +27,7 @@ from danube.core import metadata_snapshot
 from danube.core.access import Access
 from danube.core.commands import (
     AccessCommand,
+    AddPartitions,
     Change,
     Command,
     ConfigureTopicSchema,
@@ -201,7 +202,7 @@ class Metadata:
             case DeleteTopic() | DeleteNamespace():
                 self._refuse(command)
                 return True
-        check_edit(self.topic(command.topic), command, self.settings_count)
+        check_edit(self.topic(command.topic), command, self.settings_count, self._partition_count)
         self._refuse(command)
         return not self._unneeded(command)
 
@@ -266,7 +267,7 @@ class Metadata:
                         f"topic {command.topic} was deleted and created again",
                         why=f"its id is {record.topic_id}, not {command.topic_id}",
                     )
-            case UpdatePolicy() | SetSubscriptionSettings():
+            case UpdatePolicy() | AddPartitions() | SetSubscriptionSettings():
                 self.topic(command.topic)
             case ConfigureTopicSchema():
                 self.topic(command.topic)

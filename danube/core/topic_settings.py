@@ -1,4 +1,4 @@
-"""What can be changed about a topic that exists: its policy, its schema, its subscriptions' settings."""
+"""What can be changed about a topic that exists: policy, partitions, schema, subscriptions' settings."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Final
 import msgspec
 
 from danube.core.commands import (
+    AddPartitions,
     ConfigureTopicSchema,
     ForgetSubscription,
     SetSubscriptionSettings,
     SubscriptionSettings,
+    TopicEdit,
     TopicRecord,
     UpdatePolicy,
 )
 from danube.core.policy import check_max_unacked
-from danube.errors import InvalidArgument, LimitExceeded, PolicyMismatch
+from danube.errors import InvalidArgument, LimitExceeded, PolicyMismatch, WrongState
 from danube.ids import check_label
-from danube.limits import SUBSCRIPTION_SETTINGS_MAX
+from danube.limits import PARTITIONS_MAX, SUBSCRIPTION_SETTINGS_MAX, TOPICS_MAX
 
 VALIDATIONS: Final = ("none", "warn", "enforce")
 
-TopicEdit = UpdatePolicy | ConfigureTopicSchema | SetSubscriptionSettings | ForgetSubscription
 
-
-def check_edit(record: TopicRecord, command: TopicEdit, settings_count: int) -> None:
-    """Raise a CallerError where the edit is not allowed; ``settings_count`` is of all topics together."""
+def check_edit(record: TopicRecord, command: TopicEdit, settings_count: int, partition_count: int) -> None:
+    """Raise a CallerError where the edit is not allowed; both counts are of all topics together."""
     match command:
+        case AddPartitions():
+            _check_partitions(record, command, partition_count)
         case UpdatePolicy():
             command.policy.check()
             if record.policy.reliable != command.policy.reliable:
@@ -45,6 +47,28 @@ def check_edit(record: TopicRecord, command: TopicEdit, settings_count: int) -> 
             _check_settings(record, command, settings_count)
         case ForgetSubscription():
             pass
+
+
+def _check_partitions(record: TopicRecord, command: AddPartitions, partition_count: int) -> None:
+    if record.partitions == 0:
+        raise WrongState(
+            f"topic {record.topic} is not partitioned",
+            why="its records would have to move",
+            hint="create a partitioned topic under another name",
+        )
+    if not 1 <= command.partitions <= PARTITIONS_MAX:
+        raise LimitExceeded(
+            f"a topic cannot have {command.partitions} partitions",
+            why=f"the limit is {PARTITIONS_MAX}",
+            limit=PARTITIONS_MAX,
+        )
+    if partition_count + command.partitions - record.partitions > TOPICS_MAX:
+        raise LimitExceeded(
+            "there is no room for more partitions",
+            why=f"the limit is {TOPICS_MAX} of all topics",
+            hint="delete topics that are not used",
+            limit=TOPICS_MAX,
+        )
 
 
 def _check_settings(record: TopicRecord, command: SetSubscriptionSettings, settings_count: int) -> None:
@@ -73,6 +97,10 @@ def edited(record: TopicRecord, command: TopicEdit) -> TopicRecord:
     match command:
         case UpdatePolicy():
             return msgspec.structs.replace(record, policy=command.policy)
+        case AddPartitions():
+            # A topic that is not partitioned stays so: its partition has another name.
+            partitions = max(record.partitions, command.partitions) if record.partitions else 0
+            return msgspec.structs.replace(record, partitions=partitions)
         case ConfigureTopicSchema():
             return msgspec.structs.replace(record, schema=command.schema)
         case SetSubscriptionSettings():

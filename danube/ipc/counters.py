@@ -53,6 +53,8 @@ class Counter(IntEnum):
     SUBSCRIPTIONS_OPEN = 31
     PRODUCERS_OPEN = 32
     CONSUMERS_OPEN = 33
+    SCHEMA_REJECTED = 34  # records refused because they break their topic's schema
+    SCHEMA_WARNINGS = 35  # records that break it and were let through
 
 
 class State(IntEnum):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from danube.broker.api import Session
 from danube.broker.consumers import SubscriptionHost
+from danube.broker.examinations import Examinations
 from danube.broker.hosted import HostedPartition
 from danube.broker.proposals import Proposals
 from danube.broker.router import RoutedSession, Router
@@ -17,13 +18,21 @@ from danube.cluster.local_log import LocalLog
 from danube.core import wire
 from danube.core.batch import read_header
 from danube.core.columns import BatchView, encode
-from danube.core.commands import Command, CreateTopic, TopicRecord
+from danube.core.commands import (
+    Command,
+    CreateTopic,
+    TopicRecord,
+    decode_commands,
+    encode_command,
+    join_commands,
+)
 from danube.core.grants import DeadLetter
 from danube.core.metadata import Metadata
 from danube.core.placement import owner_of
 from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.core.wire import Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, TopicNotFound
+from danube.schema.verdict import Request, judge
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
@@ -322,6 +331,7 @@ class SteppedProposals:
     def apply(self, command: Command) -> Any:
         """The topic that the command changed or found, None, or the error."""
         try:
+            decode_commands(join_commands([encode_command(command)]))
             needed = self.state.check(command)
             changes = self.state.apply(self.state.version + 1, command) if needed else []
         except DanubeError as error:
@@ -342,12 +352,38 @@ class SteppedProposals:
         return made
 
 
+class SteppedExaminations:
+    """Definitions that are judged in this process, when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Request, Callable[[Any], None]]] = []
+        self.seen: list[Request] = []
+
+    def submit(self, request: Request, then: Callable[[Any], None]) -> None:
+        self.waiting.append((request, then))
+
+    def step(self, error: DanubeError | None = None) -> int:
+        """Judge everything that waits (or fail it); return how many that were."""
+        waiting, self.waiting = self.waiting, []
+        for request, then in waiting:
+            self.seen.append(request)
+            outcome: Any = error
+            if error is None:
+                try:
+                    outcome = judge(request)
+                except DanubeError as refusal:
+                    outcome = refusal
+            then(outcome)
+        return len(waiting)
+
+
 class RoutedBench(Bench):
     """A shard behind its router, as worker 0 of ``workers``."""
 
     def __init__(self, root: Path, workers: int = 1, **options: Any) -> None:
         super().__init__(root)
         self.proposals = SteppedProposals()
+        self.examiner = SteppedExaminations()
         self.metadata_changes = 0
         self.metadata_reads = 0
         self.router = Router(
@@ -357,6 +393,7 @@ class RoutedBench(Bench):
             metadata_changed=self._changed_metadata,
             status=lambda: {"version": "test"},
             default_policy=TopicPolicy(),
+            examinations=cast(Examinations, self.examiner),
             **{"default_partitions": 0, "auto_create": True, **options},
         )  # fmt: skip
         self.shard._find_topic = self.router.find_topic
@@ -416,6 +453,7 @@ __all__ = [
     "Received",
     "RecordingSession",
     "RoutedBench",
+    "SteppedExaminations",
     "SteppedExecutor",
     "SteppedProposals",
     "SteppedSyncer",

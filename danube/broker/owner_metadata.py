@@ -1,0 +1,53 @@
+"""What the owner of partitions reads of the metadata, and what it tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from danube import telemetry
+from danube.core.commands import ForgetSubscription, SetSubscriptionSettings, SubscriptionSettings
+from danube.errors import DanubeError
+
+if TYPE_CHECKING:
+    from danube.broker.hosted import HostedPartition
+    from danube.broker.operations import Operations
+    from danube.broker.schema_gate import SchemaGate
+    from danube.core.wire import Admin
+
+_log = telemetry.events("metadata")
+
+
+class OwnerMetadata:
+    """The metadata as one worker's partitions know it."""
+
+    def __init__(self, gate: SchemaGate, read: Callable[[], None], operations: Operations) -> None:
+        self.gate = gate
+        self.read = read
+        self._operations = operations
+
+    def after_operation(self, hosted: HostedPartition, request: Admin) -> None:
+        """Let the topic's other partitions and the next start know what an operation changed here."""
+        record, name = hosted.record, request.args.get("subscription", "")
+        command: ForgetSubscription | SetSubscriptionSettings
+        if request.op == "delete_subscription":
+            command = ForgetSubscription(
+                topic=record.topic, subscription=name, partition=hosted.index, topic_id=record.topic_id
+            )
+        elif request.op == "set_failure_policy":
+            present = record.settings.get(name, SubscriptionSettings())
+            settings = msgspec.structs.replace(present, failure=hosted.subscription(name).core.failure)
+            command = SetSubscriptionSettings(topic=record.topic, subscription=name, settings=settings)
+        else:
+            return
+
+        def remembered(value: Any) -> None:
+            if isinstance(value, DanubeError):
+                _log.warning("not remembered", op=request.op, partition=hosted.name, error=str(value))
+
+        try:
+            self._operations.propose(command, remembered)
+        except DanubeError as error:
+            remembered(error)

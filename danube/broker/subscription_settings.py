@@ -1,0 +1,39 @@
+"""What an operator set for a subscription, meeting the subscription at its partition's owner.
+
+The metadata's settings come first, then what the subscription's maker asked for, then the topic's policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube.core.commands import SubscriptionSettings
+
+if TYPE_CHECKING:
+    from danube.broker.hosted import HostedPartition
+    from danube.core.commands import TopicRecord
+    from danube.core.policy import FailurePolicy
+
+_NONE = SubscriptionSettings()
+
+
+def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | None) -> FailurePolicy:
+    """The failure policy of a subscription whose maker asked for ``asked``."""
+    return record.settings.get(subscription, _NONE).failure or asked or record.policy.failure
+
+
+def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
+    """How many records it may have unacked; ``asked`` 0: its maker did not say."""
+    return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
+
+
+def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
+    """Let live subscriptions follow what changed of their settings."""
+    if former.settings == record.settings:
+        return
+    for name, host in hosted.subscriptions.items():
+        before, now = former.settings.get(name, _NONE), record.settings.get(name, _NONE)
+        if before.failure != now.failure:
+            host.core.set_failure(now.failure or record.policy.failure)
+        if before.max_unacked != now.max_unacked:
+            host.core.set_max_unacked(max_unacked_for(record, name))

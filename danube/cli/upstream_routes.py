@@ -78,7 +78,7 @@ class Routes:
         return list(found.partitions) or [topic]
 
     def retrying(self, topic: str, attempt: Callable[[Route], Result]) -> tuple[Route, Result]:
-        """Make a call at the topic's broker, again where that may help: the route that answered, the result."""
+        """Make a call at the topic's broker, again where that may help; the route that answered too."""
         for tried in itertools.count(1):
             route = self.lookup(topic)
             try:

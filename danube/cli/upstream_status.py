@@ -26,13 +26,15 @@ _CLASSES: Final[dict[str, type[DanubeError]]] = {
     "DEADLINE_EXCEEDED": OperationTimeout,
     "RESOURCE_EXHAUSTED": Overloaded,
 }
+_UNREACHABLE: Final = "failed to connect"  # grpcio's words
 RETRIED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
 
 
 def status_error(status: str, message: str) -> DanubeError:
     """The error of a call that ended with this status; ``facts["status"]`` keeps its name."""
     what = f"status {status}: {message}" if message else f"status {status}"
-    return _CLASSES.get(status, DanubeError)(what, status=status)
+    hint = "is a broker running there, and is this its gRPC port?" if _UNREACHABLE in message else ""
+    return _CLASSES.get(status, DanubeError)(what, hint=hint, status=status)
 
 
 def status_of(error: DanubeError) -> str:

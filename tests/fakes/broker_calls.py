@@ -1,4 +1,4 @@
-"""The broker behind the gRPC servicers: topics and namespaces in the real metadata machine, the rest in dicts."""
+"""The broker behind the gRPC servicers: topics in the real metadata machine, the rest in dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method of every admin service exists, and nothing that a request may hold gets out as another error."""
+"""Every method of every admin service exists, and refuses what a stranger may send with our own errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ NOT_FOUND_WHEN_EMPTY = {"GetSchema"}  # schema_id 0 is a number like any other
 WORDS = [
     "", "default", "/default/t", "/default/p", "/default/p-part-1", "/default/none", "/default/t-part-3", "s",
     "a/b/c", "//", "/default/", "subject", "cluster", "namespace", "topic", "Produce", "reader", "user",
-    "4711", "99999999999999999999", "-1", "json", "AVRO", "warn", "ENFORCE", "full", "\x00", "\u2028", "x" * 300,
-    "é" * 200, "\U0001f600", "{", "'", "%s", "../..",
+    "4711", "99999999999999999999", "-1", "json", "AVRO", "warn", "ENFORCE", "full", "\x00", "\u2028",
+    "x" * 300, "é" * 200, "\U0001f600", "{", "'", "%s", "../..",
 ]  # fmt: skip
 
 
@@ -89,7 +89,9 @@ def value_of(field: FieldDescriptor, source: random.Random) -> Any:
     if field.type == FieldDescriptor.TYPE_STRING:
         return source.choice(WORDS)
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return source.choice([b"", b"{}", b"unparsable", b"incompatible", source.randbytes(40), b"x" * 300_000])
+        return source.choice(
+            [b"", b"{}", b"unparsable", b"incompatible", source.randbytes(40), b"x" * 300_000]
+        )
     if field.type == FieldDescriptor.TYPE_BOOL:
         return source.random() < 0.5
     if field.type == FieldDescriptor.TYPE_ENUM:

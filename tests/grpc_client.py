@@ -150,10 +150,10 @@ class GrpcClient:
         """Send a whole request, without waiting for anything."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
         stream = self.open(path, response, metadata)
-        self.send(stream, b"\0" + struct.pack(">I", len(data)) + data, end=True)
+        self.send_bytes(stream, b"\0" + struct.pack(">I", len(data)) + data, end=True)
         return stream
 
-    def send(self, stream: Stream, data: bytes, *, end: bool = False) -> None:
+    def send_bytes(self, stream: Stream, data: bytes, *, end: bool = False) -> None:
         """Bytes of a call's body, as windows allow."""
         view = memoryview(data)
         while len(view):

@@ -27,6 +27,7 @@ from danube.errors import (
     DanubeError,
     Draining,
     InvalidArgument,
+    LimitExceeded,
     OwnerMoved,
     RecordTooLarge,
 )
@@ -307,6 +308,9 @@ class Publishing:
                     messages, producer_name=target.name, origin=group.origin, schema_id=group.schema_id,
                     schema_version=group.schema_version,
                 )  # fmt: skip
+            except LimitExceeded as error:  # to a client that is a limit which may have room again later
+                self._failed(target, group, RecordTooLarge(error.what, why=error.why, **error.facts))
+                continue
             except DanubeError as error:
                 self._failed(target, group, error)
                 continue

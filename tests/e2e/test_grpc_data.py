@@ -257,7 +257,7 @@ def test_subscribe_refuses_what_cannot_be(served: BrokerProcess, calls: DanubeCa
     refused(INVALID, "subscription", calls.subscribe, topic, "s", "c", 9)
     refused(INVALID, "consumer name", calls.subscribe, topic, "s", "")
     refused(INVALID, "subscription name", calls.subscribe, topic, "", "c")
-    refused(8, "key filters", calls.subscribe, topic, "s", "c", KEY_SHARED, ["x"] * 101)
+    refused(INVALID, "key filters", calls.subscribe, topic, "s", "c", KEY_SHARED, ["x"] * 101)
     calls.subscribe(topic, "s", "c", EXCLUSIVE)
     with DanubeCalls(served.grpc_address) as other:
         refused(DENIED, "", other.subscribe, topic, "s", "d", EXCLUSIVE)
@@ -455,7 +455,7 @@ def test_bodies_that_are_no_message(calls: DanubeCalls) -> None:
     }
     for body, (code, words) in cases.items():
         stream = calls.open(path, pb.MessageResponse)
-        calls.send(stream, body, end=True)
+        calls.send_bytes(stream, body, end=True)
         error = stream.wait_ended()
         assert (error.code, words in error.message) == (code, True), (body[:12], error)
 
@@ -466,8 +466,8 @@ def test_a_message_in_pieces_is_one_message(calls: DanubeCalls, topic: str) -> N
     framed = b"\0" + len(body).to_bytes(4, "big") + body
     for cut in (1, 4, 5, 6, 1000, len(framed) - 1, len(framed)):
         stream = calls.open("/danube.ProducerService/SendMessage", pb.MessageResponse)
-        calls.send(stream, framed[:cut])
-        calls.send(stream, framed[cut:], end=True)
+        calls.send_bytes(stream, framed[:cut])
+        calls.send_bytes(stream, framed[cut:], end=True)
         assert calls.result(stream).request_id == 7
 
 

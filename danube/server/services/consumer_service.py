@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from danube.core.commands import KnowConsumer, KnownConsumer
 from danube.core.glob import KeyFilter
 from danube.core.http2_streams import Stream
 from danube.core.metadata import Metadata
-from danube.errors import Conflict, TopicNotFound
+from danube.errors import Conflict, InvalidArgument, LimitExceeded, TopicNotFound
 from danube.ids import check_label, check_topic_name
 from danube.limits import KNOWN_CONSUMERS_MAX
 from danube.server.calls import BrokerCalls, Call
@@ -28,7 +30,7 @@ class ConsumerService:
         check_label(request.subscription, "subscription")
         check_label(request.consumer_name, "consumer")
         mode = mode_of(request.subscription_type)
-        KeyFilter(request.key_filters)  # raises for what is no filter
+        _check_filters(request.key_filters)
         record, partition = self._metadata(request.topic_name).topic_of_partition(request.topic_name)
         filters = tuple(request.key_filters)
         place = (record.topic_id, partition, request.subscription, request.consumer_name)
@@ -66,3 +68,11 @@ class ConsumerService:
     ) -> None:
         """Start the stream; it lives until the client, the owner or the broker ends it."""
         await self._consuming.receive(request.consumer_id, connection, stream)
+
+
+def _check_filters(filters: Sequence[str]) -> None:
+    """Raise InvalidArgument for what is no filter, or too much of it: neither gets better by waiting."""
+    try:
+        KeyFilter(filters)
+    except LimitExceeded as error:
+        raise InvalidArgument(error.what, why=error.why, hint=error.hint) from None

@@ -89,7 +89,7 @@ def test_a_message_is_printable_bounded_and_comes_back(text: str) -> None:
 
 
 def test_a_message_with_lone_surrogates_is_no_error() -> None:
-    assert percent_encoded("\ud800") == "%3F"
+    assert percent_encoded("\ud800") == "?"
 
 
 @pytest.mark.parametrize("letter", ["a", "ü", "€", "\U0001f30a"])

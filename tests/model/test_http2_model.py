@@ -1,0 +1,70 @@
+"""The HTTP/2 machine is a function of its bytes: wherever they are cut, it tells and sends the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from danube.core import http2_frames as frames
+from tests.model.http2_traffic import Run, Traffic, fuzz_once, main, mutated
+
+
+def fed(data: bytes, cuts: list[int]) -> tuple[list[tuple[object, ...]], bytes, str, bytes]:
+    run = Run()
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        run.feed(data[start:end])
+    return run.events, bytes(run.sent), run.machine.failed, run.rest
+
+
+def test_at_every_cut_the_same_is_told_and_sent(source: random.Random) -> None:
+    data = b"".join(piece for piece in Traffic(source).whole(25) if len(piece) < 400)
+    whole = fed(data, [])
+    assert len(whole[0]) > 3
+    for cut in range(len(data) + 1):
+        assert fed(data, [cut]) == whole, cut
+    assert fed(data, list(range(1, len(data)))) == whole
+
+
+@pytest.mark.parametrize("number", range(150))
+def test_any_cuts_of_any_traffic_are_the_same(number: int, source: random.Random) -> None:
+    pieces = Traffic(source).whole(40)
+    data = b"".join(pieces) if number % 3 == 0 else mutated(pieces, source)
+    whole = fed(data, [])
+    for _ in range(4):
+        cuts = sorted(source.randrange(len(data) + 1) for _ in range(source.choice([1, 5, 50])))
+        assert fed(data, cuts) == whole
+
+
+def test_fair_traffic_does_not_fail(source: random.Random) -> None:
+    calls = 0
+    for _ in range(40):
+        run = Run()
+        for piece in Traffic(source).whole(30):
+            run.feed(piece)
+        # Traffic is fair but careless: what it sends to a stream that was answered early is its own fault.
+        assert run.machine.failed == "" or "has ended" in run.machine.failed
+        run.check(10**6)
+        calls += sum(event[0] == "request" for event in run.events)
+    assert calls > 100
+
+
+def test_damaged_traffic_never_raises_and_stays_bounded(seed: int) -> None:
+    runs = [fuzz_once(seed + number) for number in range(1500)]
+    assert 300 < sum(bool(run.machine.failed) for run in runs) < 1400, "faults and fair traffic are both met"
+    assert sum(len(run.events) for run in runs) > 3000
+
+
+def test_noise_is_no_preface(source: random.Random) -> None:
+    for size in range(64):
+        run = Run()
+        run.feed(b"\x7f" + source.randbytes(size))
+        assert run.machine.failed
+        run = Run()
+        run.feed(frames.PREFACE + b"\xff" + source.randbytes(size))
+        run.check(size)
+
+
+def test_the_fuzz_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seconds", "0.2", "--seed", "7"]) == 0
+    assert "inputs from seed 7" in capsys.readouterr().out

@@ -7,7 +7,7 @@ datums or object container files.
 
 from __future__ import annotations
 
-import hashlib
+from functools import lru_cache
 
 from danube.errors import SchemaInvalid
 from danube.schema.avro_compatibility import differences, upstream_differences
@@ -15,7 +15,7 @@ from danube.schema.avro_container import MAGIC, Container
 from danube.schema.avro_parse import parse
 from danube.schema.avro_payload import step_for, walk_to_end
 from danube.schema.avro_types import Record, Type, unqualified
-from danube.schema.json_text import canonical, decode
+from danube.schema.json_text import decode, fingerprint
 from danube.schema.kinds import Validator
 from danube.schema.model import DEFINITION_BYTES_MAX, Checks, Definition, Difference, SchemaType
 
@@ -29,20 +29,19 @@ def examine(text: bytes) -> Definition:
     value = decode(text, _WHAT)
     parse(value)
     _parse_with_fastavro(text)
-    fingerprint = "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
-    return Definition(schema_type=SchemaType.AVRO, text=text, fingerprint=fingerprint)
+    return Definition(schema_type=SchemaType.AVRO, text=text, fingerprint=fingerprint(value))
 
 
 def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Difference]:
     """Why ``reader`` cannot read what ``writer`` wrote (see :mod:`danube.schema.avro_compatibility`)."""
     if checks is Checks.UPSTREAM:
-        return upstream_differences(_type_of(reader), _type_of(writer))
-    return differences(_type_of(reader), _type_of(writer))
+        return upstream_differences(_type_of(reader.text), _type_of(writer.text))
+    return differences(_type_of(reader.text), _type_of(writer.text))
 
 
 def validator(definition: Definition) -> Validator:
     """Takes a bare datum that fills the payload, or an object container file."""
-    kind = _type_of(definition)
+    kind = _type_of(definition.text)
     step = step_for(kind)
     name = unqualified(kind.name) if isinstance(kind, Record) else ""
     container = Container(kind, definition.text, step)
@@ -57,8 +56,10 @@ def validator(definition: Definition) -> Validator:
     return validate
 
 
-def _type_of(definition: Definition) -> Type:
-    return parse(decode(definition.text, _WHAT), defaults=False)
+# One new version is compared with many older ones, in both directions.
+@lru_cache(maxsize=4)
+def _type_of(text: bytes) -> Type:
+    return parse(decode(text, _WHAT), defaults=False)
 
 
 def _parse_with_fastavro(text: bytes) -> None:

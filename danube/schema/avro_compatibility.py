@@ -28,6 +28,7 @@ from danube.schema.avro_types import (
     Field,
     Fixed,
     Map,
+    Primitive,
     Record,
     Type,
     Union,
@@ -58,7 +59,7 @@ def differences(reader: Type, writer: Type, *, pairs_max: int = PAIRS_MAX) -> li
         for one in _compared(*queue.popleft()):
             if isinstance(one, Difference):
                 found.append(one)
-            elif (pair := (id(one[0]), id(one[1]))) not in seen:
+            elif not _plainly_same(one[0], one[1]) and (pair := (id(one[0]), id(one[1]))) not in seen:
                 seen.add(pair)
                 queue.append((one[0], one[1], _shortened(one[2])))
         if len(seen) > pairs_max:
@@ -90,6 +91,11 @@ def upstream_differences(reader: Type, writer: Type) -> list[Difference]:
         for field in reader.fields
         if field.name not in written and field.default is NO_DEFAULT and not _nullable(field.type)
     ]
+
+
+def _plainly_same(reader: Type, writer: Type) -> bool:
+    """Most pairs: the same primitive type on both sides, with nothing inside."""
+    return isinstance(reader, Primitive) and reader.kind == writer.kind and reader.logical == writer.logical
 
 
 def _nullable(kind: Type) -> bool:

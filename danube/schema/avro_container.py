@@ -59,6 +59,8 @@ class Container:
         metadata, position = _metadata(payload, len(MAGIC))
         sync = payload[position : position + _SYNC_BYTES]
         position += _SYNC_BYTES
+        if len(sync) < _SYNC_BYTES:
+            raise Broken("its header is cut")
         step, no_bytes = self._writer(metadata.get(b"avro.schema", b""))
         codec = metadata.get(b"avro.codec", b"null")
         inflate = _CODECS.get(codec)
@@ -69,7 +71,7 @@ class Container:
             count, position = number(payload, position)
             size, position = number(payload, position)
             end = position + size
-            if count < 0 or size < 0 or payload[end : end + _SYNC_BYTES] != sync or len(sync) < _SYNC_BYTES:
+            if count < 0 or size < 0 or payload[end : end + _SYNC_BYTES] != sync:
                 raise Broken("a block does not end with the file's marker")
             block = _inflated(inflate, payload[position:end], left)
             left -= len(block)

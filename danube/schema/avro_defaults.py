@@ -70,7 +70,9 @@ class Defaults:
             return _primitive_problem(value, kind.kind)
         if isinstance(kind, Union):
             problems = [self._problem(value, branch) for branch in kind.branches]
-            return "" if "" in problems else problems[0]
+            if "" in problems:
+                return ""
+            return next((one for one in problems if _UNDECIDED in one), problems[0])
         if isinstance(kind, Enum):
             return "" if value in kind.symbols else f"{shown(value)} is not a symbol"
         if isinstance(kind, Fixed):

@@ -40,6 +40,8 @@ NESTING_MAX: Final = 64
 FIXED_BYTES_MAX: Final = 8 * 1024 * 1024
 
 _COMPLEX: Final = ("record", "error", "enum", "fixed", "array", "map", "union")
+# One value for each, so that what is done once for every type is not done once for every field.
+_PLAIN: Final = {kind: Primitive(kind) for kind in PRIMITIVES}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 # A library marks its own output with such keys and would then trust the rest unread.
 _MARKS: Final = ("__fastavro", "__named_schemas")
@@ -76,7 +78,7 @@ class _Parser:
         if self._types_left < 0:
             _refuse(path, f"the schema has more than {self._types_max} types")
         if isinstance(value, str):
-            return Primitive(value) if value in PRIMITIVES else self._reference(value, namespace, path)
+            return _PLAIN.get(value) or self._reference(value, namespace, path)
         if isinstance(value, list):
             return self._union(value, namespace, path)
         if isinstance(value, dict):
@@ -88,12 +90,15 @@ class _Parser:
             if key.startswith(_MARKS):
                 _refuse(path, f"key {key[:40]!r} is the mark of a library", "register the schema as written")
         kind = value.get("type")
-        if isinstance(kind, dict | list):
-            return self.type_of(kind, namespace, path)
         if not isinstance(kind, str):
-            _refuse(path, f"a type object needs a 'type', and this one has {shown(kind)}")
+            _refuse(
+                path,
+                f"a type object needs the name of its 'type', and this one has {shown(kind)}",
+                "put an inner type in the place of this object",
+            )
         if kind in PRIMITIVES:
-            return Primitive(kind, logical_type(value, kind, 0, path))
+            logical = logical_type(value, kind, 0, path)
+            return Primitive(kind, logical) if logical else _PLAIN[kind]
         if kind == "array":
             items = self.type_of(self._need(value, "items", kind, path), namespace, f"{path}[]")
             return Array(items)

@@ -153,7 +153,7 @@ def reachable(root: Type) -> list[Type]:
         elif id(kind) not in seen:
             seen.add(id(kind))
             stack.append((kind, True))
-            stack.extend((inner, False) for inner in children(kind))
+            stack.extend((inner, False) for inner in children(kind) if id(inner) not in seen)
     return order
 
 

@@ -26,6 +26,8 @@ WALL_SECONDS: Final = 5.0
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 STDERR_BYTES_MAX: Final = 16 * 1024
 _READ_BYTES: Final = 64 * 1024
+# All that a child gets; a numeric library starts no threads there.
+_ENVIRONMENT: Final = {"LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def ask(request: Request) -> Outcome:
@@ -42,7 +44,7 @@ def ask(request: Request) -> Outcome:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"LC_ALL": "C.UTF-8"},
+            env=_ENVIRONMENT,
             cwd="/",
             bufsize=0,
         )

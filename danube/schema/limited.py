@@ -27,7 +27,7 @@ WAIT_SECONDS: Final = 20.0
 REMEMBERED_MAX: Final = 256
 REMEMBERED_BYTES_MAX: Final = 8 * 1024 * 1024
 PORTION_VERSIONS: Final = 64
-PORTION_BYTES: Final = 4 * 1024 * 1024
+PORTION_BYTES: Final = 512 * 1024
 
 _children = threading.BoundedSemaphore(CHILDREN_MAX)
 

@@ -10,7 +10,8 @@ where following it would lose meaning without a word:
   taken from the same plain type passes.
 * A reader's field that the writer has under its name and also under an alias is refused.
 
-Every pair of reader's and writer's type is looked at once, so recursion ends and the cost is bounded.
+Every pair of named types is looked at once, so recursion ends and each difference inside a type that is
+used in several places is told once; the number of pairs is bounded.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ def differences(reader: Type, writer: Type, *, pairs_max: int = PAIRS_MAX) -> li
     queue: deque[_Pair] = deque([(reader, writer, root)])
     seen = {(id(reader), id(writer))}
     found: list[Difference] = []
+    looked_at = 0
     while queue and len(found) < DIFFERENCES_MAX:
         for one in _compared(*queue.popleft()):
+            looked_at += 1
             if isinstance(one, Difference):
                 found.append(one)
-            elif not _plainly_same(one[0], one[1]) and (pair := (id(one[0]), id(one[1]))) not in seen:
-                seen.add(pair)
+            elif not _plainly_same(one[0], one[1]) and _new(one[0], one[1], seen):
                 queue.append((one[0], one[1], _shortened(one[2])))
-        if len(seen) > pairs_max:
+        if looked_at > pairs_max:
             raise SchemaInvalid(
                 "the Avro definition costs too much to compare",
                 why=f"it and the other version have more than {pairs_max} pairs of types",
@@ -96,6 +98,19 @@ def upstream_differences(reader: Type, writer: Type) -> list[Difference]:
 def _plainly_same(reader: Type, writer: Type) -> bool:
     """Most pairs: the same primitive type on both sides, with nothing inside."""
     return isinstance(reader, Primitive) and reader.kind == writer.kind and reader.logical == writer.logical
+
+
+def _new(reader: Type, writer: Type, seen: set[tuple[int, int]]) -> bool:
+    """Whether the pair is met for the first time.
+
+    A primitive type is one value wherever it stands, and each of its places has a difference of its own.
+    """
+    if isinstance(reader, Primitive) or isinstance(writer, Primitive):
+        return True
+    pair = (id(reader), id(writer))
+    known = pair in seen
+    seen.add(pair)
+    return not known
 
 
 def _nullable(kind: Type) -> bool:

@@ -178,6 +178,18 @@ CHANGES: dict[str, tuple[Any, Any, Found, Found]] = {
         [("name_changed", "R.a")],
         [("name_changed", "R.a")],
     ),
+    "two fields change in the same way": (
+        record(field("a", "int"), field("b", "int")),
+        record(field("a", "string"), field("b", "string")),
+        [("type_changed", "R.a"), ("type_changed", "R.b")],
+        [("type_changed", "R.a"), ("type_changed", "R.b")],
+    ),
+    "two fields become one and the same record": (
+        record(field("a", "int"), field("b", "int")),
+        record(field("a", record(name="I")), field("b", "I")),
+        [("type_changed", "R.a"), ("type_changed", "R.b")],
+        [("type_changed", "R.a"), ("type_changed", "R.b")],
+    ),
     "inner record written out a second time": (
         record(field("a", record(field("x", "int"), name="I")), field("b", "I")),
         record(field("a", record(field("x", "long"), name="I")), field("b", "I")),

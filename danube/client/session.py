@@ -140,6 +140,8 @@ class Session(Timers):
         closes the socket and calls disconnected() with that error.
         """
         decoder = self._decoder
+        if not self._heard:
+            _refuse_http2(view[start:end])
         self._heard = True
         for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
@@ -473,3 +475,11 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _refuse_http2(first: memoryview) -> None:
+    """Raise where the peer greets with an HTTP/2 SETTINGS frame: that is a gRPC port."""
+    if len(first) >= 9 and first[3] == 4 and not any(first[5:9]):
+        raise ProtocolError(
+            "this is a gRPC port", hint="the native protocol has a port of its own, 6660 unless told"
+        )

@@ -66,6 +66,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
         self._dirty = False
+        self._refused = False  # it broke the protocol and was told; what it still sends is not read
         self.congested = False
         self.peer = ""
         self.local_address = ""
@@ -97,7 +98,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         buffer = self._buffer
-        if buffer is None:
+        if buffer is None or self._refused:
             return
         buffer.end += nbytes
         buffer.start = self._http2.receive(buffer.view, buffer.start, buffer.end, clock.monotonic_ns())
@@ -366,15 +367,28 @@ class GrpcConnection(asyncio.BufferedProtocol):
             transport.writelines(output)
             http2.output_backlog_bytes = transport.get_write_buffer_size()
         if http2.failed:
-            _log.limited("connection refused", source=self.peer, why=http2.failed)
-            transport.close()
+            self._end_failed(transport)
         elif http2.closing and not http2.streams:
             transport.close()
         elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
             _log.limited("slow client closed", source=self.peer)
             transport.abort()
 
+    def _end_failed(self, transport: asyncio.Transport) -> None:
+        """Say why, then let the peer read it: closing at once on unread bytes would reset the socket."""
+        if self._refused:
+            return
+        self._refused = True
+        _log.limited("connection refused", source=self.peer, why=self._http2.failed)
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
     def tick(self, now_ns: int) -> None:
+        if self._refused and self._transport is not None:
+            self._transport.abort()
+            return
         self._http2.tick(now_ns)
         if self._http2.output or self._http2.failed:
             self.has_output()

@@ -52,6 +52,7 @@ class GrpcDoor:
         *,
         connections_max: int,
         message_bytes_max: int,
+        handshake_timeout_ms: int,
         schedule_turn: Callable[[], None],
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
@@ -59,7 +60,7 @@ class GrpcDoor:
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max
-        self.http2_settings = Http2Settings()
+        self.http2_settings = Http2Settings(handshake_timeout_ns=handshake_timeout_ms * 1_000_000)
         self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
         self.connections: dict[GrpcConnection, None] = {}
         self.schedule_turn = schedule_turn

@@ -57,6 +57,7 @@ def grpc_doors(worker: Worker) -> dict[str, GrpcDoor]:
             name,
             connections_max=share,
             message_bytes_max=message_bytes_max,
+            handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
             schedule_turn=worker.schedule_turn,
             count=worker.counters.add,
             data=data,

@@ -452,7 +452,7 @@ static void consume(const char *path, const char *name, uint64_t count) {
         put_acks();
         turn();
     }
-    printf("{");
+    printf("{\"received\": %lu, ", (unsigned long)received);
     print_result(count);
 }
 

@@ -95,9 +95,10 @@ def _numbers(
                 message=f"number {number} was reserved because earlier versions used it",
                 hint="take a number that was never used",
             )  # fmt: skip
-    taken = sorted([*new_reserved, *((number, number + 1) for number in new)])
+    taken = _joined(sorted([*new_reserved, *((number, number + 1) for number in new)]))
     for start, end in old_reserved:
-        if not _covered(start, end, taken):
+        place = bisect_right(taken, start, key=lambda one: one[0])
+        if place == 0 or taken[place - 1][1] < end:
             yield Difference(
                 path=path, rule="reservation_removed", reader=None, writer=f"{start} to {end - 1}",
                 message=f"numbers {start} to {end - 1} are no longer reserved",
@@ -111,13 +112,15 @@ def _inside(number: int, ranges: list[tuple[int, int]]) -> bool:
     return place > 0 and number < ranges[place - 1][1]
 
 
-def _covered(start: int, end: int, ranges: list[tuple[int, int]]) -> bool:
-    """Whether sorted half-open ranges leave no gap between start and end."""
-    for first, last in ranges:
-        if first > start:
-            break
-        start = max(start, last)
-    return start >= end
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted half-open ranges with those that touch made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _names(path: str, used: set[str], new: Any, old: Any) -> Iterator[Difference]:

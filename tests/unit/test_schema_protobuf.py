@@ -192,6 +192,15 @@ def test_the_largest_definition_compiles_in_time() -> None:
     assert time.process_time() - start < 1.5
 
 
+def test_many_reservations_are_compared_in_time() -> None:
+    reserved = ", ".join(str(30_000 + 2 * number) for number in range(4_900))
+    fields = " ".join(f"int32 a{number} = {number};" for number in range(1, 4_900))
+    definition = examine(f'syntax = "proto3"; message M {{ reserved {reserved}; {fields} }}')
+    start = time.process_time()
+    assert protobuf.evolution(definition, definition, Checks.STRICT) == []
+    assert time.process_time() - start < 0.5
+
+
 def test_a_message_that_the_library_cannot_load_is_refused() -> None:
     error = refusal(
         'syntax = "proto3"; message M { ' + "".join(f"string f{n} = {n};" for n in range(1, 5_000)) + "}"

@@ -110,6 +110,9 @@ class FakeBrokerCalls:
             msgspec.convert(given["failure"], FailurePolicy).check()
         self._of(topic, subscription).update(given)
 
+    def _forget_subscription(self, topic: str, subscription: str) -> None:
+        self.settings.pop((topic, subscription), None)
+
     def _partition_list_subscriptions(self, partition: str) -> list[dict[str, Any]]:
         return [
             {"subscription": name, "partition": where, "consumer_names": consumers}

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from danube.core.access import PERMISSIONS
 from danube.errors import DanubeError
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.cluster_admin import ClusterAdmin
-from danube.server.services.security_admin import PERMISSIONS, SecurityAdmin
+from danube.server.services.security_admin import SecurityAdmin
 from tests.fakes.broker_calls import FakeBrokerCalls, FakeCall
 
 

@@ -10,7 +10,7 @@ import pytest
 from danube.core.commands import CreateTopic
 from danube.core.policy import TopicPolicy
 from danube.errors import DanubeError
-from danube.schema.model import DEFINITION_BYTES_MAX
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from danube.server.proto import SchemaRegistry_pb2 as pb
 from danube.server.services.schema_registry import SchemaRegistry
 from tests.fakes.broker_calls import FakeBrokerCalls, FakeCall
@@ -87,7 +87,11 @@ def test_every_type_and_alias_in_any_case(registry: Registry, given: str, canoni
         ({"schema_type": "xml"}, "INVALID_ARGUMENT", "use one of bytes"),
         ({"schema_type": ""}, "INVALID_ARGUMENT", "use one of bytes"),
         ({"definition": b"unparsable"}, "INVALID_ARGUMENT", "does not parse"),
-        ({"definition": b"x" * (DEFINITION_BYTES_MAX + 1)}, "INVALID_ARGUMENT", str(DEFINITION_BYTES_MAX)),
+        (
+            {"definition": b"x" * (SCHEMA_DEFINITION_BYTES_MAX + 1)},
+            "INVALID_ARGUMENT",
+            str(SCHEMA_DEFINITION_BYTES_MAX),
+        ),
         ({"definition": b"incompatible"}, "FAILED_PRECONDITION", "required field"),
         ({"description": "x" * 20_000}, "INVALID_ARGUMENT", "too long"),
         ({"tags": ["x"] * 101}, "INVALID_ARGUMENT", "101 tags"),

@@ -335,6 +335,17 @@ def test_unsubscribe_on_every_partition_that_has_it(admin: Admin) -> None:
     assert admin.refused("unsubscribe", request)[0] == "NOT_FOUND"
 
 
+def test_a_deleted_subscription_leaves_no_settings(admin: Admin) -> None:
+    admin.create("/default/p", partitions=2)
+    admin("set_subscription_failure_policy", set_policy("/default/p"))
+    for number in range(2):
+        admin.broker.subscribe(f"/default/p-part-{number}", "s")
+    admin("unsubscribe", pb.SubscriptionRequest(topic="/default/p-part-0", subscription="s"))
+    assert admin("get_subscription_failure_policy", get_policy("/default/p")).failure_policy == POLICY
+    admin("unsubscribe", pb.SubscriptionRequest(topic="/default/p", subscription="s"))
+    assert not admin("get_subscription_failure_policy", get_policy("/default/p")).HasField("failure_policy")
+
+
 def test_unsubscribe_of_one_partition(admin: Admin) -> None:
     admin.create("/default/p", partitions=2)
     admin.broker.subscribe("/default/p-part-0", "s")

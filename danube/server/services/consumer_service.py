@@ -63,9 +63,7 @@ class ConsumerService:
             self._consuming.drop(consumer.consumer_id)
             raise
 
-    async def receive_messages(
-        self, connection: Streaming, stream: Stream, request: ReceiveRequest
-    ) -> None:
+    async def receive_messages(self, connection: Streaming, stream: Stream, request: ReceiveRequest) -> None:
         """Start the stream; it lives until the client, the owner or the broker ends it."""
         await self._consuming.receive(request.consumer_id, connection, stream)
 

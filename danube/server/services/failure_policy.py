@@ -9,11 +9,11 @@ import msgspec
 from danube.core.policy import DAY_MS, FailurePolicy
 from danube.errors import InvalidArgument
 from danube.ids import check_topic_name
+from danube.server.convert import subscription_type_of
 from danube.server.proto import DanubeAdmin_pb2 as pb
 
 _BACKOFFS: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
 _POISONS: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
-_MODES: Final = {"exclusive": 0, "shared": 1, "failover": 2, "key_shared": 3}
 _DURATION_MS_MAX: Final = 3_650 * DAY_MS  # in ns this is far below what 64 bits hold
 _DURATIONS: Final = ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms")
 
@@ -71,4 +71,4 @@ def stored_failure_policy(fields: dict[str, Any]) -> FailurePolicy:
 
 def mode_number(mode: str | None) -> int:
     """The subscription type as a number; 0 where the subscription was never made."""
-    return _MODES.get(mode or "", 0)
+    return subscription_type_of(mode) if mode is not None else 0

@@ -12,8 +12,8 @@ import msgspec
 
 from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound, WrongState
 from danube.ids import check_label, check_topic_name
-from danube.limits import KIB
-from danube.schema.model import DEFINITION_BYTES_MAX, Compatibility, SchemaType, ValidationPolicy, Violation
+from danube.limits import KIB, SCHEMA_DEFINITION_BYTES_MAX
+from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
 from danube.server.proto import SchemaRegistry_pb2 as pb
 from danube.server.services.naming import find, required
 from danube.server.services.ports import BrokerCalls, Call
@@ -191,10 +191,10 @@ def _subject(text: str) -> str:
 
 
 def _definition(text: bytes) -> bytes:
-    if len(text) > DEFINITION_BYTES_MAX:
+    if len(text) > SCHEMA_DEFINITION_BYTES_MAX:
         raise SchemaInvalid(
             f"the definition has {len(text)} bytes",
-            why=f"the most is {DEFINITION_BYTES_MAX}",
+            why=f"the most is {SCHEMA_DEFINITION_BYTES_MAX}",
             hint="split the schema into several subjects",
         )
     return text

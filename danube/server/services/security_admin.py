@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from danube.core.access import PERMISSIONS, SCOPES
 from danube.errors import InvalidArgument, NotFound, WrongState
 from danube.ids import check_label
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.naming import check_namespace, required, required_message
 from danube.server.services.ports import BrokerCalls, Call
 
-PERMISSIONS: Final = (
-    "Lookup", "Produce", "Consume", "Replicate", "ManageNamespace", "ManageTopic", "ManageSchema",
-    "ManageBroker", "ManageCluster",
-)  # fmt: skip
 PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
-SCOPES: Final = ("cluster", "namespace", "topic")
 
 
 class SecurityAdmin:

@@ -186,6 +186,9 @@ class TopicAdmin:
                 continue  # somebody else deleted it meanwhile, which is what was asked for
             except Conflict as error:
                 raise _consumers_connected(name, one["partition"], error.what) from None
+        if found.partitions == found.record.physical_names:
+            # Gone from all partitions: what was set for it goes too.
+            await self._broker.ask("forget_subscription", topic=found.record.topic, subscription=name)
         return pb.SubscriptionResponse(success=True)
 
     async def set_subscription_failure_policy(

@@ -1,0 +1,203 @@
+"""Build a client's scenarios with its own toolchain and run them against a broker.
+
+The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``; for ``@restart`` the
+broker is stopped and started again and a line answers.  What cannot be built because a toolchain or the
+client itself is missing is ``skipped``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.broker_process import ROOT, BrokerFailed, BrokerProcess, die_with_parent
+
+HERE = Path(__file__).parent
+BUILD = ROOT / "build" / "compat"
+BUILD_TIMEOUT_S = 1_800
+RUN_TIMEOUT_S = 900
+UNREACHABLE = (
+    "403 Forbidden", "404 Not Found", "410 Gone", "Could not find artifact", "Could not resolve",
+    "Could not transfer", "no matching package", "failed to download", "dial tcp", "no such host",
+    "spurious network error", "failed to get `", "i/o timeout", "Unknown host", "is not available",
+)  # fmt: skip
+
+
+class Skipped(Exception):
+    """There is nothing to run: a toolchain or the client is missing."""
+
+
+class BuildFailed(Exception):
+    """The client is there and its scenarios do not build."""
+
+
+def need(program: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise Skipped(f"{program} is not installed")
+    return found
+
+
+def build(command: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    """Run a build step; Skipped when a registry does not give what it needs."""
+    try:
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=BUILD_TIMEOUT_S,
+            preexec_fn=die_with_parent,
+        )
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"{command[0]} took longer than {BUILD_TIMEOUT_S} s") from None
+    if result.returncode == 0:
+        return
+    lines = [line for line in result.stdout.decode(errors="replace").splitlines() if line.strip()]
+    for line in lines:
+        if any(sign in line for sign in UNREACHABLE):
+            raise Skipped(f"its registry does not give the client: {line.strip()[:300]}")
+    raise BuildFailed("\n".join(lines[-30:]))
+
+
+# -- one client each ----------------------------------------------------------------------------
+
+
+def rust() -> list[str]:
+    """danube-client of crates.io; it compiles .proto files, so protoc is given to it."""
+    cargo = need("cargo")
+    protoc = BUILD / "protoc"
+    protoc.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m grpc_tools.protoc "$@"\n')
+    protoc.chmod(0o755)
+    environment = {"PROTOC": str(protoc), "CARGO_TARGET_DIR": str(BUILD / "rust")}
+    build([cargo, "build", "--locked", "--quiet"], HERE / "rust", environment)
+    return [str(BUILD / "rust" / "debug" / "danube-compat")]
+
+
+def go() -> list[str]:
+    """The module danube-go."""
+    program = need("go")
+    folder = BUILD / "go"
+    shutil.copytree(HERE / "go", folder, dirs_exist_ok=True)
+    environment = {"GOFLAGS": "-mod=mod -buildvcs=false"}
+    build([program, "build", "-o", "danube-compat", "."], folder, environment)
+    return [str(folder / "danube-compat")]
+
+
+def java() -> list[str]:
+    """The artefact com.danube-messaging:danube-client, which wants Java 21."""
+    need("mvn")
+    runtime = need("java")
+    folder = BUILD / "java"
+    shutil.copytree(HERE / "java", folder, dirs_exist_ok=True)
+    build(["mvn", "-q", "-B", "dependency:resolve"], folder)
+    version = java_version(runtime)
+    if version < 21:
+        raise Skipped(f"the client wants Java 21, and this is {version}")
+    build(["mvn", "-q", "-B", "package"], folder)
+    return [runtime, "-cp", f"{folder / 'target' / 'classes'}:{folder / 'target' / 'libraries'}/*", "Compat"]
+
+
+def java_version(runtime: str) -> int:
+    """The feature number of a Java runtime, 0 when it does not say."""
+    said = subprocess.run([runtime, "-version"], capture_output=True, text=True, timeout=60).stderr
+    words = said.split('"')
+    number = words[1].split(".")[0] if len(words) > 1 else ""
+    return int(number) if number.isdigit() else 0
+
+
+BUILDS: dict[str, Callable[[], list[str]]] = {"rust": rust, "go": go, "java": java}
+
+
+# -- running ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running_broker() -> Iterator[BrokerProcess]:
+    """A broker with two workers on free ports and a data directory that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="danube-compat-") as folder:
+        process = BrokerProcess(Path(folder) / "data", workers=2)
+        try:
+            yield process.start()
+        finally:
+            process.kill()
+
+
+def run(language: str, command: list[str], broker: BrokerProcess) -> bool:
+    """Print what each scenario came to; False when one failed or the program broke off."""
+    program = subprocess.Popen(
+        [*command, f"http://{broker.grpc_address}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
+    failed, seen = False, 0
+    alarm = threading.Timer(RUN_TIMEOUT_S, program.kill)
+    alarm.start()
+    try:
+        for line in program.stdout or ():
+            if line.startswith("@restart"):
+                broker.stop()
+                broker.start()
+                _answer(program)
+            elif line.startswith(("ok ", "FAIL ", "skipped ")):
+                outcome, _, what = line.rstrip().partition(" ")
+                failed = failed or outcome == "FAIL"
+                seen += 1
+                say(outcome, language, what)
+        code = program.wait()
+    finally:
+        alarm.cancel()
+        program.kill()
+        program.wait()
+    if not failed and (code != 0 or not seen):
+        say("FAIL", language, f"the program ended with {code} after {seen} scenarios")
+        failed = True
+    return not failed
+
+
+def _answer(program: subprocess.Popen[str]) -> None:
+    if program.stdin is not None:
+        with suppress(BrokenPipeError):
+            program.stdin.write("done\n")
+            program.stdin.flush()
+
+
+def say(outcome: str, language: str, what: str) -> None:
+    print(f"{outcome} {language} {what}", flush=True)
+
+
+def main(words: Sequence[str]) -> int:
+    if len(words) != 1 or words[0] not in BUILDS:
+        print(f"usage: python -m tests.compat.run {'|'.join(BUILDS)}", file=sys.stderr)
+        return 2
+    language = words[0]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    try:
+        command = BUILDS[language]()
+    except Skipped as reason:
+        say("skipped:", language, str(reason))
+        return 0
+    except BuildFailed as error:
+        say("FAIL", language, f"build: {error}")
+        return 1
+    try:
+        with running_broker() as broker:
+            return 0 if run(language, command, broker) else 1
+    except BrokerFailed as error:
+        say("FAIL", language, f"broker: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

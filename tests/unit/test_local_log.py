@@ -11,14 +11,24 @@ import pytest
 from danube.cluster import local_log, log_file
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import (
+    Command,
+    ConfigureTopicSchema,
     CreateNamespace,
     CreateTopic,
     DeleteNamespace,
     DeleteTopic,
+    KnowConsumer,
+    KnownConsumer,
     NamespaceCreated,
+    PutRole,
+    RegisterSchema,
+    Role,
+    SetSubscriptionSettings,
+    SubscriptionSettings,
     TopicCreated,
     TopicDeleted,
     TopicRecord,
+    TopicSchema,
     TopicUpdated,
     UpdatePolicy,
 )
@@ -26,7 +36,9 @@ from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.core.ports import Consensus
 from danube.errors import (
     ClosedError,
+    Conflict,
     Damage,
+    InvalidName,
     InvariantBroken,
     LimitExceeded,
     NotFound,
@@ -369,3 +381,88 @@ def test_the_file_is_what_its_table_says(tmp_path: Path) -> None:
     assert content[40:44] == b"DNM1"
     assert len(content) == end and end % 8 == first % 8 == 0
     assert content[first + 8 : first + 16] == (1).to_bytes(8, "little")
+
+
+# -- what else the metadata remembers -----------------------------------------------------------------
+
+
+def schema(subject: str, definition: bytes, after: int = 0, fingerprint: str = "f") -> RegisterSchema:
+    return RegisterSchema(
+        subject=subject, after_revision=after, schema_type="avro", definition=definition,
+        fingerprint=fingerprint, created_us=1, compatibility="backward",
+    )  # fmt: skip
+
+
+def test_everything_that_was_agreed_survives_a_restart_and_a_compaction(tmp_path: Path) -> None:
+    with LocalLog(tmp_path, compact_bytes_min=1) as log, LocalLog(tmp_path) as reader:
+        record = log.propose(create("a"))
+        assert log.propose(schema("s", b"{}")) is None
+        wanted = TopicSchema("s", "enforce", True)
+        assert log.propose(ConfigureTopicSchema(topic=record.topic, schema=wanted)).schema == wanted
+        kept = SubscriptionSettings(FailurePolicy(poison="drop"), 7)
+        changed = log.propose(SetSubscriptionSettings(topic=record.topic, subscription="sub", settings=kept))
+        one = KnownConsumer(77, record.topic_id, 0, "sub", "shared", "c", ("a*",))
+        assert log.propose(KnowConsumer(consumer=one, known_max=10)) is None
+        log.propose(PutRole(role=Role("r", ("Lookup",))))
+        assert log.statistics().compaction_count > 0
+        assert changed in [
+            change.record for change in reader.refresh() if isinstance(change, TopicCreated | TopicUpdated)
+        ]
+        assert reader.state.snapshot() == log.state.snapshot()
+    with LocalLog(tmp_path, create=False) as again:
+        assert again.state.topic(record.topic) == changed and changed.settings == {"sub": kept}
+        assert again.state.registry.subject("s").version().definition == b"{}"
+        assert again.state.known_consumer(77) == one
+        assert [role.name for role in again.state.access.roles()] == ["r"]
+
+
+def test_an_entry_holds_as_many_commands_as_fit_its_bytes(tmp_path: Path) -> None:
+    definition = bytes(256 * 1024)
+    commands: list[Command] = [schema(f"s{number}", definition) for number in range(40)]
+    commands.insert(20, create("between"))
+    with LocalLog(tmp_path, compact_bytes_min=1 << 30) as log:
+        results = log.propose_many(commands)
+        assert [result for result in results if result is not None] == [log.state.topic("/default/between")]
+        assert log.state.registry.subject_count == 40 and log.version == 41
+        sizes = [
+            len(entry.content)
+            for entry in log_file.committed_entries(
+                (tmp_path / "metadata.log").read_bytes()[log._entries_start :], log._entries_start, "log"
+            )
+        ]
+    assert len(sizes) == 3 and all(size <= log_file.ENTRY_BYTES_MAX for size in sizes)
+    assert sizes[0] > log_file.ENTRY_BYTES_MAX - 300 * 1024, "as many as fit"
+    with LocalLog(tmp_path, create=False) as again:
+        assert again.version == 41
+
+
+def test_the_bound_of_an_entry_is_that_of_every_version() -> None:
+    assert log_file.ENTRY_BYTES_MAX == 4 * 1024 * 1024 + 8, "readers take a larger one for damage"
+
+
+def test_only_a_schema_may_be_large(tmp_path: Path) -> None:
+    with LocalLog(tmp_path) as log:
+        log.propose(schema("s", bytes(256 * 1024)))
+        large = PutRole(role=Role("r" * 20_000, ("Lookup",)))
+        with pytest.raises(InvalidName):
+            log.propose(large)
+        wide = TopicPolicy(failure=FailurePolicy(dead_letter_topic="x" * 20_000))
+        with pytest.raises(LimitExceeded):
+            log.propose(create("wide", policy=wide))
+        assert log.version == 1
+
+
+def test_of_two_that_compared_with_the_same_state_one_must_look_again(tmp_path: Path) -> None:
+    with LocalLog(tmp_path) as first, LocalLog(tmp_path) as second:
+        first.propose(schema("s", b"1", fingerprint="1"))
+        second.refresh()
+        seen = second.state.registry.subject("s").revision
+        first.propose(schema("s", b"2", seen, "2"))
+        with pytest.raises(Conflict):
+            second.propose(schema("s", b"3", seen, "3"))
+        assert second.propose(schema("s", b"2 again", seen, "2")) is None, "the same is there already"
+        assert second.state.registry.subject("s").last_version == 2
+        both = second.propose_many(
+            [schema("s", b"4", second.version, "4"), schema("s", b"5", second.version, "5")]
+        )
+        assert both[0] is None and isinstance(both[1], Conflict)

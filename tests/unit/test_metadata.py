@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from danube.core import metadata as metadata_module
+from danube.core import topic_settings
 from danube.core.checksum import crc32c
 from danube.core.commands import (
+    AddPartitions,
+    Binding,
     Change,
     Command,
+    ConfigureTopicSchema,
     CreateNamespace,
     CreateTopic,
+    DeleteBinding,
     DeleteNamespace,
+    DeleteRole,
+    DeleteSchemaVersion,
+    DeleteSubject,
     DeleteTopic,
+    ForgetSubscription,
+    KnowConsumer,
+    KnownConsumer,
     NamespaceCreated,
     NamespaceDeleted,
+    PutBinding,
+    PutRole,
+    RegisterSchema,
+    Role,
+    SetCompatibility,
+    SetSubscriptionSettings,
+    SubscriptionSettings,
     TopicCreated,
     TopicDeleted,
     TopicRecord,
+    TopicSchema,
     TopicUpdated,
     UpdatePolicy,
     decode_commands,
@@ -42,6 +62,7 @@ from danube.errors import (
     StorageIncompatible,
     TopicExists,
     TopicNotFound,
+    WrongState,
 )
 
 POLICY = TopicPolicy()
@@ -311,7 +332,27 @@ COMMANDS: list[Command] = [
     UpdatePolicy(topic="/default/foo", policy=TopicPolicy(failure=FailurePolicy(poison="drop"))),
     CreateNamespace(namespace="team", ensure=True),
     DeleteNamespace(namespace="team"),
-]
+    AddPartitions(topic="/default/foo", partitions=4),
+    ConfigureTopicSchema(topic="/default/foo", schema=TopicSchema("s", "enforce", True)),
+    ConfigureTopicSchema(topic="/default/foo"),
+    SetSubscriptionSettings(
+        topic="/default/foo", subscription="s",
+        settings=SubscriptionSettings(FailurePolicy(poison="drop"), 7),
+    ),
+    ForgetSubscription(topic="/default/foo", subscription="s", partition=1, topic_id=3),
+    RegisterSchema(
+        subject="s", after_revision=3, schema_type="avro", definition=b"\x00", fingerprint="f", created_us=1,
+        compatibility="full", compiled=b"c", description="d", created_by="e", tags=("t",),
+    ),
+    DeleteSchemaVersion(subject="s", version=1),
+    DeleteSubject(subject="s"),
+    SetCompatibility(subject="s", compatibility="none"),
+    KnowConsumer(consumer=KnownConsumer(1, 2, 3, "s", "shared", "c", ("*",)), known_max=5),
+    PutRole(role=Role("r", ("Lookup",), True)),
+    DeleteRole(name="r"),
+    PutBinding(binding=Binding("b", "user", "anna", ("r",), "topic", "/default/foo")),
+    DeleteBinding(scope="topic", resource_name="/default/foo", id="b"),
+]  # fmt: skip
 
 
 def test_commands_survive_their_bytes() -> None:
@@ -345,8 +386,122 @@ def test_snapshots_of_a_newer_version_are_told_apart_from_damage() -> None:
         Metadata.restore(b"DNM1" + crc32c(content).to_bytes(4, "little") + content)
 
 
+SNAPSHOT_BEFORE_SCHEMAS = bytes.fromhex(
+    "444e4d31e43f22ee95050493a764656661756c74a673797374656da47465616d9288a872656c6961626c65c3aa647572"
+    "6162696c697479a77772697474656eac726574656e74696f6e5f6d73ce240c8400af726574656e74696f6e5f62797465"
+    "7300b06d61785f7265636f72645f6279746573ce00100000ab6d61785f756e61636b6564ce00040000b16d61785f6469"
+    "7370617463685f7261746500a76661696c75726587b46d61785f726564656c69766572795f636f756e7405ae61636b5f"
+    "74696d656f75745f6d73cd7530b8626173655f726564656c69766572795f64656c61795f6d73cd03e8b76d61785f7265"
+    "64656c69766572795f64656c61795f6d73cdea60a76261636b6f6666ab6578706f6e656e7469616ca6706f69736f6ea5"
+    "626c6f636bb1646561645f6c65747465725f746f706963a088a872656c6961626c65c3aa6475726162696c697479a566"
+    "73796e63ac726574656e74696f6e5f6d73ce240c8400af726574656e74696f6e5f627974657300b06d61785f7265636f"
+    "72645f6279746573ce00100000ab6d61785f756e61636b656407b16d61785f64697370617463685f7261746500a76661"
+    "696c75726587b46d61785f726564656c69766572795f636f756e7405ae61636b5f74696d656f75745f6d73cd7530b862"
+    "6173655f726564656c69766572795f64656c61795f6d73cd03e8b76d61785f726564656c69766572795f64656c61795f"
+    "6d73cdea60a76261636b6f6666ab6578706f6e656e7469616ca6706f69736f6ea464726f70b1646561645f6c65747465"
+    "725f746f706963a09295ae2f64656661756c742f706c61696e0100000195ac2f7465616d2f70617274656402030102"
+)
+
+
+def test_a_snapshot_of_the_first_format_is_read_and_written_as_it_was() -> None:
+    machine = Metadata.restore(SNAPSHOT_BEFORE_SCHEMAS)
+    assert [record.topic for record in machine.topics()] == ["/default/plain", "/team/parted"]
+    parted = machine.topic("/team/parted")
+    assert parted.partitions == 3 and parted.schema is None and parted.settings == {}
+    assert machine.version == 5 and machine.next_topic_id == 4 and machine.registry.next_schema_id == 1
+    assert machine.snapshot() == SNAPSHOT_BEFORE_SCHEMAS, "an earlier version can read it still"
+    machine.apply(6, PutRole(role=Role("r", ("Lookup",))))
+    assert machine.snapshot()[:4] == b"DNM2"
+    machine.apply(7, DeleteRole(name="r"))
+    assert machine.snapshot()[:4] == b"DNM1"
+
+
+def settings(subscription: str, topic: str = "/default/foo", **fields: object) -> SetSubscriptionSettings:
+    return SetSubscriptionSettings(
+        topic=topic, subscription=subscription, settings=SubscriptionSettings(**fields)
+    )
+
+
+def test_settings_of_a_subscription_are_kept_until_it_or_its_topic_goes() -> None:
+    machine = machine_with("/default/foo")
+    propose(machine, create("/default/parted", 2))
+    drop = FailurePolicy(poison="drop")
+    [change] = propose(machine, settings("s", failure=drop, max_unacked=5))
+    assert change == TopicUpdated(machine.topic("/default/foo"))
+    assert propose(machine, settings("s", failure=drop, max_unacked=5)) == []
+    propose(machine, settings("t", max_unacked=9))
+    propose(machine, settings("s", "/default/parted", max_unacked=1))
+    assert machine.settings_count == 3
+    restored = Metadata.restore(machine.snapshot())
+    assert restored.topics() == machine.topics() and restored.settings_count == 3
+    for partition in (0, 1):
+        command = ForgetSubscription(topic="/default/parted", subscription="s", partition=partition)
+        assert propose(machine, command) == [], "settings are the topic's, not one partition's"
+    propose(machine, ForgetSubscription(topic="/default/parted", subscription="s"))
+    propose(machine, ForgetSubscription(topic="/default/foo", subscription="s", partition=0))
+    propose(machine, settings("t"))
+    assert machine.settings_count == 0 and machine.topic("/default/foo").settings == {}
+    propose(machine, settings("s", max_unacked=3))
+    propose(machine, DeleteTopic(topic="/default/foo"))
+    propose(machine, create("/default/foo"))
+    assert machine.topic("/default/foo").settings == {} and machine.settings_count == 0
+
+
+@pytest.mark.parametrize(
+    "command, error",
+    [
+        (settings("s", "/default/none", max_unacked=1), TopicNotFound),
+        (settings("s", "/default/lossy", max_unacked=1), PolicyMismatch),
+        (settings("", max_unacked=1), InvalidName),
+        (settings("s", max_unacked=-1), InvalidArgument),
+        (settings("s", max_unacked=4_194_305), InvalidArgument),
+        (settings("s", failure=FailurePolicy(poison="dead_letter")), InvalidArgument),
+        (settings("s", failure=FailurePolicy(backoff="never")), InvalidArgument),
+        (ForgetSubscription(topic="/default/none", subscription="s"), TopicNotFound),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(command: Command, error: type[CallerError]) -> None:
+    machine = machine_with("/default/foo")
+    lossy = TopicPolicy(reliable=False, durability="memory")
+    propose(machine, create("/default/lossy", policy=lossy))
+    with pytest.raises(error):
+        machine.check(command)
+
+
+def test_the_number_of_settings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_with("/default/foo")
+    propose(machine, settings("s", max_unacked=1))
+    monkeypatch.setattr(topic_settings, "SUBSCRIPTION_SETTINGS_MAX", 1)
+    assert propose(machine, settings("s", max_unacked=2)), "one that is there may change"
+    with pytest.raises(LimitExceeded):
+        propose(machine, settings("t", max_unacked=1))
+    assert machine.apply(machine.version + 1, settings("t", max_unacked=1))
+
+
+def test_partitions_are_added_and_never_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_with("/default/foo")
+    propose(machine, create("/default/parted", 2))
+    topic_id = machine.topic("/default/parted").topic_id
+    assert propose(machine, AddPartitions(topic="/default/parted", partitions=4))
+    assert propose(machine, AddPartitions(topic="/default/parted", partitions=3)) == []
+    record = machine.topic("/default/parted")
+    assert (record.partitions, record.topic_id, machine.partition_count) == (4, topic_id, 5)
+    assert machine.topic_of_partition("/default/parted-part-3") == (record, 3)
+    with pytest.raises(WrongState):
+        machine.check(AddPartitions(topic="/default/foo", partitions=2))
+    assert machine.apply(machine.version + 1, AddPartitions(topic="/default/foo", partitions=2)) == []
+    for partitions in (0, 1025):
+        with pytest.raises(LimitExceeded):
+            machine.check(AddPartitions(topic="/default/parted", partitions=partitions))
+    monkeypatch.setattr(topic_settings, "TOPICS_MAX", 6)
+    assert machine.check(AddPartitions(topic="/default/parted", partitions=5))
+    with pytest.raises(LimitExceeded):
+        machine.check(AddPartitions(topic="/default/parted", partitions=6))
+
+
 NAMESPACE = st.sampled_from(["default", "system", "team", "ops"])
 TOPIC = st.builds("/{}/{}".format, NAMESPACE, st.sampled_from(["a", "ab", "a-part-0", "a-part-1"]))
+SUBJECT = LABEL = st.sampled_from(["a", "b"])
 POLICIES = st.builds(
     TopicPolicy, durability=st.sampled_from(["written", "fsync"]), retention_ms=st.integers(0, 1)
 )
@@ -363,10 +518,53 @@ COMMAND = st.one_of(
     st.builds(UpdatePolicy, topic=TOPIC, policy=POLICIES),
     st.builds(CreateNamespace, namespace=NAMESPACE, ensure=st.booleans()),
     st.builds(DeleteNamespace, namespace=NAMESPACE),
-)
+    st.builds(AddPartitions, topic=TOPIC, partitions=st.integers(0, 4)),
+    st.builds(
+        ConfigureTopicSchema,
+        topic=TOPIC,
+        schema=st.none() | st.builds(TopicSchema, SUBJECT, st.sampled_from(["none", "warn", "enforce"])),
+    ),
+    st.builds(
+        SetSubscriptionSettings,
+        topic=TOPIC,
+        subscription=LABEL,
+        settings=st.builds(SubscriptionSettings, max_unacked=st.integers(0, 2)),
+    ),
+    st.builds(ForgetSubscription, topic=TOPIC, subscription=LABEL, partition=st.integers(-1, 1)),
+    st.builds(
+        RegisterSchema,
+        subject=SUBJECT,
+        after_revision=st.integers(0, 8),
+        schema_type=st.sampled_from(["avro", "string"]),
+        definition=st.binary(max_size=3),
+        fingerprint=st.sampled_from(["f", "g"]),
+        created_us=st.just(1),
+        compatibility=st.just("full"),
+    ),
+    st.builds(DeleteSchemaVersion, subject=SUBJECT, version=st.integers(0, 3)),
+    st.builds(DeleteSubject, subject=SUBJECT),
+    st.builds(SetCompatibility, subject=SUBJECT, compatibility=st.sampled_from(["none", "full"])),
+    st.builds(
+        KnowConsumer,
+        consumer=st.builds(
+            KnownConsumer,
+            st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), LABEL, st.just("shared"), LABEL,
+        ),
+        known_max=st.integers(1, 3),
+    ),
+    st.builds(PutRole, role=st.builds(Role, LABEL, st.just(("Lookup",)))),
+    st.builds(DeleteRole, name=LABEL),
+    st.builds(
+        PutBinding,
+        binding=st.builds(
+            Binding, LABEL, st.just("user"), LABEL, st.just(("r",)), st.just("namespace"), LABEL
+        ),
+    ),
+    st.builds(DeleteBinding, scope=st.just("namespace"), resource_name=LABEL, id=LABEL),
+)  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@examples(deadline=None, max_examples=150)
 @given(st.lists(COMMAND, max_size=25), st.integers(0, 25))
 def test_machines_that_apply_the_same_are_equal_and_a_snapshot_is_one_of_them(
     commands: list[Command], cut: int
@@ -387,6 +585,12 @@ def test_machines_that_apply_the_same_are_equal_and_a_snapshot_is_one_of_them(
         if isinstance(results[0], list):
             ids += [change.record.topic_id for change in results[0] if isinstance(change, TopicCreated)]
     assert first.snapshot() == second.snapshot()
+    restored = Metadata.restore(first.snapshot())
+    assert restored.snapshot() == first.copy().snapshot() == first.snapshot()
+    by_id = [sorted(machine.topics(), key=lambda record: record.topic_id) for machine in (restored, first)]
+    assert by_id[0] == by_id[1]
+    check_parts(first)
+    check_parts(restored)
     for namespace in first.namespaces():
         assert first.topics(namespace) == second.topics(namespace)
     assert ids == sorted(set(ids)), "an id is used once"
@@ -394,6 +598,29 @@ def test_machines_that_apply_the_same_are_equal_and_a_snapshot_is_one_of_them(
     assert len(owners) == len(set(owners)), "a name means one thing"
     assert first.partition_count == sum(record.partition_count for record in first.topics())
     replay(middle, first)
+
+
+def check_parts(machine: Metadata) -> None:
+    """What is counted agrees with what is there."""
+    records = machine.topics()
+    assert machine.settings_count == sum(len(record.settings) for record in records)
+    subjects = machine.registry.subjects()
+    for subject in subjects:
+        used = [record for record in records if record.schema and record.schema.subject == subject.subject]
+        assert machine.registry.topic_count(subject.subject) == len(used)
+        assert machine.registry.with_id(subject.schema_id) is subject
+        numbers = [version.number for version in subject.versions]
+        assert numbers == sorted(set(numbers)) and all(one <= subject.last_version for one in numbers)
+        same = {(version.schema_type, version.fingerprint) for version in subject.versions}
+        assert len(same) == len(numbers)
+    assert all(record.schema is None or machine.registry.find(record.schema.subject) for record in records)
+    assert machine.registry.size_bytes == sum(
+        version.size_bytes for subject in subjects for version in subject.versions
+    )
+    for one in machine.consumers:
+        assert machine.topic_with_id(one.topic_id) is not None
+        assert machine.consumers.of(one.topic_id, one.partition, one.subscription, one.name) is one
+        assert one.consumer_id in machine.consumers.ids_of(one.topic_id, one.subscription)
 
 
 def replay(earlier: Metadata, later: Metadata) -> None:
@@ -418,7 +645,7 @@ def replay(earlier: Metadata, later: Metadata) -> None:
     assert namespaces == set(later.namespaces())
 
 
-@settings(deadline=None, max_examples=200)
+@examples(deadline=None, max_examples=200)
 @given(COMMAND, st.lists(COMMAND, max_size=8))
 def test_what_check_allows_can_be_applied(command: Command, before: list[Command]) -> None:
     machine = Metadata()
@@ -431,4 +658,7 @@ def test_what_check_allows_can_be_applied(command: Command, before: list[Command
         changes_something = machine.check(command)
     except CallerError:
         return
-    assert bool(machine.apply(machine.version + 1, command)) == changes_something
+    former = machine.copy()
+    machine.apply(machine.version + 1, command)
+    former.version = machine.version
+    assert (machine.snapshot() != former.snapshot()) == changes_something

@@ -45,11 +45,14 @@ def main() -> None:
     import msgspec
 
     from danube.errors import DanubeError
-    from danube.schema.verdict import Request, judge
+    from danube.schema.model import Compatibility
+    from danube.schema.verdict import Older, Request, judge
 
     request = msgspec.msgpack.decode(_read_request(), type=Request)
-    if sample := _SAMPLES.get(request.schema_type):
-        judge(Request(schema_type=request.schema_type, text=sample))
+    if text := _SAMPLES.get(request.schema_type):
+        sample = Request(schema_type=request.schema_type, text=text, compatibility=Compatibility.FULL)
+        older = Older(version=1, definition=judge(sample).definition)
+        judge(msgspec.structs.replace(sample, against=[older]))
     _limit(request.schema_type)
     _write(READY)
     answer: dict[str, Any]

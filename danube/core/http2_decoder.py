@@ -55,7 +55,7 @@ class HeaderDecoder:
         self.oversize = ""
         fields: list[Field] = []
         updates = field_count = list_bytes = position = 0
-        end = len(block)
+        end, dynamic = len(block), self._dynamic
         while position < end:
             first = block[position]
             if first >= 0x80:
@@ -64,7 +64,8 @@ class HeaderDecoder:
                     position += 1
                 else:
                     index, position = _integer(block, position, 0x7F)
-                field = self._entry(index)
+                place = index - _STATIC_COUNT - 1
+                field = dynamic[place] if 0 <= place < len(dynamic) else self._entry(index)
             elif first >= 0x40:
                 field, position = self._literal(block, position, 0x3F)
                 self._insert(field)

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote, unquote
 
-from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
+from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
 from danube.errors import ProtocolError
@@ -28,12 +27,36 @@ _INDEX_BY_NAME: Final = {field[0]: index for index, field in reversed(list(enume
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if code != 0x25)
 
 
+# One octet's way through the tables of hpack, which go by half octets: state << 8 | octet to the next
+# state (shifted alike), the text and whether a string may end here.  Text of headers needs few of them.
+_steps: dict[int, tuple[int, str, bool]] = {}
+_STEPS_MAX: Final = 8_192
+
+
 def huffman_text(data: bytes) -> str:
-    """The text of a Huffman-coded string literal; raises ProtocolError for damaged padding."""
-    try:
-        return bytes(decode_huffman(data)).decode("latin-1")
-    except HPACKError as error:
-        raise ProtocolError("a Huffman code is damaged", why=str(error)) from None
+    """The text of a Huffman-coded string literal (latin-1); raises ProtocolError when it is damaged."""
+    state, text, complete = 0, "", True
+    for octet in data:
+        step = _steps.get(state | octet) or _new_step(state, octet)
+        state, letters, complete = step
+        text += letters
+    if not complete:
+        raise ProtocolError("a Huffman code ends with more padding than 7 bits of ones")
+    return text
+
+
+def _new_step(state: int, octet: int) -> tuple[int, str, bool]:
+    node, flags, letters = state >> 8, 0, ""
+    for half in (octet >> 4, octet & 0x0F):
+        node, flags, letter = HUFFMAN_TABLE[node * 16 + half]
+        if flags & HUFFMAN_FAIL:
+            raise ProtocolError("a Huffman code stands for nothing")
+        if flags & HUFFMAN_EMIT_SYMBOL:
+            letters += chr(letter)
+    if len(_steps) >= _STEPS_MAX:
+        _steps.clear()
+    step = _steps[state | octet] = (node << 8, letters, bool(flags & HUFFMAN_COMPLETE))
+    return step
 
 
 def response_block(fields: Iterable[tuple[str, str]]) -> bytes:

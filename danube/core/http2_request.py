@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
-
-from danube.errors import broken
+from typing import Final, NamedTuple
 
 Field = tuple[str, str]
 
@@ -22,20 +20,15 @@ _OF_THE_CONNECTION: Final = frozenset(
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _VALUE: Final = re.compile(r"(?:[^\x00\r\n \t](?:[^\x00\r\n]*[^\x00\r\n \t])?)?")
 _CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
-_SLOTS: Final = (
-    "authority", "content_length", "fields", "http_status", "malformed", "method", "path", "problem",
-    "scheme", "unusual",
-)  # fmt: skip
 
 
-class RequestHead:
-    """The head of a request, shared by every stream whose fields are the same.  Immutable.
+class RequestHead(NamedTuple):
+    """The head of a request, shared by every stream whose fields are the same.
 
     ``fields`` has the regular fields by lower-case name; repeated ones are joined by a comma, binary
-    ones (``-bin``) stay base64 text.  ``content_length`` is -1 when the peer named none.
+    ones (``-bin``) stay base64 text; nobody changes it.  ``content_length`` is -1 when the peer named
+    none.  ``unusual``: malformed, or with a content length that DATA must agree with.
     """
-
-    __slots__ = _SLOTS
 
     method: str
     scheme: str
@@ -46,37 +39,15 @@ class RequestHead:
     malformed: str
     problem: str
     http_status: int
-    unusual: bool  # malformed, or with a content length that DATA must agree with
-
-    def __init__(
-        self, pseudo: dict[str, str], fields: dict[str, str], *, malformed: str = "", oversize: str = ""
-    ) -> None:
-        write = object.__setattr__
-        length = fields.get("content-length", "")
-        content_length = int(length) if not malformed and length else -1
-        write(self, "method", pseudo.get(":method", ""))
-        write(self, "scheme", pseudo.get(":scheme", ""))
-        write(self, "path", pseudo.get(":path", ""))
-        write(self, "authority", pseudo.get(":authority") or fields.get("host", ""))
-        write(self, "fields", fields)
-        write(self, "content_length", content_length)
-        write(self, "malformed", malformed)
-        problem, status = (oversize, 431) if oversize else _grpc_problem(self.method, fields)
-        write(self, "problem", problem)
-        write(self, "http_status", status)
-        write(self, "unusual", bool(malformed) or content_length >= 0)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        broken("a request head is shared and never changes", name=name)
+    unusual: bool
 
     def with_field(self, name: str, value: str) -> RequestHead:
         """The same head with one more regular field, which is known to be well-formed and new."""
-        other = object.__new__(RequestHead)
-        write = object.__setattr__
-        for slot in _SLOTS:
-            write(other, slot, getattr(self, slot))
-        write(other, "fields", {**self.fields, name: value})
-        return other
+        method, scheme, path, authority, fields, length, malformed, problem, status, unusual = self
+        fields = {**fields, name: value}
+        return RequestHead(
+            method, scheme, path, authority, fields, length, malformed, problem, status, unusual
+        )
 
 
 def _grpc_problem(method: str, fields: dict[str, str]) -> tuple[str, int]:
@@ -112,7 +83,20 @@ def request_head(fields: Sequence[Field], *, oversize: str = "") -> RequestHead:
         malformed = malformed or fault
     if not malformed and not oversize:
         malformed = _whole_fault(pseudo, regular)
-    return RequestHead(pseudo, regular, malformed=malformed, oversize=oversize)
+    problem, status = (oversize, 431) if oversize else _grpc_problem(pseudo.get(":method", ""), regular)
+    length = "" if malformed else regular.get("content-length", "")
+    return RequestHead(
+        method=pseudo.get(":method", ""),
+        scheme=pseudo.get(":scheme", ""),
+        path=pseudo.get(":path", ""),
+        authority=pseudo.get(":authority") or regular.get("host", ""),
+        fields=regular,
+        content_length=int(length) if length else -1,
+        malformed=malformed,
+        problem=problem,
+        http_status=status,
+        unusual=bool(malformed or length),
+    )
 
 
 def trailers_fault(fields: Sequence[Field]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from danube.core.http2_request import request_head, trailers_fault
-from danube.errors import InvariantBroken
 from tests.unit.http2_parts import FIELDS
 
 
@@ -27,8 +26,8 @@ def test_a_grpc_request() -> None:
 
 
 def test_a_head_never_changes() -> None:
-    with pytest.raises(InvariantBroken):
-        request_head(FIELDS).path = "/other"
+    with pytest.raises(AttributeError):
+        request_head(FIELDS).path = "/other"  # type: ignore[misc]
 
 
 def test_host_stands_in_for_the_authority() -> None:

@@ -66,8 +66,7 @@ def test_watch_tells_the_state_and_its_change(monkeypatch: pytest.MonkeyPatch) -
         assert not waiting.done()  # nothing is told while nothing changes
         broker.draining = True
         told.append((await waiting).status)
-        await watch.aclose()  # type: ignore[attr-defined]
-        return told
+        return told + [message.status async for message in watch]  # and then it ends
 
     assert asyncio.run(scenario()) == [HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
 
@@ -219,6 +218,16 @@ def test_a_long_host_does_not_come_back(pb: ModuleType) -> None:
     answer = ServerReflection(pb, SERVICES)._answer(request)
     assert answer.error_response.error_code == 3
     assert answer.ByteSize() < 2 * NAME_CHARACTERS_MAX
+
+
+def test_error_details_can_be_shown(pb: ModuleType) -> None:
+    by_symbol, by_name = ask(
+        pb,
+        {"file_containing_symbol": "google.rpc.ErrorInfo"},
+        {"file_by_filename": "google/protobuf/duration.proto"},
+    )
+    assert files_of(by_symbol) == ["google/rpc/error_details.proto", "google/protobuf/duration.proto"]
+    assert files_of(by_name) == ["google/protobuf/duration.proto"]
 
 
 def test_a_call_does_not_go_on_for_ever(pb: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

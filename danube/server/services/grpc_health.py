@@ -57,7 +57,10 @@ class Health:
         return HealthListResponse(statuses=dict.fromkeys(("", *sorted(self._services)), status))
 
     async def watch(self, request: HealthCheckRequest, call: Call) -> AsyncIterator[HealthCheckResponse]:
-        """The state at once, then each change; raises LimitExceeded beyond WATCHES_MAX."""
+        """The state at once, then each change; raises LimitExceeded beyond WATCHES_MAX.
+
+        Nothing follows a draining broker's state: the call ends with it and holds up nothing.
+        """
         if self._watch_count >= WATCHES_MAX:
             raise LimitExceeded(
                 f"{WATCHES_MAX} calls watch the health of this door already", hint="use Check, or close some"
@@ -70,6 +73,8 @@ class Health:
                 if status != told:
                     told = status
                     yield HealthCheckResponse(status=status)
+                if self._broker.draining:
+                    return
                 await asyncio.sleep(WATCH_INTERVAL_S)
         finally:
             self._watch_count -= 1

@@ -1,7 +1,8 @@
 """grpc.reflection.v1 and v1alpha: what a tool needs to call the services of a door without their protos.
 
 The answers are the descriptors that the generated code holds.  Only files that a served service needs
-are shown, so the data port tells nothing of the administration.
+are shown, so the data port tells nothing of the administration; google.rpc's error details come along,
+for tools that show what an error carries.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from google.protobuf.descriptor import FileDescriptor
+from google.rpc import error_details_pb2
 
 from danube.errors import LimitExceeded
 from danube.server.proto.pool import POOL
@@ -18,6 +20,9 @@ from danube.server.services.ports import Call
 
 REQUESTS_PER_CALL_MAX: Final = 4_096
 NAME_CHARACTERS_MAX: Final = 1_000
+
+_ERROR_DETAILS_FILE: Final = "google/rpc/error_details.proto"
+_ERROR_DETAILS: Final = {one.full_name for one in error_details_pb2.DESCRIPTOR.message_types_by_name.values()}
 
 # Numbers of the gRPC status codes.
 _INVALID_ARGUMENT: Final = 3
@@ -32,10 +37,11 @@ class ServerReflection:
         self._messages = messages
         own = messages.DESCRIPTOR.services_by_name["ServerReflection"].full_name
         self._services = sorted({*services, own})
-        # Files of the services and of what they import, by name.
-        self._files = {
-            file.name: file for name in self._services for file in _needed(POOL.FindServiceByName(name).file)
-        }
+        shown = [
+            error_details_pb2.DESCRIPTOR,
+            *(POOL.FindServiceByName(name).file for name in self._services),
+        ]
+        self._files = {file.name: file for each in shown for file in _needed(each)}
 
     async def server_reflection_info(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """One response for each request; raises LimitExceeded for a call that never ends."""
@@ -85,6 +91,8 @@ class ServerReflection:
         response.file_descriptor_response.file_descriptor_proto.extend(files.values())
 
     def _file_of(self, symbol: str) -> FileDescriptor | None:
+        if symbol in _ERROR_DETAILS:
+            return self._files.get(_ERROR_DETAILS_FILE)
         service, _, method = symbol.rpartition(".")
         try:
             if service in self._services and method in POOL.FindServiceByName(service).methods_by_name:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from danube.schema.json_difference import difference, limit_rules, under
 from danube.schema.json_document import Node
-from danube.schema.json_shape import Shape, Together, flat
+from danube.schema.json_shape import Inner, Shape, Together, flat
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ def _every(comparison: Comparison, writer: Together, wanted: Node) -> bool:
 
 
 def _within(comparison: Comparison, writer: Together, inner: Node, outer: Node) -> bool:
-    return not comparison.inside(writer, [inner], outer)
+    # Whatever stands in the array may be listed by the schema of any place.
+    places = [writer.item(place) for place in range(writer.prefix_count + 1)]
+    possible = [node for place in places for node in (*place.certain, *place.possible)]
+    return not comparison.inside(writer, Inner([inner], possible), outer)
 
 
 def _any_within(comparison: Comparison, inner: Node, outer: Node) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from danube.schema.json_difference import difference, under
 from danube.schema.json_document import Node
-from danube.schema.json_same import same
 from danube.schema.json_shape import NUMBERS, Shape, Together
 from danube.schema.model import Difference
 
@@ -25,7 +24,7 @@ def choice_rules(comparison: Comparison, writer: Together, shape: Shape) -> list
         found += _any_of(comparison, writer, branches)
     branches = list(shape.below("oneOf").values())
     if branches and not any(
-        _same_branches(list(one.below("oneOf").values()), branches) for one in writer.shapes
+        _same_branches(comparison, list(one.below("oneOf").values()), branches) for one in writer.shapes
     ):
         found += _one_of(comparison, writer, branches)
     refused = shape.below("not").get("")
@@ -108,7 +107,9 @@ def _no_branch(
 
 def _condition(comparison: Comparison, writer: Together, shape: Shape, condition: Node) -> list[Difference]:
     found: list[Difference] = []
-    alike = [one for one in writer.shapes for node in one.below("if").values() if same(node, condition)]
+    alike = [
+        one for one in writer.shapes for node in one.below("if").values() if comparison.same(node, condition)
+    ]
     then, otherwise = shape.below("then").get(""), shape.below("else").get("")
     if then is not None and not _excluded(comparison, writer, condition):
         theirs = [condition, *(node for one in alike for node in one.below("then").values())]
@@ -124,7 +125,7 @@ def _excluded(comparison: Comparison, writer: Together, node: Node) -> bool:
     """Whether no value of the writer keeps to a schema, for certain."""
     for shape in writer.shapes:
         known = [*shape.below("not").values(), *([shape.excluded] if shape.excluded is not None else [])]
-        if any(same(node, one) or comparison.unlisted_within([node], one) for one in known):
+        if any(comparison.same(node, one) or comparison.unlisted_within([node], one) for one in known):
             return True
     return disjoint(comparison, writer, comparison.together([node], listed=False), DISJOINT_DEPTH_MAX)
 
@@ -171,18 +172,18 @@ def _told_apart(comparison: Comparison, one: Together, other: Together, depth: i
     if not depth:
         return False
     for name in sorted(one.required | other.required):
-        mine = comparison.together(one.property(name), listed=one.listed)
-        theirs = comparison.together(other.property(name), listed=other.listed)
+        mine = comparison.inner(one, one.property(name))
+        theirs = comparison.inner(other, other.property(name))
         if disjoint(comparison, mine, theirs, depth - 1):
             return True
     return False
 
 
-def _same_branches(mine: list[Node], theirs: list[Node]) -> bool:
+def _same_branches(comparison: Comparison, mine: list[Node], theirs: list[Node]) -> bool:
     """Whether two lists of alternatives are the same but for their order."""
     left = list(theirs)
     for branch in mine:
-        found = next((one for one in left if same(branch, one)), None)
+        found = next((one for one in left if comparison.same(branch, one)), None)
         if found is None:
             return False
         left.remove(found)

@@ -22,7 +22,8 @@ import msgspec
 
 from danube.schema.json_document import Document, Node
 from danube.schema.json_rules import rules
-from danube.schema.json_shape import Matches, Shape, Together, flat
+from danube.schema.json_same import same
+from danube.schema.json_shape import Inner, Matches, Shape, Together, flat
 from danube.schema.model import Difference
 
 STEPS_MAX: Final = 20_000
@@ -50,7 +51,7 @@ def strict_differences(definitions: Definitions) -> list[Difference]:
     comparison = Comparison(definitions)
     try:
         return comparison.nodes([definitions.writer.root], definitions.reader.root)
-    except Entangled:
+    except (Entangled, RecursionError):
         return [
             Difference(
                 path="", rule="cannot_decide",
@@ -71,6 +72,7 @@ class Comparison:
         self._known: dict[Any, list[Difference]] = {}
         self._open: dict[Any, int] = {}  # claim being proven -> how deep inside the value it was begun
         self._proven: list[Any] = []  # claims proven, oldest first; some lean on claims still open
+        self._same: dict[tuple[Node, Node], bool] = {}
         self._depth = 0
         self._steps = 0
 
@@ -80,9 +82,15 @@ class Comparison:
         """Differences between writers that all hold and a reader, for the same value."""
         return self.differences(self.together(writers), reader)
 
-    def inside(self, parent: Together, writers: Iterable[Node], reader: Node) -> list[Difference]:
+    def inside(self, parent: Together, inner: Inner, reader: Node) -> list[Difference]:
         """The same for a value inside the value that ``parent`` is about."""
-        return self.inner_differences(self.together(writers, listed=parent.listed), reader)
+        return self.inner_differences(self.inner(parent, inner), reader)
+
+    def inner(self, parent: Together, inner: Inner) -> Together:
+        """What is known of a value inside."""
+        return Together(
+            self.shapes(inner.certain), self.matches, listed=parent.listed, possible=inner.possible
+        )
 
     def inner_differences(self, writer: Together, reader: Node) -> list[Difference]:
         """The same for a writer that is put together already, as for the names of an object."""
@@ -123,8 +131,16 @@ class Comparison:
         """Whether the reader takes all that the writer allows."""
         return not self.differences(writer, reader)
 
-    def step(self) -> None:
-        self._steps += 1
+    def same(self, one: Node, other: Node) -> bool:
+        """Whether two schemas are written the same."""
+        if (one, other) not in self._same:
+            alike, count = same(one, other)
+            self._same[one, other] = alike
+            self.step(1 + count // 16)
+        return self._same[one, other]
+
+    def step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > STEPS_MAX:
             raise Entangled
 

@@ -68,24 +68,28 @@ def cost_of(document: Document, matches: Matches) -> Cost:
     """The bound of a definition.  Raises SchemaInvalid when there is none within the limits."""
     order = _ordered(document.root)
     _check_patterns(order)
-    table = {node: _Row(node, matches) for node in order}
-    for node in order:  # Schemas that apply to the same value come first.
-        row = table[node]
-        row.at = min(WORK_MAX + 1, row.own + row.repeat * sum(table[other].at for other in row.here))
-        row.chain = 1 + max((table[other].chain for other in row.here), default=0)
-        if row.at > WORK_MAX or row.chain > CHAIN_MAX:
-            raise _too_costly(node, "one value of a payload would be checked too many times")
-    return _over_depth(document.root, order, table)
+    place_by_node = {node: place for place, node in enumerate(order)}
+    rows = [_Row(node, place_by_node, matches) for node in order]
+    for row in rows:  # Schemas that apply to the same value come first.
+        row.at = min(WORK_MAX + 1, row.own + row.repeat * sum(rows[place].at for place in row.here))
+        row.chain = 1 + max((rows[place].chain for place in row.here), default=0)
+        if row.chain > CHAIN_MAX:
+            raise _too_costly(row.node, f"more than {CHAIN_MAX} schemas in a chain apply to the same value")
+        if row.at > WORK_MAX:
+            raise _too_costly(row.node, f"a value would be checked against more than {WORK_MAX:,} schemas")
+    return _over_depth(rows, place_by_node[document.root])
 
 
 class _Row:
-    """What is known of one schema."""
+    """What is known of one schema; others are named by their place in the order."""
 
-    __slots__ = ("at", "below", "chain", "groups", "here", "keys", "own", "repeat", "work")
+    __slots__ = ("at", "below", "chain", "groups", "here", "keys", "node", "own", "repeat", "work")
 
-    def __init__(self, node: Node, matches: Matches) -> None:
-        self.here = applied_here(node)
-        self.groups = _groups(node, matches)
+    def __init__(self, node: Node, place_by_node: dict[Node, int], matches: Matches) -> None:
+        self.node = node
+        self.here = [place_by_node[one] for one in applied_here(node)]
+        groups = {tuple(place_by_node[one] for one in group) for group in _groups(node, matches)}
+        self.groups = sorted(groups)
         self.keys = sum(_pattern_units(one) for one in node.below("patternProperties"))
         self.own = _own_units(node)
         self.repeat = 1 + any(
@@ -95,29 +99,30 @@ class _Row:
         self.below = self.keys
 
 
-def _over_depth(root: Node, order: list[Node], table: dict[Node, _Row]) -> Cost:
-    for row in table.values():
-        row.work = row.at
-    last = table[root].work
+def _over_depth(rows: list[_Row], root: int) -> Cost:
+    works = [row.at for row in rows]
     for depth in range(1, DEPTH_MAX + 1):
-        changed = False
-        works = {node: row.work for node, row in table.items()}
-        for node in order:
-            row = table[node]
-            below = row.keys + max((sum(works[one] for one in group) for group in row.groups), default=0)
-            below += row.repeat * sum(table[other].below for other in row.here)
+        later = []
+        for row in rows:
+            below = 0
+            for group in row.groups:
+                units = works[group[0]] if len(group) == 1 else sum([works[place] for place in group])
+                below = max(below, units)
+            below += row.keys
+            if row.here:
+                below += row.repeat * sum([rows[place].below for place in row.here])
             row.below = min(below, WORK_MAX + 1)
-            work = max(row.at, row.below)
-            changed = changed or work != row.work
-            row.work = work
-        if table[root].work > WORK_MAX:
+            later.append(max(row.at, row.below))
+        if later[root] > WORK_MAX:
             if depth - 1 < RECURSION_DEPTH_MIN:
-                raise _too_costly(root, f"{depth} levels of nesting multiply the work beyond bounds")
-            return Cost(depth - 1, last)
-        last = table[root].work
-        if not changed:
+                raise _too_costly(
+                    rows[root].node, f"the work multiplies beyond bounds in {depth} levels of nesting"
+                )
+            return Cost(depth - 1, works[root])
+        if later == works:
             break
-    return Cost(DEPTH_MAX, last)
+        works = later
+    return Cost(DEPTH_MAX, works[root])
 
 
 def applied_here(node: Node) -> list[Node]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from danube.schema.json_cost import apart
 from danube.schema.json_difference import difference, limit_rules, under
 from danube.schema.json_document import Node, escape
-from danube.schema.json_shape import Shape, Together, flat
+from danube.schema.json_shape import Inner, Shape, Together, flat
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
@@ -55,13 +55,17 @@ def _matched(comparison: Comparison, writer: Together, shape: Shape) -> list[Dif
     found: list[Difference] = []
     for pattern, child in shape.below("patternProperties").items():
         inner: list[Difference] = []
+        known = writer.under_pattern(pattern)
         for name in sorted(writer.names):
             if comparison.matches(pattern, name):
                 inner += comparison.inside(writer, writer.property(name), child)
         for other in sorted(writer.patterns):
             if not apart(pattern, other):
-                inner += comparison.inside(writer, writer.under_pattern(other), child)
-        if writer.others:
+                # Such a name matches both patterns.
+                theirs = writer.under_pattern(other)
+                both = Inner([*theirs.certain, *known.certain], theirs.possible)
+                inner += comparison.inside(writer, both, child)
+        if writer.others and not known.certain:
             inner += comparison.inside(writer, writer.other_property(), child)
         path = "/patternProperties/" + escape(pattern)
         found += _once(under(path, inner))
@@ -87,7 +91,7 @@ def _left_over(
                 difference(
                     "property_removed",
                     None,
-                    _first(writer.property(name)),
+                    _first(writer.property(name).certain),
                     f"the reader takes no property {name!r}, which the writer may write",
                     "keep the property, or let the reader take other properties",
                     path="/properties/" + escape(name),
@@ -115,7 +119,7 @@ def _left_over(
                 difference(
                     "properties_closed",
                     False,
-                    _first(writer.other_property()),
+                    _first(writer.other_property().certain),
                     "the reader takes listed properties only, the writer may write others",
                     f"leave {keyword} away",
                 )

@@ -13,6 +13,7 @@ from danube.schema.json_difference import difference, limit_rules
 from danube.schema.json_document import Node
 from danube.schema.json_object_rules import object_rules
 from danube.schema.json_shape import NUMBERS, Shape, Together, flat, kind_of, short
+from danube.schema.json_text import canonical
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ def rules(comparison: Comparison, writer: Together, reader: Node) -> list[Differ
         return _why_values(comparison, writer, reader, refused)
     found: list[Difference] = []
     for node in flat(reader):
-        if not any(shape.node is node for shape in writer.shapes):
-            found += _one(comparison, writer, node)
+        if any(shape.node is node for shape in writer.shapes):
+            continue
+        differing = _one(comparison, writer, node)
+        if differing and not any(
+            shape.node is not None and comparison.same(shape.node, node) for shape in writer.shapes
+        ):
+            found += differing
     return found
 
 
@@ -191,6 +197,7 @@ def _refused_values(comparison: Comparison, writer: Together, reader: Node) -> l
 def _why_values(
     comparison: Comparison, writer: Together, reader: Node, refused: list[Any]
 ) -> list[Difference]:
+    shown = canonical(short(refused[0])).decode()
     found: list[Difference] = []
     for node in flat(reader):
         shape = Shape(node)
@@ -203,16 +210,23 @@ def _why_values(
                     "const_changed" if single else "enum_narrowed",
                     short(shape.values),
                     short(writer.values),
-                    f"the reader does not take {short(refused[0])!r}",
+                    f"the reader does not take {shown}",
                     "list every value that is still written",
                 )
             )
+        for keyword in ("anyOf", "oneOf"):
+            branches = node.below(keyword)
+            if branches and not any(comparison.accepts(one, refused[0]) for one in branches.values()):
+                rule = "any_of_narrowed" if keyword == "anyOf" else "one_of_narrowed"
+                message = f"no alternative of the reader takes {shown}"
+                hint = "keep every alternative that is still written"
+                found.append(difference(rule, len(branches), refused[0], message, hint, path=f"/{keyword}"))
     return found or [
         difference(
             "value_refused",
             reader,
             refused[0],
-            f"the reader does not take {short(refused[0])!r}",
+            f"the reader does not take {shown}",
             "widen the reader's limits",
         )
     ]

@@ -21,10 +21,11 @@ _BELOW: Final = (
 )  # fmt: skip
 
 
-def same(one: Node, other: Node) -> bool:
-    """Whether two schemas allow the same because they are written the same; titles and the like do not count.
+def same(one: Node, other: Node) -> tuple[bool, int]:
+    """Whether two schemas allow the same because they are written the same, and how many pairs it took.
 
-    Recursive schemas are the same when no difference is found on the way round.  Linear in their size.
+    Titles and the like do not count.  Recursive schemas are the same when no difference is found on the way
+    round.
     """
     seen: set[tuple[Node, Node]] = set()
     waiting = [(one, other)]
@@ -33,13 +34,11 @@ def same(one: Node, other: Node) -> bool:
         if pair in seen or pair[0] is pair[1]:
             continue
         seen.add(pair)
-        if not _alike(*pair):
-            return False
-        inner = _pairs(*pair)
+        inner = _pairs(*pair) if _alike(*pair) else None
         if inner is None:
-            return False
+            return False, len(seen)
         waiting += inner
-    return True
+    return True, len(seen)
 
 
 def _alike(one: Node, other: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from danube.schema.json_cost import applied_here
 from danube.schema.json_dialect import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2020
@@ -103,24 +103,38 @@ class Shape:
         return self.get("contentEncoding"), self.get("contentMediaType")
 
 
+class Inner(NamedTuple):
+    """The schemas of a value inside: those that hold for certain, and those that hold in some branch."""
+
+    certain: list[Node]
+    possible: list[Node]
+
+
 class Together:
     """Shapes that all hold.  ``listed``: names outside the properties that a writer lists are not written.
 
     An object schema that lists properties is taken to write these, what its patterns allow, and what an
     explicit ``additionalProperties`` or ``unevaluatedProperties`` allows.  One that lists none is a free map.
+    ``possible`` are schemas that may hold as well: nothing follows from them, but the names that they list
+    may be written.
     """
 
     def __init__(
-        self, shapes: Iterable[Shape], matches: Matches, *, listed: bool, split: frozenset[Any] = frozenset()
-    ) -> None:
+        self, shapes: Iterable[Shape], matches: Matches, *, listed: bool, split: frozenset[Any] = frozenset(),
+        possible: Iterable[Node] = (),
+    ) -> None:  # fmt: skip
         self.shapes = tuple(dict.fromkeys(shapes))
         self.matches = matches
         self.listed = listed
         self.split = split
-        self.key = (frozenset(map(id, self.shapes)), listed, split)
+        self.possible = tuple(dict.fromkeys(possible)) if listed else ()
+        self.key = (frozenset(map(id, self.shapes)), listed, split, frozenset(map(id, self.possible)))
 
     def plus(self, shapes: Iterable[Shape], split: frozenset[Any] = frozenset()) -> Together:
-        return Together((*self.shapes, *shapes), self.matches, listed=self.listed, split=self.split | split)
+        return Together(
+            (*self.shapes, *shapes), self.matches, listed=self.listed, split=self.split | split,
+            possible=self.possible,
+        )  # fmt: skip
 
     @cached_property
     def values(self) -> list[Any] | None:
@@ -179,7 +193,7 @@ class Together:
             node.schema is False for one in self.shapes for node in one.below("additionalProperties").values()
         ):
             return False
-        if not self.listed or self._free:
+        if not self.listed or self._free or any(node.outside for node in self._applied):
             return True
         return any(
             node.get(word) not in (None, False)
@@ -194,7 +208,7 @@ class Together:
     @cached_property
     def _applied(self) -> list[Node]:
         found: dict[Node, None] = {}
-        waiting = [shape.node for shape in self.shapes if shape.node is not None]
+        waiting = [*(shape.node for shape in self.shapes if shape.node is not None), *self.possible]
         while waiting:
             node = waiting.pop()
             if node not in found:
@@ -202,37 +216,83 @@ class Together:
                 waiting.extend(applied_here(node))
         return list(found)
 
+    def _inner(self, select: Callable[[Node], list[Node]], *also: str) -> Inner:
+        certain = [node for shape in self.shapes if shape.node is not None for node in select(shape.node)]
+        possible: list[Node] = []
+        if self.listed:
+            for node in self._applied:
+                possible += select(node)
+                for keyword in also:
+                    possible += node.below(keyword).values()
+        return Inner(certain, [node for node in possible if node not in certain])
+
     def may_write(self, name: str) -> bool:
         return self.others or name in self.names or any(self.matches(one, name) for one in self.patterns)
 
-    def property(self, name: str) -> list[Node]:
-        """The schemas that all hold for the property of this name."""
-        found: list[Node] = []
-        for shape in self.shapes:
-            own = [node for one, node in shape.below("properties").items() if one == name]
-            patterns = shape.below("patternProperties").items()
-            own += [node for pattern, node in patterns if self.matches(pattern, name)]
-            found += own or shape.below("additionalProperties").values()
-        return found
+    def property(self, name: str) -> Inner:
+        """The schemas of the property of this name."""
 
-    def under_pattern(self, pattern: str) -> list[Node]:
-        """The schemas that hold for every name that matches a pattern and is not listed."""
-        return [shape.below("patternProperties")[pattern] for shape in self.shapes if pattern in
-                shape.below("patternProperties")]  # fmt: skip
+        def select(node: Node) -> list[Node]:
+            own = [child for one, child in node.below("properties").items() if one == name]
+            patterns = node.below("patternProperties").items()
+            own += [child for pattern, child in patterns if self.matches(pattern, name)]
+            return own or list(node.below("additionalProperties").values())
 
-    def other_property(self) -> list[Node]:
-        return [node for shape in self.shapes for node in shape.below("additionalProperties").values()]
+        return self._inner(select, "unevaluatedProperties")
 
-    def item(self, place: int) -> list[Node]:
-        """The schemas that hold for the item at a place."""
-        found: list[Node] = []
-        for shape in self.shapes:
+    def under_pattern(self, pattern: str) -> Inner:
+        """The schemas of every property that matches a pattern and is not listed."""
+
+        def select(node: Node) -> list[Node]:
+            return [child for one, child in node.below("patternProperties").items() if one == pattern]
+
+        return self._inner(select, "additionalProperties", "unevaluatedProperties", "patternProperties")
+
+    def other_property(self) -> Inner:
+        """The schemas of properties that are neither listed nor match a pattern."""
+
+        def select(node: Node) -> list[Node]:
+            return list(node.below("additionalProperties").values())
+
+        inner = self._inner(select, "unevaluatedProperties")
+        left = self._left_over("unevaluatedProperties", "additionalProperties")
+        return Inner([*inner.certain, *left], inner.possible)
+
+    def _left_over(self, keyword: str, *evaluating: str) -> list[Node]:
+        """What surely holds for a property or item that no neighbour looks at; known in plain cases only."""
+        nodes = [node for node in self._applied if node.get(keyword) is not None]
+        if len(nodes) != 1 or any(
+            node.get(word) is not None for node in self._applied for word in evaluating
+        ):
+            return []
+        return [
+            child for one in self.shapes if one.node is nodes[0] for child in nodes[0].below(keyword).values()
+        ]
+
+    @cached_property
+    def _prefix_applied(self) -> int:
+        return max((len(Shape(node).prefix()) for node in self._applied), default=0)
+
+    def _items_left_over(self) -> list[Node]:
+        if any(Shape(node).rest() is not None for node in self._applied):
+            return []
+        return self._left_over("unevaluatedItems", "contains")
+
+    def item(self, place: int) -> Inner:
+        """The schemas of the item at a place."""
+
+        def select(node: Node) -> list[Node]:
+            shape = Shape(node)
             prefix, rest = shape.prefix(), shape.rest()
             if place < len(prefix):
-                found.append(prefix[place])
-            elif rest is not None:
-                found.append(rest)
-        return found
+                return [prefix[place]]
+            return [] if rest is None else [rest]
+
+        # Behind the prefix one place stands for all others, also for those that a branch knows apart.
+        also = ("prefixItems", "items", "additionalItems") if place >= self.prefix_count else ()
+        inner = self._inner(select, "unevaluatedItems", "contains", *also)
+        left = self._items_left_over() if place >= self._prefix_applied else []
+        return Inner([*inner.certain, *left], inner.possible)
 
     @cached_property
     def prefix_count(self) -> int:
@@ -246,6 +306,8 @@ class Together:
             rest = shape.rest()
             if rest is not None and rest.schema is False:
                 limits.append(len(shape.prefix()))
+        if any(node.schema is False for node in self._items_left_over()):
+            limits.append(self._prefix_applied)
         return min(limits, default=float("inf"))
 
     def least(self, keyword: str) -> Any:

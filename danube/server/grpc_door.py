@@ -7,6 +7,7 @@ are put together.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from danube.server.settling import Settling
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
+# A client whose stream ended calls again at once.  Answered with UNAVAILABLE it waits and comes back;
+# tonic takes a connection that closes under its call for a fault that no second attempt can mend.
+GOAWAY_DELAY_S = 0.05
 
 
 class DataHalves:
@@ -144,6 +148,9 @@ class GrpcDoor:
         if self._data is not None:
             self._data.publishing.draining = True
             self._data.consuming.drain()
+        asyncio.get_running_loop().call_later(GOAWAY_DELAY_S, self._go_away)
+
+    def _go_away(self) -> None:
         for connection in list(self.connections):
             connection.go_away()
 

@@ -348,21 +348,22 @@ class SubscriptionMachine(RuleBasedStateMachine):
         index=st.integers(0, 3),
         ranges=st.lists(st.tuples(st.integers(0, 60), st.integers(-2, 20)), min_size=1, max_size=8),
         unsigned=st.booleans(),
+        anyone=st.booleans(),
     )
-    def ack(self, index: int, ranges: list[tuple[int, int]], unsigned: bool) -> None:
+    def ack(self, index: int, ranges: list[tuple[int, int]], unsigned: bool, anyone: bool) -> None:
         member, model = self.member(index), self.model
         bounds = [(start, max(start + size, 0)) for start, size in ranges]
         named = {offset for start, end in bounds for offset in range(start, end)}
         acked = refused = 0
         for offset in named:
             record = model.records[offset] if offset < model.taken else Record(b"")
-            if record.state == "flight" and record.owner != member.consumer_id:
+            if record.state == "flight" and record.owner != member.consumer_id and not anyone:
                 refused += 1
             elif record.state in ("flight", "ready", "retry", "blocked", "dead", "buried"):
                 record.state = "acked"
                 acked += 1
         result = self.subscription.ack(
-            member.consumer_id, np.array(bounds, np.uint64 if unsigned else np.int64)
+            None if anyone else member.consumer_id, np.array(bounds, np.uint64 if unsigned else np.int64)
         )
         assert (result.acked, result.refused) == (acked, refused)
         assert result.ignored == sum(max(end - start, 0) for start, end in bounds) - acked - refused
@@ -382,21 +383,30 @@ class SubscriptionMachine(RuleBasedStateMachine):
             self.model.records[offset].state = "acked"
 
     @precondition(lambda self: self.model.in_state("flight"))
-    @rule(pick=st.integers(0, 50), size=st.integers(1, 10), delay=st.sampled_from([-1, 0, 7, 90]))
-    def nack(self, pick: int, size: int, delay: int) -> None:
+    @rule(
+        pick=st.integers(0, 50), size=st.integers(1, 10), delay=st.sampled_from([-1, 0, 7, 90]),
+        anyone=st.booleans(),
+    )  # fmt: skip
+    def nack(self, pick: int, size: int, delay: int, anyone: bool) -> None:
         flight = self.model.in_state("flight")
         start = flight[pick % len(flight)]
         owner = self.model.records[start].owner
         count = 0
         for offset in range(start, min(start + size, self.model.taken)):
             record = self.model.records[offset]
-            if record.state == "flight" and record.owner == owner:
+            if record.state == "flight" and (anyone or record.owner == owner):
                 self.model.fail(offset, self.second, max(delay, 0))
                 count += 1
         nacked = self.subscription.nack(
-            owner, np.array([[start, start + size]], np.uint64), delay * 1000, "test", self.now
-        )
+            None if anyone else owner, np.array([[start, start + size]], np.uint64), delay * 1000, "test",
+            self.now,
+        )  # fmt: skip
         assert nacked == count
+
+    @rule(max_unacked=st.sampled_from([1000, 40, 5, 1]))
+    def set_max_unacked(self, max_unacked: int) -> None:
+        self.model.max_unacked = max_unacked
+        self.subscription.set_max_unacked(max_unacked)
 
     @rule(seconds=st.sampled_from([1, 4, 10, 30]))
     def pass_seconds(self, seconds: int) -> None:
@@ -548,6 +558,7 @@ def run_machine(mode: Mode, examples: int) -> None:
 EXAMPLES = 25
 WALKS = 60
 WEIGHTS = {
+    "set_max_unacked": 1,
     "publish_and_pump": 8, "pump": 4, "ack_in_flight": 6, "ack": 3, "nack": 4, "join": 3, "leave": 2,
     "credit": 5, "set_ready": 2, "pass_seconds": 3, "unblock": 1, "dead_letters": 2,
     "dead_letter_stored_late": 1,
@@ -582,8 +593,10 @@ def walk(mode: Mode, seed: int, steps: int) -> None:
                 pick,
                 [(near + draw.randrange(30), draw.randrange(-1, 9)) for _ in range(draw.choice([1, 2, 9]))],
                 draw.random() < 0.5,
+                draw.random() < 0.4,
             ],
-            "nack": [pick, draw.randrange(1, 9), draw.choice([-1, 0, 7, 90])],
+            "nack": [pick, draw.randrange(1, 9), draw.choice([-1, 0, 7, 90]), draw.random() < 0.4],
+            "set_max_unacked": [draw.choice([1000, 40, 5, 1])],
             "join": [draw.choice(["anna", "bert", "carl", "dora"]), draw.choice([0, 0, 0, 1, 2, 3, 4]),
                      draw.choice([0, 5, 30])],
             "leave": [pick], "credit": [pick, draw.choice([1, 2, 9])],

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from danube.core.batch import HEADER_BYTES, Flag
 from danube.core.columns import BatchView
@@ -22,6 +22,7 @@ from danube.errors import ProtocolError
 
 _TIMES: Final = int(Flag.TIMES)
 _KEYS: Final = int(Flag.KEYS)
+_NULL_KEYS: Final = int(Flag.NULL_KEYS)
 _ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
 _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
@@ -52,6 +53,7 @@ _LAST: Final = tuple(bytes((number,)) for number in range(128))
 _MORE: Final = tuple(bytes((number | 128,)) for number in range(128))
 _LAST_TWO: Final = tuple(bytes((number & 127 | 128, number >> 7)) for number in range(1 << 14))
 _prefix = struct.Struct(">BI").pack
+_ends = struct.Struct("<ii").unpack_from
 
 
 def varint(number: int) -> bytes:
@@ -135,7 +137,13 @@ def _named(names: bytes, name_size: int, topic_name: str, producer_id: int) -> _
 
 def _publish_time(time_us: int) -> bytes:
     """Stored microseconds as the field's milliseconds."""
-    return _PUBLISH_TIME + varint(time_us // _US_PER_MS) if time_us >= _US_PER_MS else b""
+    return _publish_time_ms(time_us // _US_PER_MS)
+
+
+@lru_cache(maxsize=1024)
+def _publish_time_ms(time_ms: int) -> bytes:
+    """Neighbouring batches often fall into one millisecond."""
+    return _PUBLISH_TIME + varint(time_ms) if time_ms > 0 else b""
 
 
 def _varying(batch: BatchView) -> list[bytes]:
@@ -145,13 +153,12 @@ def _varying(batch: BatchView) -> list[bytes]:
         return [b""] * batch.record_count
     columns: list[list[bytes]] = []
     if flags & _TIMES:
-        times: list[int] = batch.publish_times.tolist()
-        encoded = {time_us: _publish_time(time_us) for time_us in set(times)}  # most fall into one ms
-        columns.append([encoded[time_us] for time_us in times])
+        times = _words(batch, batch.layout.times, "q")
+        columns.append([_publish_time_ms(time_us // _US_PER_MS) for time_us in times])
     if flags & _ATTRIBUTES:
         columns.append([_attributes(attributes) for attributes in batch.attributes_list()])
     if flags & _KEYS:
-        columns.append([_routing_key(key) for key in batch.keys()])  # noqa: SIM118
+        columns.append([_routing_key(key) for key in _keys(batch)])
     if len(columns) == 1:
         return columns[0]
     return list(map(b"".join, zip(*columns, strict=True)))
@@ -173,9 +180,13 @@ def _routing_key(key: bytes | None) -> bytes:
     return _sized(_ROUTING_KEY, key)
 
 
+# A batch of one record is what a client makes that waits for each answer; there numpy would cost more
+# than all the rest.
+
+
 def _offsets(batch: BatchView) -> list[int]:
     if batch.record_count == 1 and not batch.header.flags & _SELECTED:
-        return [batch.header.base_offset]  # numpy would cost more than all the rest
+        return [batch.header.base_offset]
     offsets: list[int] = batch.offsets.tolist()
     return offsets
 
@@ -183,5 +194,19 @@ def _offsets(batch: BatchView) -> list[int]:
 def _request_ids(batch: BatchView) -> list[int]:
     if not batch.header.flags & _REQUEST_IDS:
         return [0] * batch.record_count
-    start = batch.layout.request_ids
-    return batch.columns[start : start + 8 * batch.record_count].cast("Q").tolist()
+    return _words(batch, batch.layout.request_ids, "Q")
+
+
+def _words(batch: BatchView, position: int, code: Literal["q", "Q"]) -> list[int]:
+    """A column of eight bytes a record."""
+    return batch.columns[position : position + 8 * batch.record_count].cast(code).tolist()
+
+
+def _keys(batch: BatchView) -> list[bytes | None]:
+    header = batch.header
+    if batch.record_count > 1 or header.flags & _NULL_KEYS:
+        return batch.keys()
+    layout, columns = batch.layout, batch.columns
+    if _ends(columns, layout.key_offsets) != (0, header.key_bytes):
+        raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+    return [bytes(columns[layout.keys : layout.keys + header.key_bytes])]

@@ -75,7 +75,7 @@ def expected(view: BatchView, topic: str, producer_id: int) -> list[StreamMessag
 
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
-    records = draw(st.lists(_RECORD, min_size=1, max_size=30))
+    records = draw(st.lists(_RECORD, min_size=1, max_size=1) | st.lists(_RECORD, min_size=1, max_size=30))
     options: dict[str, Any] = {"payloads": [record["payload"] for record in records]}
     for name, source in (
         ("keys", "key"),
@@ -169,6 +169,16 @@ def test_columns_that_lie_are_refused() -> None:
     stored[HEADER_BYTES + 4] = 9  # the end of the first payload
     with pytest.raises(ProtocolError):
         framed_messages(BatchView(stored), TOPIC, 1)
+
+
+def test_a_key_column_that_lies_is_refused() -> None:
+    whole = encode([b"p"], keys=[b"k"], publish_time_us=0).to_bytes()
+    layout = BatchView(whole).layout
+    for end in (0, 2, -1):
+        stored = bytearray(whole)
+        struct.pack_into("<i", stored, HEADER_BYTES + layout.key_offsets + 4, end)
+        with pytest.raises(ProtocolError):
+            framed_messages(BatchView(stored), TOPIC, 1)
 
 
 # -- the other way ----------------------------------------------------------------------------------

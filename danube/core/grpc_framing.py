@@ -84,7 +84,7 @@ class MessageAssembler:
             return messages
         start, end = 0, len(data)
         while self._held is not None and start < end and not self.status:
-            start = self._continue(data, start, messages)
+            start = self._continue(self._held, data, start, messages)
         while start < end and not self.status:
             if end - start < PREFIX_BYTES:
                 self._hold(data[start:], PREFIX_BYTES)
@@ -102,10 +102,9 @@ class MessageAssembler:
             self._end()
         return messages
 
-    def _continue(self, data: memoryview, start: int, messages: list[memoryview | bytes]) -> int:
-        held = self._held
-        if held is None:
-            return start
+    def _continue(
+        self, held: bytearray, data: memoryview, start: int, messages: list[memoryview | bytes]
+    ) -> int:
         after = min(len(data), start + self._wanted - len(held))
         held += data[start:after]
         if len(held) < self._wanted:

@@ -7,7 +7,7 @@ window is used up is in no line; its WINDOW_UPDATE brings it back, so each updat
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from danube.core.http2_floods import FloodGuard
 from danube.core.http2_frames import (
@@ -24,7 +24,7 @@ from danube.core.http2_frames import (
     reset_frame,
 )
 from danube.core.http2_settings import Http2Settings
-from danube.core.http2_streams import EndedStreams, Http2Handler, Stream
+from danube.core.http2_streams import ENDED_STREAMS_MIN, EndedStreams, Http2Handler, Stream
 
 _SMALL_PIECE_BYTES = 256  # a shorter DATA frame that a window made is charged to the peer
 _pack = FRAME_HEADER.pack
@@ -44,13 +44,13 @@ class SendingSide:
         self._settings = settings
         self._now_ns = now_ns
         self._floods = FloodGuard(now_ns)
-        self._ended = EndedStreams()
+        self._ended = EndedStreams(max(ENDED_STREAMS_MIN, 4 * settings.max_concurrent_streams))
         self._send_window = WINDOW_BYTES_DEFAULT
         self._peer_window = WINDOW_BYTES_DEFAULT  # of a new stream
         self._peer_frame_bytes = FRAME_BYTES_MIN
         self._answer_bytes_max = FRAME_BYTES_MIN  # -1 while a table size update must go first
         self._block_start = b""
-        self._waiting: deque[Stream] = deque()
+        self._waiting: OrderedDict[int, Stream] = OrderedDict()  # by stream id, in the order of turns
         self._queued_bytes = 0
         self._data_frames = 0  # sent for their own sake, not because a window cut them small
 
@@ -181,7 +181,9 @@ class SendingSide:
         """Both sides are closed and nothing of the stream waits any more."""
         stream.local_closed = stream.remote_closed = True
         del self.streams[stream.stream_id]
-        self._queued_bytes -= stream.queued_bytes
+        if stream.queue is not None:
+            self._queued_bytes -= stream.queued_bytes
+            self._waiting.pop(stream.stream_id, None)
         stream.queued_bytes = 0
         stream.queue = None
         stream.trailers = None
@@ -245,16 +247,14 @@ class SendingSide:
         self._stand_in_line(stream)
 
     def _stand_in_line(self, stream: Stream) -> None:
-        if not stream.waiting and stream.send_window > 0:
-            stream.waiting = True
-            self._waiting.append(stream)
+        if stream.send_window > 0:
+            self._waiting.setdefault(stream.stream_id, stream)
 
     def _flush(self) -> None:
         """Let the line send as far as the window of the connection reaches, one frame a turn."""
         waiting = self._waiting
         while waiting and self._send_window > 0:
-            stream = waiting.popleft()
-            stream.waiting = False
+            stream = waiting.popitem(last=False)[1]
             if stream.queue is not None:
                 self._send_queued(stream, stream.queue)
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from danube.core.http2_request import RequestHead
 
-ENDED_STREAMS_MAX: Final = 4_096
+ENDED_STREAMS_MIN: Final = 4_096
 SKIPPED_RANGES_MAX: Final = 64
 
 
@@ -20,8 +20,8 @@ class Stream:
     """
 
     __slots__ = ("body_left", "consumed_bytes", "context", "head", "local_closed", "queue", "queued_bytes",
-                 "receive_window", "remote_closed", "send_window", "stream_id", "trailers",
-                 "waiting")  # fmt: skip
+                 "receive_window", "remote_closed", "send_window", "stream_id",
+                 "trailers")  # fmt: skip
 
     def __init__(
         self, stream_id: int, head: RequestHead, send_window: int, receive_window: int, ended: bool
@@ -37,7 +37,6 @@ class Stream:
         self.queued_bytes = 0
         self.queue: bytearray | None = None  # never empty
         self.trailers: bytes | None = None  # wait for the queue
-        self.waiting = False  # in line for the window of the connection
         self.context: Any = None
 
     def __repr__(self) -> str:
@@ -62,20 +61,21 @@ class Http2Handler(Protocol):
 
 
 class EndedStreams:
-    """Which streams ended by a reset, and which ids a peer skipped: bounded, the oldest forgotten.
+    """Which streams ended by a reset, and which ids a peer skipped: ``streams_max``, the oldest forgotten.
 
     A frame for a stream that we reset was on its way and is ignored; one after the peer's own reset
     or end is its fault; one for an id that was skipped was never legal (RFC 9113, 5.1).
     """
 
-    __slots__ = ("_reset_by_peer", "_skipped")
+    __slots__ = ("_reset_by_peer", "_skipped", "_streams_max")
 
-    def __init__(self) -> None:
+    def __init__(self, streams_max: int) -> None:
+        self._streams_max = streams_max
         self._reset_by_peer: dict[int, bool] = {}
         self._skipped: deque[tuple[int, int]] = deque(maxlen=SKIPPED_RANGES_MAX)
 
     def reset(self, stream_id: int, *, by_peer: bool) -> None:
-        if len(self._reset_by_peer) >= ENDED_STREAMS_MAX:
+        if len(self._reset_by_peer) >= self._streams_max:
             del self._reset_by_peer[next(iter(self._reset_by_peer))]
         self._reset_by_peer[stream_id] = by_peer
 

@@ -194,7 +194,7 @@ class Run:
         facts = {
             "streams": len(machine.streams) <= SETTINGS.max_concurrent_streams,
             "queued": queued == machine.queued_bytes <= SETTINGS.queued_bytes_max,
-            "line": len(machine._waiting) <= len(machine.streams) + len(self.events),
+            "line": set(machine._waiting) <= set(machine.streams),
             "memory": len(machine._requests.heads) <= MEMORY_HEADS_MAX,
             "output": len(self.sent) <= 100_000 + 60_000 * len(self.events) + 20 * fed,
             "failed": not (machine.failed and machine.streams),

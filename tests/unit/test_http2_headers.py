@@ -8,9 +8,12 @@ from urllib.parse import unquote
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from danube.core import http2_headers
 from danube.core.http2_decoder import MEMORY_HEADS_MAX, HeaderDecoder, RequestDecoder
 from danube.core.http2_headers import (
     GRPC_DETAILS_BYTES_MAX,
@@ -184,6 +187,8 @@ def test_any_bytes_are_understood_or_refused_as_hpack_does(blocks: list[bytes]) 
         b"\x40\x01a",  # no value
         b"\x40\x01a\x05ab",  # half a value
         b"\x00\x81\xff\x00",  # padding of more than 7 bits
+        b"\x00\x81\x00\x00",  # padding of zeros
+        b"\x00\x84\xff\xff\xff\xff\x00",  # the end of string
         b"\x82\x20",  # a size update after a field
         b"\x20\x20\x20",  # three of them
         b"\x3f\xe2\x1f",  # one above what we announced
@@ -192,6 +197,15 @@ def test_any_bytes_are_understood_or_refused_as_hpack_does(blocks: list[bytes]) 
 def test_a_damaged_block_is_refused(block: bytes) -> None:
     with pytest.raises(ProtocolError):
         HeaderDecoder(Http2Settings()).decode(block)
+
+
+def test_every_way_through_the_huffman_tables_is_what_hpack_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_headers, "_STEPS_MAX", 100)
+    coder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+    for first in range(256):
+        text = bytes([first, *range(256)])
+        assert http2_headers.huffman_text(coder.encode(text)) == text.decode("latin-1")
+    assert len(http2_headers._steps) <= 100
 
 
 def test_fields_above_the_bounds_are_dropped_and_the_table_stays_right() -> None:

@@ -8,7 +8,7 @@ from danube.core import http2_frames as frames
 from danube.core.http2_connection import Http2Settings, Stream
 from danube.core.http2_frames import ErrorCode
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD
-from tests.unit.http2_parts import Door, Frame, data, number, parsed, settings
+from tests.unit.http2_parts import Door, Frame, number, parsed, settings
 
 WINDOW = frames.window_frame
 
@@ -215,6 +215,8 @@ def test_a_stream_that_ends_takes_its_queue_with_it(how: str) -> None:
     else:
         door.machine.disconnected("gone")
     assert door.machine.queued_bytes == stream.queued_bytes == 0
+    assert not door.machine._waiting
+    assert "queued=0" in repr(stream)
     door.output()
     door.feed(WINDOW(0, 1000))
     assert door.output() == b""
@@ -234,8 +236,19 @@ def test_a_door_that_writes_again_when_it_may_stays_within_the_windows() -> None
     assert len(payloads(door, 1)) == 6000
 
 
+def test_streams_that_end_in_line_leave_it() -> None:
+    """A peer that opens no window and resets what waits must not fill the line."""
+    door = Door()
+    door.machine.send_data(door.call(1), bytes(65535))
+    for stream_id in range(3, 1003, 2):
+        door.machine.send_data(door.call(stream_id), b"waits")
+        assert len(door.machine._waiting) == 1
+        door.feed(frames.frame(frames.RST_STREAM, 0, stream_id, number(8)))
+    assert not door.machine._waiting
+
+
 def test_an_empty_answer_has_an_empty_frame() -> None:
-    door = Door().feed(data(0)[:0])
+    door = Door()
     stream = door.call(ended=True)
     door.machine.answer(stream, RESPONSE_HEAD, b"", OK_TRAILERS)
     assert [len(frame.payload) for frame in parsed(door.output())] == [

@@ -100,12 +100,17 @@ class _Talk:
                 return
 
     def close(self) -> None:
-        """End the child by its id, whatever it is doing."""
+        """End the child by its id, whatever it is doing, and collect its exit."""
         self._selector.close()
-        if self._process.poll() is None:
-            if self.ended or sys.exc_info()[0] is not None:
-                self._process.kill()
-            self._process.wait(START_SECONDS)
+        if self.ended or sys.exc_info()[0] is not None:
+            self._process.kill()
+        try:
+            self._process.wait(WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            # It closed its pipes and went on.
+            self.ended = "time"
+            self._process.kill()
+            self._process.wait()
 
     def _send(self, stdin: IO[bytes], unsent: memoryview) -> memoryview:
         try:

@@ -172,6 +172,15 @@ def test_a_child_that_sleeps_is_killed_in_time(scripted: list[str], monkeypatch:
     assert time.monotonic() - started < 10
 
 
+def test_a_child_that_goes_on_behind_closed_pipes_is_killed(
+    scripted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "WALL_SECONDS", 0.2)
+    scripted += [READ, READY, "os.close(1), os.close(2)", "time.sleep(60)"]
+    with pytest.raises(OperationTimeout, match="cannot be compiled in time"):
+        run(avro())
+
+
 def test_a_child_that_does_not_start_is_the_brokers_fault(
     scripted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +312,19 @@ def test_a_definition_that_needs_too_much_memory_is_refused(scripted: list[str])
     scripted += [READ, READY, "import msgspec; os.write(1, msgspec.msgpack.encode({'out_of_memory': True}))"]
     with pytest.raises(SchemaInvalid, match="costs more than 256 MiB of memory"):
         run(avro())
+
+
+@pytest.mark.parametrize("schema_type", ["avro", "json_schema", "protobuf"])
+def test_a_child_loads_what_it_needs_and_no_more(schema_type: str) -> None:
+    program = (
+        "import sys; sys.path[:] = sys.argv[1:]\n"
+        "from danube.schema import child, kinds, verdict\n"
+        "from danube.schema.model import SchemaType\n"
+        f"kinds.examine(SchemaType('{schema_type}'), child._SAMPLES['{schema_type}'])\n"
+        "print({'numba', 'asyncio', 'uvloop', 'click', 'grpc', 'pydantic'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program, *child_process._import_paths()]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "set()\n"
 
 
 def test_a_cut_request_is_not_judged() -> None:

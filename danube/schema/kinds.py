@@ -53,6 +53,13 @@ def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Diff
     return _module(reader.schema_type).compare(reader, writer, checks)  # type: ignore[no-any-return]
 
 
+def evolution(newer: Definition, older: Definition, checks: Checks) -> list[Difference]:
+    """What ``newer`` sets free that ``older`` needs kept; ``reader`` is the newer one."""
+    if newer.schema_type is not SchemaType.PROTOBUF or older.schema_type is not SchemaType.PROTOBUF:
+        return []
+    return _module(newer.schema_type).evolution(newer, older, checks)  # type: ignore[no-any-return]
+
+
 def validator(definition: Definition) -> Validator:
     """The check of payloads for one version."""
     return _module(definition.schema_type).validator(definition)  # type: ignore[no-any-return]

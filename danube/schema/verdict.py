@@ -56,6 +56,11 @@ def _broken_promises(
     new: Definition, older: Older, compatibility: Compatibility, checks: Checks
 ) -> list[Violation]:
     found = []
+    if compatibility is not Compatibility.NONE:
+        # A number that comes back with another meaning breaks both promises in the end; it is told once.
+        direction = "backward" if compatibility.backward else "forward"
+        freed = kinds.evolution(new, older.definition, checks)
+        found += [_violation(one, direction, older.version, reader_new=True) for one in freed]
     if compatibility.backward:
         differences = kinds.compare(new, older.definition, checks)
         found += [_violation(one, "backward", older.version) for one in differences]
@@ -65,9 +70,11 @@ def _broken_promises(
     return found
 
 
-def _violation(difference: Difference, direction: str, version: int) -> Violation:
+def _violation(
+    difference: Difference, direction: str, version: int, *, reader_new: bool = False
+) -> Violation:
     new, old = "the new version", f"version {version}"
-    backward = direction == "backward"
+    backward = reader_new or direction == "backward"
     reader, writer = (new, old) if backward else (old, new)
     return Violation(
         path=difference.path,

@@ -249,11 +249,11 @@ class Publishing:
             message = StreamMessage.FromString(data)
         except DecodeError:
             raise InvalidArgument("the message is not a danube.StreamMessage") from None
-        msg_id = message.msg_id
-        target = self._targets.get((msg_id.topic_name, message.producer_name))
+        place = message.msg_id
+        target = self._targets.get((place.topic_name, message.producer_name))
         if (
             target is None
-            or target.producer_id != msg_id.producer_id
+            or target.producer_id != place.producer_id
             or target.version != self._metadata_version()
         ):
             target = self._find(message)
@@ -264,8 +264,8 @@ class Publishing:
         schema_id = message.schema_id if message.HasField("schema_id") else None
         schema_version = message.schema_version if message.HasField("schema_version") else None
         group = target.groups[-1] if target.groups else None
-        if group is None or not group.takes(msg_id.broker_addr, schema_id, schema_version):
-            group = _Group(msg_id.broker_addr, schema_id, schema_version)
+        if group is None or not group.takes(place.broker_addr, schema_id, schema_version):
+            group = _Group(place.broker_addr, schema_id, schema_version)
             target.groups.append(group)
             self._dirty[target] = None
         group.sent.append(_Sent(connection, stream, message, size))
@@ -279,7 +279,7 @@ class Publishing:
                 hint="set its producer_id and topic_name from what CreateProducer answered",
             )
         check_label(message.producer_name, "producer")
-        target = self._target(message.msg_id.topic_name, message.producer_name)
+        target = self._target(message.place.topic_name, message.producer_name)
         if target.producer_id != message.msg_id.producer_id:
             raise OwnerMoved(
                 f"producer {message.msg_id.producer_id} is not one of {message.msg_id.topic_name}",

@@ -66,18 +66,18 @@ class Settling:
         connection.consumed(stream, size)
 
     def _find(self, request: AckRequest | NackRequest) -> tuple[_Pending, int]:
-        msg_id = request.msg_id
-        key = (msg_id.topic_name, request.subscription_name)
+        place = request.msg_id
+        key = (place.topic_name, request.subscription_name)
         pending = self._pending.get(key)
         if pending is None:
             if not request.HasField("msg_id"):
                 raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
-            check_topic_name(msg_id.topic_name)
+            check_topic_name(place.topic_name)
             check_label(request.subscription_name, "subscription")
             pending = self._pending[key] = _Pending()
-        if msg_id.topic_offset > _OFFSET_MAX:
-            raise InvalidArgument(f"topic_offset {msg_id.topic_offset} cannot be an offset")
-        return pending, msg_id.topic_offset
+        if place.topic_offset > _OFFSET_MAX:
+            raise InvalidArgument(f"topic_offset {place.topic_offset} cannot be an offset")
+        return pending, place.topic_offset
 
     def hand_over(self) -> None:
         """Send what the turn collected to the partitions' owners."""

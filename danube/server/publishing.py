@@ -279,7 +279,7 @@ class Publishing:
                 hint="set its producer_id and topic_name from what CreateProducer answered",
             )
         check_label(message.producer_name, "producer")
-        target = self._target(message.place.topic_name, message.producer_name)
+        target = self._target(message.msg_id.topic_name, message.producer_name)
         if target.producer_id != message.msg_id.producer_id:
             raise OwnerMoved(
                 f"producer {message.msg_id.producer_id} is not one of {message.msg_id.topic_name}",

@@ -321,7 +321,7 @@ def test_a_child_loads_what_it_needs_and_no_more(schema_type: str) -> None:
         "from danube.schema import child, kinds, verdict\n"
         "from danube.schema.model import SchemaType\n"
         f"kinds.examine(SchemaType('{schema_type}'), child._SAMPLES['{schema_type}'])\n"
-        "print({'numba', 'asyncio', 'uvloop', 'click', 'grpc', 'pydantic'} & set(sys.modules))"
+        "print({'numba', 'numpy', 'asyncio', 'uvloop', 'click', 'grpc', 'pydantic'} & set(sys.modules))"
     )
     command = [sys.executable, "-I", "-S", "-c", program, *child_process._import_paths()]
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "set()\n"

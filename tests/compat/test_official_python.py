@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,13 +61,17 @@ def running(
 class Scenario:
     """One scenario in a process of its own."""
 
-    def __init__(self, process: BrokerProcess, script: str, name: str, folder: Path) -> None:
+    def __init__(
+        self, process: BrokerProcess, script: str, name: str, folder: Path, certificates: Path | None = None
+    ) -> None:
         self.output_path = folder / "scenario.output"
+        scheme = "http" if certificates is None else "https"
+        trusted = {} if certificates is None else {"SCENARIO_CERTIFICATES": str(certificates)}
         self.broker = process
         topic = f"/default/{script}-{name}".replace("_", "-")
         command = [
             *(str(OFFICIAL / "bin/python"), "-E", "-s", "-W", "error::ResourceWarning"),
-            *(str(SCRIPTS / f"{script}.py"), name, f"http://{process.grpc_address}", topic),
+            *(str(SCRIPTS / f"{script}.py"), name, f"{scheme}://{process.grpc_address}", topic),
         ]
         with self.output_path.open("wb") as output:
             self._process = subprocess.Popen(
@@ -76,6 +81,7 @@ class Scenario:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 preexec_fn=die_with_parent,
+                env={**os.environ, **trusted},
                 text=True,
             )
 
@@ -108,8 +114,10 @@ class Scenario:
 
 
 @contextmanager
-def started(process: BrokerProcess, script: str, name: str, folder: Path) -> Iterator[Scenario]:
-    scenario = Scenario(process, script, name, folder)
+def started(
+    process: BrokerProcess, script: str, name: str, folder: Path, certificates: Path | None = None
+) -> Iterator[Scenario]:
+    scenario = Scenario(process, script, name, folder, certificates)
     try:
         yield scenario
     finally:
@@ -157,6 +165,29 @@ def test_restart(broker: Any, tmp_path: Path, name: str, workers: int) -> None:
     with started(process, "restarts", name, tmp_path) as scenario:
         remarks = scenario.wait(fulfil)
     print(*remarks)
+
+
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path]]:
+    """A broker whose data port speaks TLS, and its certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += ["-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    environment = {"DANUBE_GRPC__CERT_FILE": str(certificate), "DANUBE_GRPC__KEY_FILE": str(key)}
+    with BrokerProcess(folder / "data", environment=environment) as process:
+        yield process, certificate
+
+
+@pytest.mark.parametrize(
+    ("script", "name"), [("messages", "fields"), ("messages", "large"), ("subscriptions", "shared")]
+)
+def test_over_tls(over_tls: tuple[BrokerProcess, Path], tmp_path: Path, script: str, name: str) -> None:
+    process, certificate = over_tls
+    with started(process, script, name, tmp_path, certificate) as scenario:
+        scenario.wait()
 
 
 def test_every_script_has_scenarios() -> None:

@@ -38,7 +38,7 @@ class PartitionConsumer:
         self._stream: Stream | None = None
         self._closed = threading.Event()
 
-    def subscribe(self) -> None:
+    def subscribe(self) -> Route:
         def attempt(route: Route) -> pb.ConsumerResponse:
             self._request.request_id = self._routes.request_id()
             return route.channel.call(
@@ -47,14 +47,18 @@ class PartitionConsumer:
 
         self._route, made = self._routes.retrying(self._request.topic_name, attempt)
         self._consumer_id = made.consumer_id
+        return self._route
 
     def messages(self) -> Iterator[Received]:
-        """Messages until close; raises the error after which another try cannot help."""
-        failures = 0
+        """Messages until close; raises the error after which another try cannot help.
+
+        A stream that ends is opened again with the same number, one that breaks after subscribing again.
+        """
+        failures = ends = 0
         while not self._closed.is_set():
             try:
                 for one in self._receive():
-                    failures = 0
+                    failures = ends = 0
                     yield one
             except DanubeError as error:
                 if self._closed.is_set():
@@ -62,22 +66,17 @@ class PartitionConsumer:
                 failures += 1
                 if failures > RETRIES or status_of(error) not in RETRIED | {"NOT_FOUND"}:
                     raise
+                self._route = None
                 self._routes.pause(failures)
-                self.subscribe()
             else:
-                if not self._closed.is_set():
-                    failures += 1
-                    self._routes.pause(min(failures, RETRIES))
+                ends = min(ends + 1, RETRIES)
+                self._routes.pause(ends)
 
     def _receive(self) -> Iterator[Received]:
-        route = self._route
-        if route is None:
-            self.subscribe()
-            return
+        route = self._route or self.subscribe()
         request = pb.ReceiveRequest(request_id=self._routes.request_id(), consumer_id=self._consumer_id)
-        self._stream = route.channel.stream(
-            "/danube.ConsumerService/ReceiveMessages", request, pb.StreamMessage
-        )
+        method = "/danube.ConsumerService/ReceiveMessages"
+        self._stream = route.channel.stream(method, request, pb.StreamMessage)
         for message in self._stream:
             yield route, message
 

@@ -361,6 +361,17 @@ def test_a_broker_that_stays_away_ends_it(line: Line) -> None:
     assert len(line.requests("ReceiveMessages")) == 6
 
 
+def test_a_broker_that_comes_back_late_is_found_again(line: Line) -> None:
+    gone = FakeStream()
+    gone.put(message(1))
+    gone.put(status_error("UNAVAILABLE", "gone"))
+    line.streams.append(gone)
+    line.failures["Subscribe"] = ["", *["UNAVAILABLE"] * 13]  # longer than one round of tries
+    line.consumed(message(2))
+    assert len(line.requests("Subscribe")) == 15
+    assert line.topics["/default/test_topic"].acked == [1, 2]
+
+
 def test_a_subscription_that_is_refused(line: Line) -> None:
     line.failures["Subscribe"] = ["PERMISSION_DENIED"]
     assert "status PERMISSION_DENIED" in line(*CONSUME, exit_code=1).stderr

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CREDIT_RECORDS = 1_000
 CREDIT_BYTES = 4 * 1024 * 1024
+CONNECTION_CREDIT_BYTES = 64 * 1024 * 1024  # of the consumers of one connection together
 UNKNOWN_DELAY_S = 0.2  # some clients ask again at once, for ever
 
 
@@ -101,6 +102,7 @@ class Consuming:
         self._session = session
         self._known = known
         self._by_id: dict[int, GrpcConsumer] = {}
+        self._by_connection: dict[Any, set[GrpcConsumer]] = {}
 
     # -- consumers --------------------------------------------------------------------------------
 
@@ -108,13 +110,14 @@ class Consuming:
         """Join a subscription as this consumer; one of the same name here or elsewhere is taken over."""
         if self.draining:
             raise Draining("the broker is stopping", hint="connect again")
-        older = self._by_id.pop(identity.consumer_id, None)
+        older = self._by_id.get(identity.consumer_id)
         if older is not None:
-            self._detach(older)
+            self._forget(older)
             self._end(older, None)
         consumer = GrpcConsumer(self, identity, connection)
         consumer.handle = self._session.open_handle(consumer)
         self._by_id[identity.consumer_id] = consumer
+        self._by_connection.setdefault(connection, set()).add(consumer)
         body = Subscribe(
             partition=self.physical_name(identity),
             subscription=identity.subscription,
@@ -136,7 +139,7 @@ class Consuming:
         return self._by_id.get(consumer_id)
 
     def of_connection(self, connection: Any) -> list[GrpcConsumer]:
-        return [one for one in self._by_id.values() if one.connection is connection]
+        return list(self._by_connection.get(connection, ()))
 
     async def receive(self, consumer_id: int, connection: Streaming, stream: Stream) -> None:
         """Start the stream of a consumer; an older stream of it ends, and what that held comes again."""
@@ -157,7 +160,8 @@ class Consuming:
         consumer.stream = stream
         stream.context = consumer
         connection.send_head(stream, RESPONSE_HEAD)
-        self.credit(consumer, CREDIT_RECORDS, CREDIT_BYTES)
+        share = CONNECTION_CREDIT_BYTES // len(self._by_connection[connection])
+        self.credit(consumer, CREDIT_RECORDS, min(CREDIT_BYTES, share))
 
     def credit(self, consumer: GrpcConsumer, records: int, size_bytes: int) -> None:
         if consumer.handle:
@@ -166,9 +170,7 @@ class Consuming:
     def leave(self, consumer: GrpcConsumer) -> None:
         """The client dropped the stream or the connection: what it held is delivered again."""
         consumer.stream = None
-        if self._by_id.get(consumer.consumer_id) is consumer:
-            del self._by_id[consumer.consumer_id]
-        self._detach(consumer)
+        self._forget(consumer)
 
     def drop(self, consumer_id: int) -> None:
         """Undo a Subscribe whose consumer could not be kept."""
@@ -183,8 +185,7 @@ class Consuming:
     def closed(self, consumer: GrpcConsumer, error: DanubeError) -> None:
         """The owner ended it.  A taken-over stream ends well; all others say what happened."""
         consumer.handle = 0
-        if self._by_id.get(consumer.consumer_id) is consumer:
-            del self._by_id[consumer.consumer_id]
+        self._forget(consumer)
         self._end(consumer, None if isinstance(error, Fenced) else error)
 
     def drain(self) -> None:
@@ -194,17 +195,19 @@ class Consuming:
             self._end(consumer, Draining("the broker is stopping", hint="receive again in a moment"))
             self.leave(consumer)
 
-    def _detach(self, consumer: GrpcConsumer) -> None:
+    def _forget(self, consumer: GrpcConsumer) -> None:
+        """Nothing of the consumer stays, here or at the owner; its id stays known."""
+        if self._by_id.get(consumer.consumer_id) is consumer:
+            del self._by_id[consumer.consumer_id]
+        others = self._by_connection.get(consumer.connection)
+        if others is not None:
+            others.discard(consumer)
+            if not others:
+                del self._by_connection[consumer.connection]
         handle, consumer.handle = consumer.handle, 0
         if handle:
             self._session.drop_handle(handle)
             self._session.request(Kind.CLOSE_CONSUMER, None, handle, lambda frame, data: None)
-
-    def _forget(self, consumer: GrpcConsumer) -> None:
-        """A Subscribe that failed or was given up: nothing of it stays, here or at the owner."""
-        if self._by_id.get(consumer.consumer_id) is consumer:
-            del self._by_id[consumer.consumer_id]
-        self._detach(consumer)
 
     def _end(self, consumer: GrpcConsumer, error: DanubeError | None) -> None:
         stream, consumer.stream = consumer.stream, None

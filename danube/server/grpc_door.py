@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from danube.server.settling import Settling
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
+STREAM_QUEUE_BYTES_MAX = 32 * 1024 * 1024  # a consumer's credit, and the largest batch beyond it
+CONNECTION_QUEUE_BYTES_MAX = 256 * 1024 * 1024
 # A client whose stream ended calls again at once.  Answered with UNAVAILABLE it waits and comes back;
 # tonic takes a connection that closes under its call for a fault that no second attempt can mend.
 GOAWAY_DELAY_S = 0.05
@@ -64,7 +66,11 @@ class GrpcDoor:
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max
-        self.http2_settings = Http2Settings(handshake_timeout_ns=handshake_timeout_ms * 1_000_000)
+        self.http2_settings = Http2Settings(
+            handshake_timeout_ns=handshake_timeout_ms * 1_000_000,
+            queued_bytes_per_stream_max=STREAM_QUEUE_BYTES_MAX,
+            queued_bytes_max=CONNECTION_QUEUE_BYTES_MAX,
+        )
         self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
         self.connections: dict[GrpcConnection, None] = {}
         self.schedule_turn = schedule_turn

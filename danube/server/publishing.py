@@ -116,6 +116,11 @@ class Target:
         self.waiters: list[asyncio.Future[None]] = []
         self.users: set[Any] = set()  # connections that created this producer
 
+    @property
+    def idle(self) -> bool:
+        """Whether no connection created it and nothing of it waits for an answer."""
+        return not (self.users or self.groups or self.in_flight or self.waiters)
+
     def delivered(self, batches: bytes | memoryview) -> None:
         """A producer gets no deliveries."""
 
@@ -132,6 +137,8 @@ class Publishing:
         self._router = router
         self._metadata_version = metadata_version
         self._targets: dict[tuple[str, str], Target] = {}
+        self._by_id: dict[int, Target] = {}
+        self._by_user: dict[Any, set[Target]] = {}  # connection -> what it created
         self._dirty: dict[Target, None] = {}
 
     @property
@@ -147,6 +154,7 @@ class Publishing:
             raise Draining("the broker is stopping", hint="connect again")
         target = self._target(partition, name)
         target.users.add(user)
+        self._by_user.setdefault(user, set()).add(target)
         if exclusive and not target.exclusive and target.handle:
             self._close(target)
         target.exclusive |= exclusive
@@ -159,7 +167,7 @@ class Publishing:
 
     def known(self, producer_id: int) -> bool:
         """Whether a producer with this id was created or used on this worker."""
-        return any(target.producer_id == producer_id for target in self._targets.values())
+        return producer_id in self._by_id
 
     def _target(self, partition: str, name: str) -> Target:
         target = self._targets.get((partition, name))
@@ -180,20 +188,27 @@ class Publishing:
         producer_id = producer_identity(record.topic_id, index, target.name)
         if target.producer_id not in (0, producer_id):  # the topic was deleted and made again
             self._close(target)
+            self._by_id.pop(target.producer_id, None)
         target.producer_id = producer_id
+        self._by_id[producer_id] = target
 
     def _forget_idle(self) -> None:
-        idle = [key for key, one in self._targets.items() if not (one.users or one.groups or one.in_flight)]
-        for key in idle[: TARGETS_MAX // 10]:
-            self._close(self._targets.pop(key))
+        idle = [target for target in self._targets.values() if target.idle]
+        for target in idle[: TARGETS_MAX // 10]:
+            self._forget(target)
 
     def connection_lost(self, user: Any) -> None:
         """The connection that created producers is gone; those that nobody else uses are closed."""
-        for key in [key for key, target in self._targets.items() if user in target.users]:
-            target = self._targets[key]
+        for target in self._by_user.pop(user, ()):
             target.users.discard(user)
-            if not (target.users or target.groups or target.in_flight):
-                self._close(self._targets.pop(key))
+            if target.idle:
+                self._forget(target)
+
+    def _forget(self, target: Target) -> None:
+        del self._targets[target.partition, target.name]
+        if self._by_id.get(target.producer_id) is target:
+            del self._by_id[target.producer_id]
+        self._close(target)
 
     def _open(self, target: Target) -> None:
         if target.opening:

@@ -26,11 +26,11 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""
 
     def __str__(self) -> str:
-        """``path: rule: message (old -> new) hint``."""
+        """``path: rule: message (old -> new); hint``."""
         text = f"{self.path or '(root)'}: {self.rule}: {self.message}"
         if self.old is not None or self.new is not None:
             text += f" ({_short(self.old)} -> {_short(self.new)})"
-        return f"{text} {self.hint}".rstrip()
+        return f"{text}; {self.hint}" if self.hint else text
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Build a client's scenarios with its own toolchain and run them against a broker.
 
-The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``; for ``@restart`` the
-broker is stopped and started again and a line answers.  What cannot be built because a toolchain or the
+The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``; for ``@restart``
+(``@kill``: by SIGKILL) the broker is stopped and started again and a line answers.  What cannot be built
+because a toolchain or the
 client itself is missing is ``skipped``.
 """
 
@@ -132,10 +133,10 @@ def running_broker() -> Iterator[BrokerProcess]:
             process.kill()
 
 
-def run(language: str, command: list[str], broker: BrokerProcess) -> bool:
+def run(language: str, command: list[str], broker: BrokerProcess, wanted: Sequence[str] = ()) -> bool:
     """Print what each scenario came to; False when one failed or the program broke off."""
     program = subprocess.Popen(
-        [*command, f"http://{broker.grpc_address}"],
+        [*command, f"http://{broker.grpc_address}", *wanted],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -146,8 +147,8 @@ def run(language: str, command: list[str], broker: BrokerProcess) -> bool:
     alarm.start()
     try:
         for line in program.stdout or ():
-            if line.startswith("@restart"):
-                broker.stop()
+            if line.startswith(("@restart", "@kill")):
+                broker.kill() if line.startswith("@kill") else broker.stop()
                 broker.start()
                 _answer(program)
             elif line.startswith(("ok ", "FAIL ", "skipped ")):
@@ -178,10 +179,10 @@ def say(outcome: str, language: str, what: str) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    if len(words) != 1 or words[0] not in BUILDS:
-        print(f"usage: python -m tests.compat.run {'|'.join(BUILDS)}", file=sys.stderr)
+    if not words or words[0] not in BUILDS:
+        print(f"usage: python -m tests.compat.run {'|'.join(BUILDS)} [SCENARIO...]", file=sys.stderr)
         return 2
-    language = words[0]
+    language, *wanted = words
     BUILD.mkdir(parents=True, exist_ok=True)
     try:
         command = BUILDS[language]()
@@ -193,7 +194,7 @@ def main(words: Sequence[str]) -> int:
         return 1
     try:
         with running_broker() as broker:
-            return 0 if run(language, command, broker) else 1
+            return 0 if run(language, command, broker, wanted) else 1
     except BrokerFailed as error:
         say("FAIL", language, f"broker: {error}")
         return 1

@@ -21,7 +21,7 @@ VIOLATION = {
     "path": "/fields/x", "rule": "type_changed", "message": "int cannot be read as string",
     "direction": "backward", "version": 1, "old": "int", "new": "string", "hint": "keep int",
 }  # fmt: skip
-TOLD = "/fields/x: type_changed: int cannot be read as string (int -> string) keep int"
+TOLD = "/fields/x: type_changed: int cannot be read as string (int -> string); keep int"
 
 
 class Line:

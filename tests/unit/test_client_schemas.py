@@ -108,7 +108,7 @@ async def test_every_violation_comes_with_check_diff_and_a_refused_registration(
         assert not checked.compatible
         assert fake.registry.calls[-1][1]["compatibility"] == "full"
         assert [str(one) for one in checked.violations] == [
-            "/fields/x: type_changed: int cannot be read as string (int -> string) keep int",
+            "/fields/x: type_changed: int cannot be read as string (int -> string); keep int",
             "(root): type_changed: int cannot be read as string",
         ]
         found = await client.schemas.diff("s")

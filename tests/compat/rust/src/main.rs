@@ -1,7 +1,7 @@
 //! The official Rust client, unchanged, against a broker: one line a scenario, `ok` or `FAIL` and why.
 //!
-//! Usage: `danube-compat URL`.  Where a scenario needs the broker restarted it prints `@restart` and
-//! waits for a line on standard input.
+//! Usage: `danube-compat URL [SCENARIO...]`.  A scenario that needs the broker restarted prints `@restart`, or
+//! `@kill` for SIGKILL to all of it, and waits for a line on standard input.  With DANUBE_COMPAT_TRACE the client's warnings go to standard error.
 
 mod scenarios;
 mod schemas;
@@ -12,11 +12,12 @@ use std::time::Duration;
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(60);
 
 macro_rules! run {
-    ($failed:ident, $url:expr, $($module:ident :: $name:ident),* $(,)?) => {
+    ($failed:ident, $wanted:expr, $url:expr, $($module:ident :: $name:ident),* $(,)?) => {
         $(
             let name = stringify!($name).replace('_', "-");
             let topic = format!("/default/rust-{name}");
-            match tokio::time::timeout(SCENARIO_TIMEOUT, $module::$name($url, &topic)).await {
+            let chosen = $wanted.is_empty() || $wanted.contains(&name);
+            if chosen { match tokio::time::timeout(SCENARIO_TIMEOUT, $module::$name($url, &topic)).await {
                 Ok(Ok(())) => println!("ok {name}"),
                 Ok(Err(error)) => {
                     $failed = true;
@@ -26,18 +27,29 @@ macro_rules! run {
                     $failed = true;
                     println!("FAIL {name}: not done within {} s", SCENARIO_TIMEOUT.as_secs());
                 }
-            }
+            } }
         )*
     };
 }
 
 #[tokio::main]
 async fn main() {
-    let url = std::env::args().nth(1).expect("usage: danube-compat URL");
+    if std::env::var_os("DANUBE_COMPAT_TRACE").is_some() {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_writer(std::io::stderr)
+            .init();
+    }
+    let mut words = std::env::args().skip(1);
+    let url = words
+        .next()
+        .expect("usage: danube-compat URL [SCENARIO...]");
+    let wanted: Vec<String> = words.collect();
     let url = url.as_str();
     let mut failed = false;
     run!(
         failed,
+        wanted,
         url,
         scenarios::exclusive,
         scenarios::shared,
@@ -54,6 +66,7 @@ async fn main() {
         schemas::schema_compatibility,
         schemas::schema_absent,
         scenarios::restart,
+        scenarios::kill,
     );
     std::process::exit(i32::from(failed));
 }

@@ -37,8 +37,14 @@ pub async fn shared(url: &str, topic: &str) -> Outcome {
     }
     let (one, two) = (texts(&one), texts(&two));
     let all: BTreeSet<String> = one.union(&two).cloned().collect();
-    ensure(all.len() == 40, format!("{} of 40 messages came", all.len()))?;
-    ensure(!one.is_empty() && !two.is_empty(), "one of two consumers got nothing")?;
+    ensure(
+        all.len() == 40,
+        format!("{} of 40 messages came", all.len()),
+    )?;
+    ensure(
+        !one.is_empty() && !two.is_empty(),
+        "one of two consumers got nothing",
+    )?;
     ensure(one.is_disjoint(&two), "both consumers got the same message")?;
     first.close().await;
     second.close().await;
@@ -52,14 +58,23 @@ pub async fn failover(url: &str, topic: &str) -> Outcome {
     let mut active = read(&client, topic, "c1", "s", SubType::FailOver, &[]).await?;
     let mut standby = read(&other, topic, "c2", "s", SubType::FailOver, &[]).await?;
     send(&producer, 0..10).await?;
-    ensure(active.take(10).await? == numbered(0..10), "the active consumer lacks messages")?;
-    ensure(standby.drain().await?.is_empty(), "the standby got messages")?;
+    ensure(
+        active.take(10).await? == numbered(0..10),
+        "the active consumer lacks messages",
+    )?;
+    ensure(
+        standby.drain().await?.is_empty(),
+        "the standby got messages",
+    )?;
     active.close().await;
     drop(client);
     let client = connect(url).await?;
     let producer = reliable(&client, topic, "p2").await?;
     send(&producer, 10..20).await?;
-    ensure(standby.take(10).await? == numbered(10..20), "the standby did not take over")?;
+    ensure(
+        standby.take(10).await? == numbered(10..20),
+        "the standby did not take over",
+    )?;
     standby.close().await;
     Ok(())
 }
@@ -71,7 +86,9 @@ pub async fn key_shared(url: &str, topic: &str) -> Outcome {
     let mut second = read(&client, topic, "c2", "s", SubType::KeyShared, &[]).await?;
     for number in 0..60 {
         let key = format!("key{}", number % 12);
-        producer.send_with_key(format!("{number}").into_bytes(), None, &key).await?;
+        producer
+            .send_with_key(format!("{number}").into_bytes(), None, &key)
+            .await?;
     }
     let mut owners: HashMap<String, usize> = HashMap::new();
     let mut last: HashMap<String, u64> = HashMap::new();
@@ -80,10 +97,16 @@ pub async fn key_shared(url: &str, topic: &str) -> Outcome {
         for (owner, reader) in [&mut first, &mut second].into_iter().enumerate() {
             for message in reader.drain().await? {
                 let key = message.routing_key.clone().unwrap_or_default();
-                ensure(*owners.entry(key.clone()).or_insert(owner) == owner, "a key changed its consumer")?;
+                ensure(
+                    *owners.entry(key.clone()).or_insert(owner) == owner,
+                    "a key changed its consumer",
+                )?;
                 let number: u64 = text(&message).parse()?;
                 let before = last.insert(key, number);
-                ensure(before.is_none_or(|one| one < number), "a key's messages are out of order")?;
+                ensure(
+                    before.is_none_or(|one| one < number),
+                    "a key's messages are out of order",
+                )?;
                 seen += 1;
             }
         }
@@ -92,7 +115,10 @@ pub async fn key_shared(url: &str, topic: &str) -> Outcome {
         }
     }
     ensure(seen == 60, format!("{seen} of 60 messages came"))?;
-    ensure(owners.values().collect::<BTreeSet<_>>().len() == 2, "one consumer has all keys")?;
+    ensure(
+        owners.values().collect::<BTreeSet<_>>().len() == 2,
+        "one consumer has all keys",
+    )?;
     first.close().await;
     second.close().await;
     Ok(())
@@ -104,10 +130,18 @@ pub async fn key_filter(url: &str, topic: &str) -> Outcome {
     let mut eu = read(&client, topic, "c1", "s", SubType::KeyShared, &["eu-*"]).await?;
     let mut us = read(&client, topic, "c2", "s", SubType::KeyShared, &["us-1"]).await?;
     for key in ["eu-1", "us-1", "eu-2", "us-1"] {
-        producer.send_with_key(key.as_bytes().to_vec(), None, key).await?;
+        producer
+            .send_with_key(key.as_bytes().to_vec(), None, key)
+            .await?;
     }
-    ensure(eu.take(2).await? == ["eu-1", "eu-2"], "the filter eu-* did not hold")?;
-    ensure(us.take(2).await? == ["us-1", "us-1"], "the filter us-1 did not hold")?;
+    ensure(
+        eu.take(2).await? == ["eu-1", "eu-2"],
+        "the filter eu-* did not hold",
+    )?;
+    ensure(
+        us.take(2).await? == ["us-1", "us-1"],
+        "the filter us-1 did not hold",
+    )?;
     eu.close().await;
     us.close().await;
     Ok(())
@@ -130,25 +164,42 @@ pub async fn partitioned(url: &str, topic: &str) -> Outcome {
     for _ in 0..30 {
         let message = reader.next().await?;
         reader.consumer.ack(&message).await?;
-        *partitions.entry(message.msg_id.topic_name.clone()).or_default() += 1;
+        *partitions
+            .entry(message.msg_id.topic_name.clone())
+            .or_default() += 1;
         found.insert(text(&message));
     }
-    ensure(found.len() == 30, format!("{} of 30 messages came", found.len()))?;
-    ensure(partitions.len() == 3, format!("messages came from {partitions:?}"))?;
-    ensure(partitions.contains_key(&format!("{topic}-part-0")), format!("{partitions:?}"))?;
+    ensure(
+        found.len() == 30,
+        format!("{} of 30 messages came", found.len()),
+    )?;
+    ensure(
+        partitions.len() == 3,
+        format!("messages came from {partitions:?}"),
+    )?;
+    ensure(
+        partitions.contains_key(&format!("{topic}-part-0")),
+        format!("{partitions:?}"),
+    )?;
     reader.close().await;
     Ok(())
 }
 
 pub async fn non_reliable(url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
-    let mut producer = client.new_producer().with_topic(topic).with_name("p").build()?;
+    let mut producer = client
+        .new_producer()
+        .with_topic(topic)
+        .with_name("p")
+        .build()?;
     producer.create().await?;
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
     // The stream must be open before a message that is not kept can be seen.
     let mut first = String::new();
     for number in 0..50 {
-        producer.send(format!("warm{number}").into_bytes(), None).await?;
+        producer
+            .send(format!("warm{number}").into_bytes(), None)
+            .await?;
         if let Ok(Some(message)) =
             tokio::time::timeout(Duration::from_millis(200), reader.messages.recv()).await
         {
@@ -156,10 +207,16 @@ pub async fn non_reliable(url: &str, topic: &str) -> Outcome {
             break;
         }
     }
-    ensure(first.starts_with("warm"), "no message of a non-reliable topic came")?;
+    ensure(
+        first.starts_with("warm"),
+        "no message of a non-reliable topic came",
+    )?;
     reader.drain().await?;
     send(&producer, 0..20).await?;
-    ensure(reader.take(20).await? == numbered(0..20), "messages are missing")?;
+    ensure(
+        reader.take(20).await? == numbered(0..20),
+        "messages are missing",
+    )?;
     reader.close().await;
     Ok(())
 }
@@ -168,20 +225,43 @@ pub async fn attributes_and_keys(url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
     let producer = reliable(&client, topic, "the-producer").await?;
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
-    let attributes = HashMap::from([("a".to_string(), "1".to_string()), ("b".to_string(), "é".to_string())]);
-    producer.send_with_key(b"\x00\xff".to_vec(), Some(attributes.clone()), "k").await?;
+    let attributes = HashMap::from([
+        ("a".to_string(), "1".to_string()),
+        ("b".to_string(), "é".to_string()),
+    ]);
+    producer
+        .send_with_key(b"\x00\xff".to_vec(), Some(attributes.clone()), "k")
+        .await?;
     producer.send(Vec::new(), None).await?;
     let first = reader.next().await?;
     ensure(first.payload.as_ref() == b"\x00\xff", "the payload changed")?;
-    ensure(first.attributes == attributes, format!("attributes are {:?}", first.attributes))?;
-    ensure(first.routing_key.as_deref() == Some("k"), format!("the key is {:?}", first.routing_key))?;
-    ensure(first.producer_name == "the-producer", format!("the producer is {}", first.producer_name))?;
-    ensure(first.msg_id.topic_name == topic, format!("the topic is {}", first.msg_id.topic_name))?;
+    ensure(
+        first.attributes == attributes,
+        format!("attributes are {:?}", first.attributes),
+    )?;
+    ensure(
+        first.routing_key.as_deref() == Some("k"),
+        format!("the key is {:?}", first.routing_key),
+    )?;
+    ensure(
+        first.producer_name == "the-producer",
+        format!("the producer is {}", first.producer_name),
+    )?;
+    ensure(
+        first.msg_id.topic_name == topic,
+        format!("the topic is {}", first.msg_id.topic_name),
+    )?;
     ensure(first.schema_id.is_none(), "a schema id came from nowhere")?;
     reader.consumer.ack(&first).await?;
     let second = reader.next().await?;
-    ensure(second.payload.is_empty() && second.routing_key.is_none(), "the empty message is not empty")?;
-    ensure(second.msg_id.topic_offset == first.msg_id.topic_offset + 1, "offsets have a gap")?;
+    ensure(
+        second.payload.is_empty() && second.routing_key.is_none(),
+        "the empty message is not empty",
+    )?;
+    ensure(
+        second.msg_id.topic_offset == first.msg_id.topic_offset + 1,
+        "offsets have a gap",
+    )?;
     reader.close().await;
     Ok(())
 }
@@ -192,12 +272,24 @@ pub async fn nack(url: &str, topic: &str) -> Outcome {
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
     send(&producer, 0..1).await?;
     let first = reader.next().await?;
-    reader.consumer.nack(&first, Some(0), Some("try again".to_string())).await?;
+    reader
+        .consumer
+        .nack(&first, Some(0), Some("try again".to_string()))
+        .await?;
     let again = reader.next().await?;
-    ensure(text(&again) == "m0", format!("{} came after the nack", text(&again)))?;
-    ensure(again.msg_id.topic_offset == first.msg_id.topic_offset, "it came with another offset")?;
+    ensure(
+        text(&again) == "m0",
+        format!("{} came after the nack", text(&again)),
+    )?;
+    ensure(
+        again.msg_id.topic_offset == first.msg_id.topic_offset,
+        "it came with another offset",
+    )?;
     reader.consumer.ack(&again).await?;
-    ensure(reader.drain().await?.is_empty(), "it came again after its ack")?;
+    ensure(
+        reader.drain().await?.is_empty(),
+        "it came again after its ack",
+    )?;
     reader.close().await;
     Ok(())
 }
@@ -207,7 +299,10 @@ pub async fn resume(url: &str, topic: &str) -> Outcome {
     let producer = reliable(&client, topic, "p").await?;
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
     send(&producer, 0..10).await?;
-    ensure(reader.take(4).await? == numbered(0..4), "the first messages are wrong")?;
+    ensure(
+        reader.take(4).await? == numbered(0..4),
+        "the first messages are wrong",
+    )?;
     reader.close().await;
     let later = connect(url).await?;
     let mut reader = read(&later, topic, "c", "s", SubType::Exclusive, &[]).await?;
@@ -218,13 +313,25 @@ pub async fn resume(url: &str, topic: &str) -> Outcome {
 }
 
 pub async fn restart(url: &str, topic: &str) -> Outcome {
+    go_on_after("@restart", url, topic).await
+}
+
+pub async fn kill(url: &str, topic: &str) -> Outcome {
+    go_on_after("@kill", url, topic).await
+}
+
+/// Producer and consumer go on after what the runner does to the broker for this word.
+async fn go_on_after(word: &str, url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
     let producer = reliable(&client, topic, "p").await?;
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
     send(&producer, 0..10).await?;
-    ensure(reader.take(10).await? == numbered(0..10), "messages are missing before the restart")?;
+    ensure(
+        reader.take(10).await? == numbered(0..10),
+        "messages are missing before the restart",
+    )?;
     send(&producer, 10..15).await?;
-    println!("@restart");
+    println!("{word}");
     tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new())).await??;
     send(&producer, 15..20).await?;
     // What was delivered and not acknowledged before the restart may come twice, never not at all.

@@ -5,8 +5,7 @@ use danube_client::{CompatibilityMode, SchemaType, SubType};
 use crate::steps::{connect, ensure, read, text, Outcome};
 
 const FIRST: &str = r#"{"type":"object","properties":{"id":{"type":"integer"}},"required":["id"]}"#;
-const SECOND: &str =
-    r#"{"type":"object","properties":{"id":{"type":"integer"},"note":{"type":"string"}},"required":["id"]}"#;
+const SECOND: &str = r#"{"type":"object","properties":{"id":{"type":"integer"},"note":{"type":"string"}},"required":["id"]}"#;
 const WORSE: &str = r#"{"type":"object","properties":{"id":{"type":"string"}},"required":["id"]}"#;
 const AVRO: &str = r#"{"type":"record","name":"Point","fields":[{"name":"x","type":"int"}]}"#;
 
@@ -29,7 +28,10 @@ pub async fn schema_subject(url: &str, topic: &str) -> Outcome {
         .await?;
     ensure(again == id, "the same definition got another id")?;
     let latest = registry.get_latest_schema(&subject).await?;
-    ensure(latest.schema_id == id && latest.version == 1, format!("latest is {latest:?}"))?;
+    ensure(
+        latest.schema_id == id && latest.version == 1,
+        format!("latest is {latest:?}"),
+    )?;
     let mut producer = client
         .new_producer()
         .with_topic(topic)
@@ -41,11 +43,20 @@ pub async fn schema_subject(url: &str, topic: &str) -> Outcome {
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
     producer.send(br#"{"id":1}"#.to_vec(), None).await?;
     let message = reader.next().await?;
-    ensure(message.schema_id == Some(id), format!("the message's schema id is {:?}", message.schema_id))?;
-    ensure(message.schema_version == Some(1), format!("its version is {:?}", message.schema_version))?;
+    ensure(
+        message.schema_id == Some(id),
+        format!("the message's schema id is {:?}", message.schema_id),
+    )?;
+    ensure(
+        message.schema_version == Some(1),
+        format!("its version is {:?}", message.schema_version),
+    )?;
     ensure(text(&message) == r#"{"id":1}"#, "the payload changed")?;
     let by_id = registry.get_schema_by_id(id).await?;
-    ensure(by_id.subject == subject, format!("schema {id} is of {}", by_id.subject))?;
+    ensure(
+        by_id.subject == subject,
+        format!("schema {id} is of {}", by_id.subject),
+    )?;
     reader.close().await;
     Ok(())
 }
@@ -88,7 +99,10 @@ pub async fn schema_versions(url: &str, topic: &str) -> Outcome {
     let second = reader.next().await?;
     ensure(
         (first.schema_version, second.schema_version) == (Some(1), Some(2)),
-        format!("versions came as {:?} and {:?}", first.schema_version, second.schema_version),
+        format!(
+            "versions came as {:?} and {:?}",
+            first.schema_version, second.schema_version
+        ),
     )?;
     reader.close().await;
     Ok(())
@@ -107,12 +121,27 @@ pub async fn schema_compatibility(url: &str, topic: &str) -> Outcome {
     };
     register(FIRST).await?;
     let json = SchemaType::JsonSchema;
-    let fine = registry.check_compatibility(&subject, SECOND.into(), json, None).await?;
-    ensure(fine.is_compatible, format!("an optional property is refused: {:?}", fine.errors))?;
-    let worse = registry.check_compatibility(&subject, WORSE.into(), json, None).await?;
-    ensure(!worse.is_compatible && !worse.errors.is_empty(), "a changed type is taken")?;
-    ensure(register(WORSE).await.is_err(), "an incompatible version was registered")?;
-    registry.set_compatibility_mode(&subject, CompatibilityMode::None).await?;
+    let fine = registry
+        .check_compatibility(&subject, SECOND.into(), json, None)
+        .await?;
+    ensure(
+        fine.is_compatible,
+        format!("an optional property is refused: {:?}", fine.errors),
+    )?;
+    let worse = registry
+        .check_compatibility(&subject, WORSE.into(), json, None)
+        .await?;
+    ensure(
+        !worse.is_compatible && !worse.errors.is_empty(),
+        "a changed type is taken",
+    )?;
+    ensure(
+        register(WORSE).await.is_err(),
+        "an incompatible version was registered",
+    )?;
+    registry
+        .set_compatibility_mode(&subject, CompatibilityMode::None)
+        .await?;
     register(WORSE).await?;
     let avro = format!("{subject}-avro");
     registry
@@ -127,12 +156,18 @@ pub async fn schema_compatibility(url: &str, topic: &str) -> Outcome {
         .with_schema_data("{")
         .execute()
         .await;
-    ensure(unusable.is_err(), "a definition that does not parse was registered")
+    ensure(
+        unusable.is_err(),
+        "a definition that does not parse was registered",
+    )
 }
 
 pub async fn schema_absent(url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
-    let absent = client.schema().get_latest_schema("there-is-no-such-subject").await;
+    let absent = client
+        .schema()
+        .get_latest_schema("there-is-no-such-subject")
+        .await;
     ensure(absent.is_err(), "a subject that does not exist was found")?;
     let mut producer = client
         .new_producer()
@@ -140,5 +175,8 @@ pub async fn schema_absent(url: &str, topic: &str) -> Outcome {
         .with_name("p")
         .with_schema_subject("there-is-no-such-subject")
         .build()?;
-    ensure(producer.create().await.is_err(), "a producer of an absent subject was created")
+    ensure(
+        producer.create().await.is_err(),
+        "a producer of an absent subject was created",
+    )
 }

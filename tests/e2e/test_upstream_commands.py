@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -341,15 +341,41 @@ def test_a_consumer_goes_on_after_the_broker_started_again(tmp_path: Path, consu
         assert consumers[0].stop() == 130
 
 
-def test_nobody_answers() -> None:
-    words = ["--endpoint", f"http://127.0.0.1:{free_port()}", "brokers", "list"]
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN.format("upstream_admin"), *words],
+def run_with(module: str, words: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", MAIN.format(module), *words],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment(),
+        env=environment(**more),
     )
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    told = {"DANUBE_GRPC__CERT_FILE": cert, "DANUBE_GRPC__KEY_FILE": key, "DANUBE_ADMIN__TLS": "true"}
+    with BrokerProcess(tmp_path / "data", environment=told) as process:
+        listing = ["--endpoint", f"http://{process.admin_address}", "brokers", "list"]
+        trusted = {"DANUBE_ADMIN_TLS": "true", "DANUBE_ADMIN_CA": cert, "DANUBE_ADMIN_TOKEN": "any"}
+        listed = run_with("upstream_admin", listing, **trusted)
+        assert listed.returncode == 0, listed.stderr
+        assert f"https://{process.admin_address}" in listed.stdout
+        assert run_with("upstream_admin", listing, DANUBE_ADMIN_TLS="true").returncode == 1
+        assert run_with("upstream_admin", listing).returncode == 1
+        producing = ["produce", "-s", f"https://{process.grpc_address}", "-m", "hello"]
+        sent = run_with("upstream_cli", producing, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=cert)
+        assert "Success: 1" in sent.stdout, sent.stderr
+
+
+def test_nobody_answers() -> None:
+    words = ["--endpoint", f"http://127.0.0.1:{free_port()}", "brokers", "list"]
+    done = run_with("upstream_admin", words)
     assert done.returncode == 1
     assert "status UNAVAILABLE" in done.stderr
     assert "is a broker running there" in done.stderr

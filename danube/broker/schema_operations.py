@@ -348,9 +348,9 @@ def _delete_version(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _delete(operations: Operations, args: Args, answer: Answer) -> None:
     subject = _subject(operations, args)
-    count = len(subject.versions)
+    numbers = [version.number for version in subject.versions]
     command = DeleteSubject(subject=subject.subject)
-    operations.propose(command, answer, lambda _: {"deleted_versions": count})
+    operations.propose(command, answer, lambda _: {"deleted_versions": numbers})
 
 
 # -- topics -------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_versions_and_subjects_are_deleted(bench: Registry) -> None:
     assert bench.ask("schema.subjects")[0]["latest_version"] == 0
     assert isinstance(bench.refused("schema.get", subject="s"), SchemaNotFound)
     assert bench.register(BROKEN)["version"] == 3, "nothing is left to compare with"
-    assert bench.ask("schema.delete", subject="s") == {"deleted_versions": 1}
+    assert bench.ask("schema.delete", subject="s") == {"deleted_versions": [3]}
     assert isinstance(bench.refused("schema.delete", subject="s"), SchemaNotFound)
 
 
@@ -292,7 +292,7 @@ def test_a_topic_is_configured_step_by_step(bench: Registry) -> None:
     assert entry["schema"] == {"subject": "s", "validation": "enforce", "validate_payload": True}
     assert bench.ask("schema.configure_topic", topic=TOPIC, subject="") == none
     assert bench.ask("topic", topic=TOPIC)["schema"] is None
-    assert bench.ask("schema.delete", subject="s") == {"deleted_versions": 1}
+    assert bench.ask("schema.delete", subject="s") == {"deleted_versions": [1]}
 
 
 @pytest.mark.parametrize(

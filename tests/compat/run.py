@@ -2,8 +2,7 @@
 
 The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``; for ``@restart``
 (``@kill``: by SIGKILL) the broker is stopped and started again and a line answers.  What cannot be built
-because a toolchain or the
-client itself is missing is ``skipped``.
+because a toolchain or the client itself is missing is ``skipped``.
 """
 
 from __future__ import annotations

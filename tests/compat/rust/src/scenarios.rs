@@ -4,9 +4,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::BufRead;
 use std::time::Duration;
 
-use danube_client::SubType;
+use danube_client::{DanubeClient, Producer, SubType};
 
-use crate::steps::{connect, ensure, numbered, read, reliable, send, text, texts, Outcome};
+use crate::steps::{
+    connect, ensure, numbered, read, reliable, send, text, texts, Outcome, Reader, Step,
+};
 
 pub async fn exclusive(url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
@@ -313,28 +315,45 @@ pub async fn resume(url: &str, topic: &str) -> Outcome {
 }
 
 pub async fn restart(url: &str, topic: &str) -> Outcome {
-    go_on_after("@restart", url, topic).await
-}
-
-pub async fn kill(url: &str, topic: &str) -> Outcome {
-    go_on_after("@kill", url, topic).await
-}
-
-/// Producer and consumer go on after what the runner does to the broker for this word.
-async fn go_on_after(word: &str, url: &str, topic: &str) -> Outcome {
     let client = connect(url).await?;
     let producer = reliable(&client, topic, "p").await?;
+    let mut reader = before(&client, &producer, topic).await?;
+    ask_for("@restart").await?;
+    send(&producer, 15..20).await?;
+    after(&mut reader).await?;
+    reader.close().await;
+    Ok(())
+}
+
+/// After SIGKILL this client's consumer ends: its next call meets the dying connection, which it takes
+/// for a fault that cannot be mended.  The application subscribes anew and misses nothing.
+pub async fn kill(url: &str, topic: &str) -> Outcome {
+    let client = connect(url).await?;
+    let producer = reliable(&client, topic, "p").await?;
+    let reader = before(&client, &producer, topic).await?;
+    ask_for("@kill").await?;
+    send(&producer, 15..20).await?;
+    reader.close().await;
     let mut reader = read(&client, topic, "c", "s", SubType::Exclusive, &[]).await?;
-    send(&producer, 0..10).await?;
+    after(&mut reader).await?;
+    reader.close().await;
+    Ok(())
+}
+
+/// Ten messages acknowledged and five more sent.
+async fn before(client: &DanubeClient, producer: &Producer, topic: &str) -> Step<Reader> {
+    let mut reader = read(client, topic, "c", "s", SubType::Exclusive, &[]).await?;
+    send(producer, 0..10).await?;
     ensure(
         reader.take(10).await? == numbered(0..10),
         "messages are missing before the restart",
     )?;
-    send(&producer, 10..15).await?;
-    println!("{word}");
-    tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new())).await??;
-    send(&producer, 15..20).await?;
-    // What was delivered and not acknowledged before the restart may come twice, never not at all.
+    send(producer, 10..15).await?;
+    Ok(reader)
+}
+
+/// All that was sent later comes: what was delivered before and not acknowledged perhaps twice.
+async fn after(reader: &mut Reader) -> Outcome {
     let mut found = BTreeSet::new();
     while found.len() < 10 {
         let message = reader.next().await?;
@@ -343,6 +362,12 @@ async fn go_on_after(word: &str, url: &str, topic: &str) -> Outcome {
             found.insert(text(&message));
         }
     }
-    reader.close().await;
+    Ok(())
+}
+
+/// Have the runner do something to the broker, and wait until it is done.
+async fn ask_for(word: &str) -> Outcome {
+    println!("{word}");
+    tokio::task::spawn_blocking(|| std::io::stdin().lock().read_line(&mut String::new())).await??;
     Ok(())
 }

@@ -46,7 +46,7 @@ def choice_rules(comparison: Comparison, writer: Together, shape: Shape) -> list
 
 
 def _any_of(comparison: Comparison, writer: Together, branches: list[Node]) -> list[Difference]:
-    comparison.step()
+    comparison.step(10)
     if any(comparison.holds(writer, branch) for branch in branches):
         return []
     groups = writer.groups()
@@ -58,7 +58,7 @@ def _any_of(comparison: Comparison, writer: Together, branches: list[Node]) -> l
 
 
 def _one_of(comparison: Comparison, writer: Together, branches: list[Node]) -> list[Difference]:
-    comparison.step()
+    comparison.step(10)
     taking = [branch for branch in branches if comparison.holds(writer, branch)]
     for branch in taking:
         if all(_excluded(comparison, writer, other) for other in branches if other is not branch):
@@ -132,7 +132,7 @@ def _excluded(comparison: Comparison, writer: Together, node: Node) -> bool:
 
 def disjoint(comparison: Comparison, one: Together, other: Together, depth: int) -> bool:
     """Whether two sets of schemas certainly have no value in common."""
-    comparison.step()
+    comparison.step(10)
     common = one.kinds & other.kinds
     if not common:
         return True

@@ -26,7 +26,9 @@ from danube.schema.json_same import same
 from danube.schema.json_shape import Inner, Matches, Shape, Together, flat
 from danube.schema.model import Difference
 
-STEPS_MAX: Final = 20_000
+STEPS_MAX: Final = 200_000
+"""Schemas looked at; each takes some microseconds."""
+
 DIFFERENCES_MAX: Final = 100
 SPLITS_MAX: Final = 4
 
@@ -89,7 +91,11 @@ class Comparison:
     def inner(self, parent: Together, inner: Inner) -> Together:
         """What is known of a value inside."""
         return Together(
-            self.shapes(inner.certain), self.matches, listed=parent.listed, possible=inner.possible
+            self.shapes(inner.certain),
+            self.matches,
+            listed=parent.listed,
+            possible=inner.possible,
+            spend=self.step,
         )
 
     def inner_differences(self, writer: Together, reader: Node) -> list[Difference]:
@@ -109,7 +115,7 @@ class Comparison:
         return self.inner_differences(self.together(writers, listed=False), reader)
 
     def together(self, writers: Iterable[Node], *, listed: bool = True) -> Together:
-        return Together(self.shapes(writers), self.matches, listed=listed)
+        return Together(self.shapes(writers), self.matches, listed=listed, spend=self.step)
 
     def shapes(self, nodes: Iterable[Node]) -> list[Shape]:
         return [self._shape(one) for node in nodes for one in flat(node)]
@@ -136,7 +142,7 @@ class Comparison:
         if (one, other) not in self._same:
             alike, count = same(one, other)
             self._same[one, other] = alike
-            self.step(1 + count // 16)
+            self.step(8 * count)
         return self._same[one, other]
 
     def step(self, count: int = 1) -> None:
@@ -159,7 +165,7 @@ class Comparison:
                     path="", rule="cannot_decide", message="the schemas refer to each other in a circle"
                 )
             ]
-        self.step()
+        self.step(20 + len(writer.shapes))
         mark = len(self._proven)
         self._open[key] = self._depth
         try:

@@ -46,7 +46,6 @@ BUDGET: Final = 1 << 31
 _PLAIN_PATTERN_UNITS: Final = 16
 _COUNTED_PATTERN_UNITS: Final = 128  # 256 KiB of automaton at its worst: 2.7 us for each byte
 _OUTSIDE_UNITS: Final = 64
-_HERE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _LITERAL: Final = re.compile(r"\^([A-Za-z0-9_ :/@-]*)(.?)", re.DOTALL)
 
 Matches = Callable[[str, str], bool]
@@ -87,7 +86,7 @@ class _Row:
 
     def __init__(self, node: Node, place_by_node: dict[Node, int], matches: Matches) -> None:
         self.node = node
-        self.here = [place_by_node[one] for one in applied_here(node)]
+        self.here = [place_by_node[one] for one in node.here]
         groups = {tuple(place_by_node[one] for one in group) for group in _groups(node, matches)}
         self.groups = sorted(groups)
         self.keys = sum(_pattern_units(one) for one in node.below("patternProperties"))
@@ -123,14 +122,6 @@ def _over_depth(rows: list[_Row], root: int) -> Cost:
             break
         works = later
     return Cost(DEPTH_MAX, works[root])
-
-
-def applied_here(node: Node) -> list[Node]:
-    """The schemas that a schema applies to the same value."""
-    found = list(node.references)
-    for keyword in _HERE:
-        found.extend(node.below(keyword).values())
-    return found
 
 
 def _groups(node: Node, matches: Matches) -> list[list[Node]]:
@@ -207,7 +198,7 @@ def _ordered(root: Node) -> list[Node]:
     order: list[Node] = []
     state: dict[Node, bool] = {}  # False: on the way down; True: done
     for start in reached:
-        path = [(start, iter(applied_here(start)))] if start not in state else []
+        path = [(start, iter(start.here))] if start not in state else []
         while path:
             node, others = path[-1]
             state.setdefault(node, False)
@@ -221,7 +212,7 @@ def _ordered(root: Node) -> list[Node]:
                     node, f"it applies itself to the same value without end through {_place(other)}"
                 )
             elif other not in state:
-                path.append((other, iter(applied_here(other))))
+                path.append((other, iter(other.here)))
     return order
 
 

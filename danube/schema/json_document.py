@@ -9,6 +9,7 @@ definition is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
 
@@ -18,13 +19,18 @@ from danube.schema.json_dialect import DRAFT_4, DRAFT_7, Schema, asserted, draft
 NODES_MAX: Final = 10_000
 _NO_BASE: Final = "http://definition.invalid/"
 _REFERENCES: Final = ("$ref", "$recursiveRef", "$dynamicRef")
+_HERE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
+_NOTHING: Final[Mapping[str, Any]] = {}
 _DYNAMIC: Final = ("$dynamicAnchor", "$recursiveAnchor")
 
 
 class Node:
     """One schema of a document.  Compared by identity; ``outside`` names a meta-schema that it stands for."""
 
-    __slots__ = ("base", "children", "document", "outside", "pointer", "references", "schema")
+    __slots__ = (
+        "_below", "_counted", "_here", "base", "children", "document", "outside", "pointer", "references",
+        "schema",
+    )  # fmt: skip
 
     def __init__(
         self, document: Document, pointer: str, schema: Schema, base: str, outside: str = ""
@@ -36,22 +42,37 @@ class Node:
         self.outside = outside
         self.children: list[tuple[str, tuple[str, ...], Node]] = []
         self.references: list[Node] = []
+        self._counted: dict[str, Any] | None = None
+        self._below: dict[str, dict[str, Node]] | None = None
+        self._here: list[Node] | None = None
 
     def get(self, keyword: str) -> Any:
         """The value of a keyword that counts here; None when it is absent or the draft ignores it."""
-        if isinstance(self.schema, bool):
-            return None
-        return asserted(self.schema, keyword, self.document.draft)
+        if self._counted is None:
+            schema, draft = self.schema, self.document.draft
+            words = (
+                {} if isinstance(schema, bool) else {word: asserted(schema, word, draft) for word in schema}
+            )
+            self._counted = {word: value for word, value in words.items() if value is not None}
+        return self._counted.get(keyword)
 
-    def below(self, keyword: str) -> dict[str, Node]:
+    def below(self, keyword: str) -> Mapping[str, Node]:
         """The sub-schemas of a keyword that counts here: by name, by number, or by "" for a single one."""
-        if self.get(keyword) is None:
-            return {}
-        return {
-            tokens[1] if len(tokens) > 1 else "": child
-            for word, tokens, child in self.children
-            if word == keyword
-        }
+        if self._below is None:
+            self._below = {}
+            for word, tokens, child in self.children:
+                if self.get(word) is not None:
+                    self._below.setdefault(word, {})[tokens[1] if len(tokens) > 1 else ""] = child
+        return self._below.get(keyword, _NOTHING)
+
+    @property
+    def here(self) -> list[Node]:
+        """The schemas that this one applies to the same value."""
+        if self._here is None:
+            self._here = list(self.references)
+            for keyword in _HERE:
+                self._here.extend(self.below(keyword).values())
+        return self._here
 
 
 class Document:

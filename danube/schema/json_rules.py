@@ -45,7 +45,7 @@ def rules(comparison: Comparison, writer: Together, reader: Node) -> list[Differ
 
 
 def _one(comparison: Comparison, writer: Together, node: Node) -> list[Difference]:
-    comparison.step()
+    comparison.step(10)
     if node.outside:
         if any(shape.node is not None and shape.node.outside == node.outside for shape in writer.shapes):
             return []
@@ -186,7 +186,7 @@ def _refused_values(comparison: Comparison, writer: Together, reader: Node) -> l
     excluded = [shape.excluded for shape in writer.shapes if shape.excluded is not None]
     refused = []
     for value in writer.values or []:
-        comparison.step()
+        comparison.step(10)
         if kind_of(value) not in writer.kinds or any(comparison.accepts(node, value) for node in excluded):
             continue
         if all(comparison.accepts(node, value) for node in schemas) and not comparison.accepts(reader, value):

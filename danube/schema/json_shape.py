@@ -6,11 +6,10 @@ A ``Shape`` is one schema without what ``$ref`` and ``allOf`` add; those are sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from danube.schema.json_cost import applied_here
 from danube.schema.json_dialect import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2020
 from danube.schema.json_document import Node
 from danube.schema.json_text import canonical
@@ -61,7 +60,7 @@ class Shape:
     def get(self, keyword: str) -> Any:
         return None if self.node is None else self.node.get(keyword)
 
-    def below(self, keyword: str) -> dict[str, Node]:
+    def below(self, keyword: str) -> Mapping[str, Node]:
         return {} if self.node is None else self.node.below(keyword)
 
     def lower(self) -> tuple[Any, bool] | None:
@@ -94,7 +93,7 @@ class Shape:
         return found
 
     def dependent_schemas(self) -> dict[str, Node]:
-        return self.below("dependencies") | self.below("dependentSchemas")
+        return {**self.below("dependencies"), **self.below("dependentSchemas")}
 
     def content(self) -> tuple[Any, Any]:
         """Encoding and media type, which drafts 6 and 7 assert."""
@@ -116,24 +115,25 @@ class Together:
     An object schema that lists properties is taken to write these, what its patterns allow, and what an
     explicit ``additionalProperties`` or ``unevaluatedProperties`` allows.  One that lists none is a free map.
     ``possible`` are schemas that may hold as well: nothing follows from them, but the names that they list
-    may be written.
+    may be written.  ``spend`` is told how many schemas are looked at, because many may hold at once.
     """
 
     def __init__(
         self, shapes: Iterable[Shape], matches: Matches, *, listed: bool, split: frozenset[Any] = frozenset(),
-        possible: Iterable[Node] = (),
+        possible: Iterable[Node] = (), spend: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.shapes = tuple(dict.fromkeys(shapes))
         self.matches = matches
         self.listed = listed
         self.split = split
+        self.spend = spend
         self.possible = tuple(dict.fromkeys(possible)) if listed else ()
         self.key = (frozenset(map(id, self.shapes)), listed, split, frozenset(map(id, self.possible)))
 
     def plus(self, shapes: Iterable[Shape], split: frozenset[Any] = frozenset()) -> Together:
         return Together(
             (*self.shapes, *shapes), self.matches, listed=self.listed, split=self.split | split,
-            possible=self.possible,
+            possible=self.possible, spend=self.spend,
         )  # fmt: skip
 
     @cached_property
@@ -213,10 +213,12 @@ class Together:
             node = waiting.pop()
             if node not in found:
                 found[node] = None
-                waiting.extend(applied_here(node))
+                waiting.extend(node.here)
+        self.spend(4 * len(found))  # The names, patterns and others are read from them as well.
         return list(found)
 
     def _inner(self, select: Callable[[Node], list[Node]], *also: str) -> Inner:
+        self.spend(len(self._applied))
         certain = [node for shape in self.shapes if shape.node is not None for node in select(shape.node)]
         possible: list[Node] = []
         if self.listed:
@@ -224,7 +226,8 @@ class Together:
                 possible += select(node)
                 for keyword in also:
                     possible += node.below(keyword).values()
-        return Inner(certain, [node for node in possible if node not in certain])
+        known = set(certain)
+        return Inner(certain, [node for node in dict.fromkeys(possible) if node not in known])
 
     def may_write(self, name: str) -> bool:
         return self.others or name in self.names or any(self.matches(one, name) for one in self.patterns)

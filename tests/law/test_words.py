@@ -8,8 +8,12 @@ from tests.law.source import ROOT, defined_names, name_of, product_files
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 RAFT_WORDS = {"term", "leader", "follower", "candidate"}
-# The gRPC door and its command line speak of GetLeaderBroker and leader-broker, as the contract names them.
-RAFT_SPEAKERS = ("danube/cluster/", "danube/server/services/broker_admin.py", "danube/cli/upstream_brokers.py")
+# GetLeaderBroker and its command keep the contract's name.
+RAFT_SPEAKERS = (
+    "danube/cluster/",
+    "danube/server/services/broker_admin.py",
+    "danube/cli/upstream_brokers.py",
+)
 
 # (file prefix, word): why this one place may use it.
 ALLOWED: dict[tuple[str, str], str] = {

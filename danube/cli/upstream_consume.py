@@ -93,22 +93,27 @@ class Inbox:
         self._consumers = consumers
         self._waiting: queue.Queue[Received | DanubeError] = queue.Queue(_WAITING_MAX)
         self._closed = threading.Event()
-        for one in consumers:
-            threading.Thread(target=self._fill, args=(one,), daemon=True).start()
+        self._threads = [threading.Thread(target=self._fill, args=(one,), daemon=True) for one in consumers]
+        for thread in self._threads:
+            thread.start()
 
     def _fill(self, consumer: PartitionConsumer) -> None:
         try:
             for received in consumer.messages():
-                self._put(received)
+                if not self._put(received):
+                    return
         except DanubeError as error:
             self._put(error)
 
-    def _put(self, received: Received | DanubeError) -> None:
+    def _put(self, received: Received | DanubeError) -> bool:
+        """Wait for room; False once nobody wants it any more."""
         while not self._closed.is_set():
             try:
-                return self._waiting.put(received, timeout=0.2)
+                self._waiting.put(received, timeout=0.2)
             except queue.Full:
                 continue
+            return True
+        return False
 
     def next(self) -> Received:
         """The next message of any partition; raises what ended one of them."""

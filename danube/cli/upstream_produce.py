@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import click
@@ -20,7 +19,7 @@ INTERVAL_MS_MIN = 100
 
 
 class Producer:
-    """One producer of one topic or partition."""
+    """One producer of one topic or partition, made at the topic's broker."""
 
     def __init__(
         self, routes: Routes, topic: str, name: str, schema: pb.SchemaReference | None, reliable: bool
@@ -30,11 +29,10 @@ class Producer:
         self._name = name
         self._schema = schema
         self._reliable = reliable
-        self._route: Route | None = None
-        self._producer_id = 0
+        self._route, self._producer_id = self._create()
 
-    def create(self) -> None:
-        """Make the producer at the topic's broker, or find it again there."""
+    def _create(self) -> tuple[Route, int]:
+        """Make the producer, or find it again by its name."""
 
         def attempt(route: Route) -> pb.ProducerResponse:
             request = pb.ProducerRequest(
@@ -48,25 +46,23 @@ class Producer:
             method = "/danube.ProducerService/CreateProducer"
             return route.channel.call(method, request, pb.ProducerResponse, None)
 
-        self._route, made = self._routes.retrying(self._topic, attempt)
-        self._producer_id = made.producer_id
+        route, made = self._routes.retrying(self._topic, attempt)
+        return route, made.producer_id
 
     def send(self, payload: bytes, attributes: dict[str, str], schema: tuple[int, int] | None) -> int:
         """Send one message and return its request id; a broker that went away is looked for again."""
-        for tried in itertools.count(1):
+        tried = 0
+        while True:
+            tried += 1
             try:
                 return self._send(payload, attributes, schema)
             except DanubeError as error:
                 if status_of(error) not in RETRIED or tried > RETRIES:
                     raise
                 self._routes.pause(tried)
-                self.create()
-        raise DanubeError("no attempt was made")  # count() never ends
+                self._route, self._producer_id = self._create()
 
     def _send(self, payload: bytes, attributes: dict[str, str], schema: tuple[int, int] | None) -> int:
-        if self._route is None:
-            self.create()
-            return self._send(payload, attributes, schema)
         message = pb.StreamMessage(
             request_id=self._routes.request_id(),
             msg_id=pb.MsgID(
@@ -144,8 +140,6 @@ def produce(
         if partitions is not None:
             names = [(f"{topic}-part-{number}", f"{producer_name}-{number}") for number in range(partitions)]
         producers = [Producer(routes, place, name, reference, reliable) for place, name in names]
-        for producer in producers:
-            producer.create()
         say(f"✅ Producer '{producer_name}' created successfully")
         schema = resolve(routes, reference) if reference is not None else None
         _send_all(outside, producers, payload, attributes or {}, schema, count, interval)

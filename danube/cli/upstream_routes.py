@@ -79,7 +79,9 @@ class Routes:
 
     def retrying(self, topic: str, attempt: Callable[[Route], Result]) -> tuple[Route, Result]:
         """Make a call at the topic's broker, again where that may help; the route that answered too."""
-        for tried in itertools.count(1):
+        tried = 0
+        while True:
+            tried += 1
             route = self.lookup(topic)
             try:
                 return route, attempt(route)
@@ -87,7 +89,6 @@ class Routes:
                 if status_of(error) not in RETRIED or tried > RETRIES:
                     raise
                 self.pause(tried)
-        raise DanubeError("no attempt was made")  # count() never ends
 
     def pause(self, tried: int) -> None:
         """Wait before another try; ``tried`` counts from 1."""

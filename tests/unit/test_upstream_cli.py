@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube.cli.upstream_cli import root
+from danube.cli.upstream_consume import Inbox
 from danube.cli.upstream_root import Outside
 from danube.cli.upstream_status import status_error
 from danube.server.proto import DanubeApi_pb2 as pb
@@ -119,6 +121,15 @@ def test_a_lookup_that_fails_means_the_given_address(line: Line, status: str) ->
     line.failures["TopicLookup"] = [status]
     line(*PRODUCE, "-m", "x")
     assert len(line.sent()) == 1
+
+
+def test_a_lookup_that_the_broker_cannot_answer_means_the_given_address(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = pb.TopicLookupResponse(response_type=pb.TopicLookupResponse.Failed, connect_url="http://x:1")
+    monkeypatch.setattr(line, "_topic_lookup", lambda request: failed)
+    line(*PRODUCE, "-m", "x")
+    assert [one.target for one in line.endpoints] == ["127.0.0.1:6650"]
 
 
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"])
@@ -349,6 +360,26 @@ def test_a_clean_end_is_followed_by_another_call_with_the_same_id(line: Line) ->
     assert len(line.requests("Subscribe")) == 1
     assert {one.consumer_id for one in line.requests("ReceiveMessages")} == {5}
     assert len(line.requests("ReceiveMessages")) == 3
+
+
+class Endless:
+    """A consumer whose messages never end."""
+
+    def messages(self) -> Any:
+        while True:
+            yield None, message(1)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_reader_that_nobody_empties_waits_and_ends() -> None:
+    inbox = Inbox([Endless()])  # type: ignore[list-item]
+    while not inbox._waiting.full():
+        time.sleep(0.001)
+    inbox.close()
+    inbox._threads[0].join(10)
+    assert not inbox._threads[0].is_alive()
 
 
 def test_a_broker_that_stays_away_ends_it(line: Line) -> None:

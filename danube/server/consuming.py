@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
+from danube import telemetry
 from danube.core import wire
 from danube.core.batch import read_header
 from danube.core.columns import BatchView
@@ -27,6 +28,7 @@ from danube.server.stream_messages import framed_messages
 if TYPE_CHECKING:
     from danube.core.http2_streams import Stream
 
+_log = telemetry.events("grpc")
 CREDIT_RECORDS = 1_000
 CREDIT_BYTES = 4 * 1024 * 1024
 CONNECTION_CREDIT_BYTES = 64 * 1024 * 1024  # of the consumers of one connection together
@@ -66,6 +68,14 @@ class GrpcConsumer:
         stream = self.stream
         if stream is None:
             return
+        try:
+            self._send(stream, batches)
+        except DanubeError as error:  # a batch that cannot be told in this API: the policy decides about it
+            self._consuming.undeliverable(self, error)
+        else:
+            self.give_credit()
+
+    def _send(self, stream: Stream, batches: bytes | memoryview) -> None:
         identity = self.identity
         position = 0
         while position < len(batches):
@@ -79,7 +89,6 @@ class GrpcConsumer:
             )
             data = framed_messages(batch, self._consuming.physical_name(identity), producer_id)
             self.connection.send_data(stream, data)
-        self.give_credit()
 
     def give_credit(self) -> None:
         """Ask for more once the client took what was sent; called again when its windows open."""
@@ -187,6 +196,12 @@ class Consuming:
         consumer.handle = 0
         self._forget(consumer)
         self._end(consumer, None if isinstance(error, Fenced) else error)
+
+    def undeliverable(self, consumer: GrpcConsumer, error: DanubeError) -> None:
+        """End a stream that a delivery cannot be put on."""
+        _log.error("delivery failed", consumer=consumer.identity.name, error=str(error))
+        self._end(consumer, error)
+        self._forget(consumer)
 
     def drain(self) -> None:
         """End every stream so that its client looks for the broker again."""

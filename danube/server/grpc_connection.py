@@ -383,6 +383,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return
         self._refused = True
         _log.limited("connection refused", source=self.peer, why=self._http2.failed)
+        self._end_output(transport)
+
+    def _end_output(self, transport: asyncio.Transport) -> None:
         if transport.can_write_eof():
             transport.write_eof()
         else:
@@ -402,8 +405,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.has_output()
 
     def refuse(self, error: DanubeError) -> None:
+        """Tell a connection that there is no room for it; its socket is closed by a later sweep."""
         self._http2.go_away(str(error), code=11)  # ENHANCE_YOUR_CALM
-        self.close()
+        self._refused = True
+        self.flush()
+        if self._transport is not None:
+            self._end_output(self._transport)
 
     def close(self) -> None:
         self.flush()

@@ -79,6 +79,7 @@ class GrpcDoor:
         self._data = data
         self._connections_max = connections_max
         self._dirty: dict[GrpcConnection, None] = {}
+        self._refused: dict[GrpcConnection, None] = {}  # told that there is no room, not closed yet
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class GrpcDoor:
                     hint="close some, or raise limits.connections_max",
                 )
             )
+            self._refused[connection] = None
             return
         self.connections[connection] = None
         self.count("connections", 1)
@@ -100,6 +102,7 @@ class GrpcDoor:
 
     def closed(self, connection: GrpcConnection) -> None:
         self._dirty.pop(connection, None)
+        self._refused.pop(connection, None)
         if connection in self.connections:
             del self.connections[connection]
             self.count("connections", -1)
@@ -145,7 +148,7 @@ class GrpcDoor:
     def sweep(self, now_s: float) -> None:
         """Keepalive and deadlines of the protocol."""
         now_ns = clock.monotonic_ns()
-        for connection in list(self.connections):
+        for connection in [*self.connections, *self._refused]:
             connection.tick(now_ns)
 
     def drain(self) -> None:

@@ -370,3 +370,18 @@ def test_a_native_batch_keeps_its_producer_id(door: Door) -> None:
     door.publish(batch(b"plain", producer_name="p"))
     data = door.connection.data[stream]
     assert StreamMessage.FromString(data[5:]).msg_id.producer_id > 0
+
+
+def test_a_delivery_that_cannot_be_told_ends_the_stream(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = door.identity()
+    subscribe(door, identity)
+    stream = door.receive(identity)
+
+    def fail(*_: Any) -> bytes:
+        raise InvalidArgument("a name is not UTF-8")
+
+    monkeypatch.setattr(consuming, "framed_messages", fail)
+    door.publish(numbered(1))
+    assert isinstance(door.connection.ends[stream], InvalidArgument)
+    door.turn()
+    assert door.links == []

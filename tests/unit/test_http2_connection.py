@@ -326,6 +326,7 @@ def test_too_many_streams_are_refused_one_by_one() -> None:
         (headers(1) + frames.window_frame(1, 100) + settings((4, (1 << 31) - 1)), "FLOW_CONTROL_ERROR"),
         (frames.frame(frames.HEADERS, 0, 1, BLOCK) + headers(3), "PROTOCOL_ERROR"),
         (frames.frame(frames.HEADERS, 0, 1, BLOCK) + data(1), "PROTOCOL_ERROR"),
+        (headers(1) + frames.frame(frames.HEADERS, 0, 3, BLOCK) + data(1), "PROTOCOL_ERROR"),
         (frames.frame(frames.HEADERS, 0, 1, BLOCK) + frames.frame(200, 0, 0), "PROTOCOL_ERROR"),
         (frames.frame(frames.HEADERS, 0, 1) + frames.frame(frames.CONTINUATION, 4, 3), "PROTOCOL_ERROR"),
         (b"\x00\x40\x01\x00\x00\x00\x00\x00\x01", "FRAME_SIZE_ERROR"),

@@ -107,6 +107,25 @@ def test_a_flood_ends_soon_and_leaves_little(name: str) -> None:
     assert not door.machine.streams
 
 
+@pytest.mark.parametrize(
+    ("piece", "count_max"),
+    [
+        (settings(*[(9, 1)] * 2000), CONTROL_BURST // 2000 + 1),  # a setting costs like a frame
+        (frames.window_frame(1, 1), CONTROL_BURST // 3 + 1),  # and so does the DATA that an update makes
+    ],
+)
+def test_what_costs_more_is_stopped_sooner(piece: bytes, count_max: int) -> None:
+    door = Door()
+    stream = door.call()
+    door.feed(settings((4, 100)) + frames.window_frame(0, 1 << 20))
+    door.machine.send_data(stream, bytes(100_000))
+    count = 0
+    while not door.machine.failed:
+        door.feed(piece)
+        count += 1
+    assert count <= count_max
+
+
 def test_a_block_of_endless_parts_ends_the_connection() -> None:
     door = Door().feed(frames.frame(frames.HEADERS, 0, 1))
     for _ in range(17):
@@ -204,6 +223,16 @@ def test_allowances_come_back_with_time() -> None:
     assert not guard.reset(SECOND, 0, 0)
     assert guard.reset(2 * SECOND, 0, 0)
     assert not guard.control(10**6, SECOND, 0, 0), "a clock that goes back earns nothing"
+
+
+def test_no_allowance_is_saved_up() -> None:
+    """It is filled when it is found empty, so that two bursts are what a peer can have at once."""
+    guard, later = FloodGuard(0), 10**9 * SECOND
+    spent = sum(guard.control(1, later, 10**6, 10**6) for _ in range(5 * CONTROL_BURST))
+    assert CONTROL_BURST < spent <= 2 * CONTROL_BURST + 1
+    guard = FloodGuard(0)
+    spent = sum(guard.reset(later, 10**6, 10**6) for _ in range(5 * RESETS_BURST))
+    assert RESETS_BURST < spent <= 2 * RESETS_BURST + 1
 
 
 def test_streaming_out_with_answers_ends_cleanly() -> None:

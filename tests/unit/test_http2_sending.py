@@ -247,6 +247,18 @@ def test_streams_that_end_in_line_leave_it() -> None:
     assert not door.machine._waiting
 
 
+def test_what_is_sent_while_the_line_moves_stays_behind_what_waits() -> None:
+    door = Door().feed(settings((4, 1 << 20)))
+    first, second = door.call(1), door.call(3)
+    door.machine.send_data(first, bytes(65535))
+    door.machine.send_data(first, b"1")
+    door.machine.send_data(second, b"early ")
+    door.writable = lambda one: door.machine.send_data(second, b"late") if one is first else None  # type: ignore
+    door.output()
+    door.feed(WINDOW(0, 1000))
+    assert payloads(door, 3) == b"early late"
+
+
 def test_an_empty_answer_has_an_empty_frame() -> None:
     door = Door()
     stream = door.call(ended=True)

@@ -104,3 +104,13 @@ def test_time_does_not_run_for_a_peer_that_is_not_read() -> None:
     door.feed(headers(1)[12:])
     assert door.events == [("request", 1, "/danube.Topic/Ask", False)]
     assert not door.machine.failed
+
+
+def test_what_was_finished_in_time_is_not_held_against_a_peer_later() -> None:
+    door = at(Door(Http2Settings(keepalive_ns=0)), 100)
+    door.feed(frames.frame(frames.HEADERS, 0, 1, BLOCK[:5]))
+    door.feed(frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, BLOCK[5:])[:11])
+    at(door, 105).feed(frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, BLOCK[5:])[11:])
+    assert [event[0] for event in door.events] == ["request"]
+    at(door, 1000)
+    assert not door.machine.failed

@@ -8,11 +8,13 @@ because a toolchain or the client itself is missing is ``skipped``.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +25,8 @@ HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "compat"
 BUILD_TIMEOUT_S = 1_800
 RUN_TIMEOUT_S = 900
+JAVA_MIN = 21
+GO_MODULE = "github.com/danube-messaging/danube-go"
 UNREACHABLE = (
     "403 Forbidden", "404 Not Found", "410 Gone", "Could not find artifact", "Could not resolve",
     "Could not transfer", "no matching package", "failed to download", "dial tcp", "no such host",
@@ -62,10 +66,11 @@ def build(command: Sequence[str], folder: Path, environment: dict[str, str] | No
         raise Skipped(f"{command[0]} took longer than {BUILD_TIMEOUT_S} s") from None
     if result.returncode == 0:
         return
-    lines = [line for line in result.stdout.decode(errors="replace").splitlines() if line.strip()]
+    said = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout.decode(errors="replace"))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     for line in lines:
         if any(sign in line for sign in UNREACHABLE):
-            raise Skipped(f"its registry does not give the client: {line.strip()[:300]}")
+            raise Skipped(f"its registry does not give the client: {line[:300]}")
     raise BuildFailed("\n".join(lines[-30:]))
 
 
@@ -89,22 +94,36 @@ def go() -> list[str]:
     folder = BUILD / "go"
     shutil.copytree(HERE / "go", folder, dirs_exist_ok=True)
     environment = {"GOFLAGS": "-mod=mod -buildvcs=false"}
+    build([program, "get", f"{GO_MODULE}@latest"], folder, environment)
     build([program, "build", "-o", "danube-compat", "."], folder, environment)
     return [str(folder / "danube-compat")]
 
 
 def java() -> list[str]:
     """The artefact com.danube-messaging:danube-client, which wants Java 21."""
-    need("mvn")
-    runtime = need("java")
+    maven, runtime = need("mvn"), need("java")
     folder = BUILD / "java"
     shutil.copytree(HERE / "java", folder, dirs_exist_ok=True)
-    build(["mvn", "-q", "-B", "dependency:resolve"], folder)
+    local = f"-Dmaven.repo.local={BUILD / 'maven'}"
+    build([maven, "-q", "-B", "-U", local, "dependency:copy-dependencies"], folder)
     version = java_version(runtime)
-    if version < 21:
-        raise Skipped(f"the client wants Java 21, and this is {version}")
-    build(["mvn", "-q", "-B", "package"], folder)
+    if version < JAVA_MIN:
+        raise Skipped(f"the client wants Java {JAVA_MIN}, and this is {version or 'none'}")
+    source = folder / "src" / "main" / "java" / "Compat.java"
+    imports = "".join(f"import {one}.*; " for one in packages(folder / "target" / "libraries"))
+    source.write_text(source.read_text().replace("// @IMPORTS@", f"{imports}//", 1))
+    build([maven, "-q", "-B", local, "compile"], folder)
     return [runtime, "-cp", f"{folder / 'target' / 'classes'}:{folder / 'target' / 'libraries'}/*", "Compat"]
+
+
+def packages(libraries: Path) -> list[str]:
+    """The packages of the client's jar that an application may use."""
+    for jar in sorted(libraries.glob("danube-client-*.jar")):
+        names = zipfile.ZipFile(jar).namelist()
+        folders = {name.rpartition("/")[0] for name in names if name.endswith(".class")}
+        if any(name.endswith("/DanubeClient.class") for name in names):
+            return sorted(one.replace("/", ".") for one in folders if "internal" not in one.split("/"))
+    raise BuildFailed(f"there is no DanubeClient in {libraries}")
 
 
 def java_version(runtime: str) -> int:
@@ -134,32 +153,31 @@ def running_broker() -> Iterator[BrokerProcess]:
 
 def run(language: str, command: list[str], broker: BrokerProcess, wanted: Sequence[str] = ()) -> bool:
     """Print what each scenario came to; False when one failed or the program broke off."""
-    program = subprocess.Popen(
+    failed, seen = False, 0
+    with subprocess.Popen(
         [*command, f"http://{broker.grpc_address}", *wanted],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=die_with_parent,
-    )
-    failed, seen = False, 0
-    alarm = threading.Timer(RUN_TIMEOUT_S, program.kill)
-    alarm.start()
-    try:
-        for line in program.stdout or ():
-            if line.startswith(("@restart", "@kill")):
-                broker.kill() if line.startswith("@kill") else broker.stop()
-                broker.start()
-                _answer(program)
-            elif line.startswith(("ok ", "FAIL ", "skipped ")):
-                outcome, _, what = line.rstrip().partition(" ")
-                failed = failed or outcome == "FAIL"
-                seen += 1
-                say(outcome, language, what)
-        code = program.wait()
-    finally:
-        alarm.cancel()
-        program.kill()
-        program.wait()
+    ) as program:
+        alarm = threading.Timer(RUN_TIMEOUT_S, program.kill)
+        alarm.start()
+        try:
+            for line in program.stdout or ():
+                if line.startswith(("@restart", "@kill")):
+                    broker.kill() if line.startswith("@kill") else broker.stop()
+                    broker.start()
+                    _answer(program)
+                elif line.startswith(("ok ", "FAIL ", "skipped ")):
+                    outcome, _, what = line.rstrip().partition(" ")
+                    failed = failed or outcome == "FAIL"
+                    seen += 1
+                    say(outcome, language, what)
+            code = program.wait()
+        finally:
+            alarm.cancel()
+            program.kill()
     if not failed and (code != 0 or not seen):
         say("FAIL", language, f"the program ended with {code} after {seen} scenarios")
         failed = True
@@ -186,7 +204,7 @@ def main(words: Sequence[str]) -> int:
     try:
         command = BUILDS[language]()
     except Skipped as reason:
-        say("skipped:", language, str(reason))
+        say("skipped", f"{language}:", str(reason))
         return 0
     except BuildFailed as error:
         say("FAIL", language, f"build: {error}")

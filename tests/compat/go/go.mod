@@ -1,0 +1,3 @@
+module danube-compat
+
+go 1.23

@@ -30,27 +30,14 @@ def limit_rules(
 ) -> list[Difference]:
     """``minX`` and ``maxX`` of the reader against the least and most that the writer may write."""
     found = []
+    unit = "characters" if word == "length" else word
     low, high = shape.get("min" + suffix), shape.get("max" + suffix)
     if low is not None and low > least:
-        found.append(
-            difference(
-                f"min_{word}_raised",
-                low,
-                least or None,
-                f"the reader needs a {word} of {low} at least, the writer of {least}",
-                "keep the wider range",
-            )
-        )
+        message = f"the reader needs {low} {unit} at least, the writer may write {least}"
+        found.append(difference(f"min_{word}_raised", low, least or None, message, "keep the wider range"))
     if high is not None and high < most:
         written = None if most == float("inf") else most
-        found.append(
-            difference(
-                f"max_{word}_lowered",
-                high,
-                written,
-                f"the reader takes a {word} of {high} at most, the writer may write "
-                f"{'more' if written is None else written}",
-                "keep the wider range",
-            )
-        )
+        more = "more" if written is None else written
+        message = f"the reader takes {high} {unit} at most, the writer may write {more}"
+        found.append(difference(f"max_{word}_lowered", high, written, message, "keep the wider range"))
     return found

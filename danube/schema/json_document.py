@@ -29,7 +29,7 @@ class Node:
 
     __slots__ = (
         "_below", "_counted", "_here", "base", "children", "document", "outside", "pointer", "references",
-        "schema",
+        "schema", "signature",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,8 @@ class Node:
         self.outside = outside
         self.children: list[tuple[str, tuple[str, ...], Node]] = []
         self.references: list[Node] = []
+        self.signature = b""
+        """What it asserts by itself, for who compares many; empty until then."""
         self._counted: dict[str, Any] | None = None
         self._below: dict[str, dict[str, Node]] | None = None
         self._here: list[Node] | None = None

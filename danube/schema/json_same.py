@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from danube.schema.json_dialect import DRAFT_6, DRAFT_7
 from danube.schema.json_document import Node
@@ -21,53 +22,45 @@ _BELOW: Final = (
 )  # fmt: skip
 
 
-def same(one: Node, other: Node) -> tuple[bool, int]:
+def same(one: Node, other: Node, known: Mapping[tuple[Node, Node], bool]) -> tuple[bool, int]:
     """Whether two schemas allow the same because they are written the same, and how many pairs it took.
 
     Titles and the like do not count.  Recursive schemas are the same when no difference is found on the way
-    round.
+    round.  ``known`` are earlier answers.
     """
     seen: set[tuple[Node, Node]] = set()
     waiting = [(one, other)]
     while waiting:
         pair = waiting.pop()
-        if pair in seen or pair[0] is pair[1]:
+        if pair in seen or pair[0] is pair[1] or known.get(pair):
             continue
         seen.add(pair)
-        inner = _pairs(*pair) if _alike(*pair) else None
+        inner = _pairs(*pair) if pair not in known and _signature(pair[0]) == _signature(pair[1]) else None
         if inner is None:
             return False, len(seen)
         waiting += inner
     return True, len(seen)
 
 
-def _alike(one: Node, other: Node) -> bool:
-    if isinstance(one.schema, bool) or isinstance(other.schema, bool):
-        return one.schema is other.schema and one.outside == other.outside
-    if one.document.draft != other.document.draft:
-        return False
-    words = _PLAIN + _CONTENT if one.document.draft in (DRAFT_6, DRAFT_7) else _PLAIN
-    if any(canonical(one.get(word)) != canonical(other.get(word)) for word in words):
-        return False
+def _signature(node: Node) -> bytes:
+    """All that a schema asserts by itself, as one text; made once for each schema."""
+    if not node.signature:
+        node.signature = canonical(_asserted(node))
+    return node.signature
+
+
+def _asserted(node: Node) -> Any:
+    if isinstance(node.schema, bool):
+        return [node.schema, node.outside]
+    draft = node.document.draft
+    words = _PLAIN + _CONTENT if draft in (DRAFT_6, DRAFT_7) else _PLAIN
+    found = {word: node.get(word) for word in words if node.get(word) is not None}
     # A const of null is something else than none, and so is a list among the dependencies.
-    if one.document.draft >= DRAFT_6 and _constant(one) != _constant(other):
-        return False
-    return _lists(one) == _lists(other)
-
-
-def _constant(node: Node) -> bytes:
-    if isinstance(node.schema, bool) or "const" not in node.schema or _silenced(node):
-        return b""
-    return canonical(node.schema["const"])
-
-
-def _silenced(node: Node) -> bool:
-    return isinstance(node.schema, dict) and "$ref" in node.schema and node.document.draft <= DRAFT_7
-
-
-def _lists(node: Node) -> dict[str, bytes]:
-    found = node.get("dependencies") or {}
-    return {name: canonical(names) for name, names in found.items() if isinstance(names, list)}
+    silenced = "$ref" in node.schema and draft <= DRAFT_7
+    if draft >= DRAFT_6 and "const" in node.schema and not silenced:
+        found["const"] = node.schema["const"]
+    lists = {name: one for name, one in (node.get("dependencies") or {}).items() if isinstance(one, list)}
+    return [draft, found, lists]
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]] | None:

@@ -236,7 +236,8 @@ class Together:
         """The schemas of the property of this name."""
 
         def select(node: Node) -> list[Node]:
-            own = [child for one, child in node.below("properties").items() if one == name]
+            listed = node.below("properties").get(name)
+            own = [] if listed is None else [listed]
             patterns = node.below("patternProperties").items()
             own += [child for pattern, child in patterns if self.matches(pattern, name)]
             return own or list(node.below("additionalProperties").values())

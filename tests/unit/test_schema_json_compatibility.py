@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -699,7 +700,14 @@ def test_the_work_of_a_comparison_is_bounded(old: Any, new: Any) -> None:
     assert 1 <= len(found) <= 100
 
 
-def test_what_takes_too_many_steps_is_not_called_compatible() -> None:
-    (found,) = compare(definition(linked(400, INT)), definition(linked(400, TEXT)), Checks.STRICT)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(linked(1500, INT), linked(1500, TEXT)), (tangled("minimum", 300), tangled("maximum", 300))],
+    ids=["too long a chain", "too many combinations"],
+)
+def test_what_takes_too_many_steps_is_not_called_compatible(old: Any, new: Any) -> None:
+    frames = sys.getrecursionlimit()
+    (found,) = compare(definition(new), definition(old), Checks.STRICT)
     assert found.rule == "cannot_decide"
     assert found.hint
+    assert sys.getrecursionlimit() == frames

@@ -48,8 +48,16 @@ def record_object(topic: str, message: Any) -> dict[str, Any]:
         "publish_time": plain(when) if isinstance(when, datetime) else instant(int(when)),
         "producer_name": message.producer_name,
         "redelivery_count": message.redelivery_count,
+        **_schema_fields(message),
         **_text_field("payload", bytes(message.payload)),
     }
+
+
+def _schema_fields(message: Any) -> dict[str, Any]:
+    """Which schema the record names; nothing where it names none."""
+    if message.schema_id is None:
+        return {}
+    return {"schema_id": str(message.schema_id), "schema_version": message.schema_version}
 
 
 def _text_field(name: str, value: str | bytes | None) -> dict[str, str | None]:

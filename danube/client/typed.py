@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from io import BytesIO
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -27,6 +27,17 @@ _INTEGERS = {4: struct.Struct(">i"), 8: _INTEGER}
 _FLOATS = {4: struct.Struct(">f"), 8: _FLOAT}
 
 
+class SchemaKeywords(TypedDict, total=False):
+    """Keywords of Schema() besides the model."""
+
+    subject: str
+    version: int
+    definition: Definition | None
+    schema_type: str
+    register: bool
+    description: str
+
+
 class Schema(Generic[T]):
     """What a producer or consumer is given as ``schema=`` where the model alone does not say enough.
 
@@ -37,6 +48,14 @@ class Schema(Generic[T]):
     """
 
     __slots__ = ("definition", "description", "model", "register", "schema_type", "subject", "version")
+
+    @overload
+    def __init__(self, model: type[T], **options: Unpack[SchemaKeywords]) -> None: ...
+
+    @overload
+    def __init__(
+        self: Schema[Any], model: dict[str, Any] | str | None = None, **options: Unpack[SchemaKeywords]
+    ) -> None: ...
 
     def __init__(
         self,

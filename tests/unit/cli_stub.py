@@ -25,6 +25,8 @@ class StubMessage:
     partition: int = 0
     producer_name: str = "p"
     redelivery_count: int = 0
+    schema_id: int | None = None
+    schema_version: int | None = None
     publish_time: datetime = datetime(2026, 11, 21, 8, 0, 0, 5, tzinfo=UTC)
     acks: list[int] = field(default_factory=list)
 

@@ -278,6 +278,8 @@ def test_produce_names_a_registered_version(danube: Line) -> None:
     for pin in ([], ["--schema-version", "1"], ["--schema-min-version", "2"]):
         danube("produce", "orders", "-m", "x", "--schema-subject", "points", *pin)
     assert schemas_of(danube.fake, "/default/orders") == [(1, 2), (1, 1), (1, 2)]
+    first = danube.json("consume", "orders", "-m", "s", "--from", "earliest", "-c", "1", "--timeout", "10s")
+    assert (first["schema_id"], first["schema_version"]) == ("1", 2)
     assert danube.registry.asked("schema.register") == 0
 
 

@@ -199,8 +199,10 @@ class Maker:
                 self.random.shuffle(place[word])
             elif act < 0.75 and type(place[word]) in (int, float):
                 place[word] += self.random.choice([-1, 1])
-            else:
+            elif act < 0.85:
                 place |= self.part(1)
+            else:
+                place |= getattr(self, "_" + self.random.choice(ALIKE))(1)
         return changed
 
     def value(self, schema: Any, root: Any, depth: int = 4) -> Any:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from google.protobuf.message import DecodeError
 
 from danube import clock, telemetry
-from danube.core.grpc_framing import MessageAssembler, frame_message, timeout_ns
+from danube.core.grpc_framing import STATUS_NUMBERS, MessageAssembler, frame_message, timeout_ns
 from danube.core.http2_connection import ServerConnection
-from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block
+from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block, trailers_block
 from danube.core.http2_streams import Stream
 from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSupported, OperationTimeout
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _log = telemetry.events("grpc")
 ROOM_MIN = 32 * 1024
 ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
+NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
+UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
 
 
@@ -66,6 +68,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
         self._dirty = False
+        self._congested_since_ns = 0
         self._refused = False  # it broke the protocol and was told; what it still sends is not read
         self.congested = False
         self.peer = ""
@@ -118,6 +121,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.congested = self._http2.reading_paused = True
+        self._congested_since_ns = clock.monotonic_ns()
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -139,8 +143,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def request(self, stream: Stream, ended: bool) -> None:
         head = stream.head
         method = self._door.methods.get(head.path)
-        if head.problem or method is None:
-            self._refuse_request(stream)
+        if head.problem:
+            if ended:
+                self._refuse_http(stream)
+            return
+        if method is None:
+            hint = "ask gRPC reflection for what is"
+            self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
             return
         stream.context = method
         if method.kind is MethodKind.BIDIRECTIONAL:
@@ -163,6 +172,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._dispatch(context, stream, bytes(data[5:]), size)
             return
         self._http2.consumed(stream, size)
+        if stream.head.problem:
+            if ended:
+                self._refuse_http(stream)
+            return
         try:
             if type(context) is Method:
                 stream.context = context = _Pending(context, self._door.message_bytes_max)
@@ -205,14 +218,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._tell_room()
         self.has_output()
 
-    def _refuse_request(self, stream: Stream) -> None:
+    def _refuse_http(self, stream: Stream) -> None:
+        """Answer a whole request that is HTTP/2 and no gRPC: a status that a browser shows, and a sentence."""
         head = stream.head
-        if head.problem:
-            self._http2.send_headers(stream, refusal_block(head.http_status, head.problem), end_stream=True)
-            self.has_output()
-            return
-        hint = "ask gRPC reflection for what is"
-        self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
+        self._http2.send_headers(stream, refusal_block(head.http_status, head.problem))
+        self._http2.send_data(stream, head.problem.encode() + b"; this port speaks gRPC\n")
+        self._http2.send_trailers(stream, NO_GRPC_TRAILERS)
+        self.has_output()
 
     def _assemble(self, pending: _Pending, stream: Stream, data: memoryview, ended: bool) -> None:
         """Bytes of a message that comes in pieces, or that is not what it should be."""
@@ -392,7 +404,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             transport.close()
 
     def tick(self, now_ns: int) -> None:
-        if self._refused and self._transport is not None:
+        stuck = self.congested and now_ns - self._congested_since_ns > UNREAD_NS_MAX
+        if (self._refused or stuck) and self._transport is not None:
             self._transport.abort()
             return
         self._http2.tick(now_ns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from danube.core.wire import error_frame
+from danube.core.wire import error_frame, published_frame
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
@@ -35,6 +35,19 @@ class Session(ABC):
     def send_chunk(self, head: bytes, chunk: Chunk) -> None:
         """Queue a DELIVER frame whose batches are a whole chunk, which other sessions may get too."""
         self.send(head, chunk.data)
+
+    def send_published(
+        self,
+        correlation: int,
+        handle: int,
+        base_offset: int,
+        epoch: int,
+        record_count: int,
+        level: int,
+        flags: int,
+    ) -> None:
+        """Queue the answer to a publish."""
+        self.send(published_frame(correlation, handle, base_offset, epoch, record_count, level, flags))
 
     def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
         self.send(error_frame(error, correlation, handle))

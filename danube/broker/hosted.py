@@ -22,7 +22,7 @@ from danube.core.cursor import CursorState
 from danube.core.partition import Duplicate, Partition
 from danube.core.policy import TopicPolicy
 from danube.core.subscription import Subscription
-from danube.core.wire import FrameFlag, published_frame
+from danube.core.wire import FrameFlag
 from danube.errors import (
     DanubeError,
     InvalidArgument,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.opening import OpenedStorage
     from danube.broker.owner_metadata import OwnerMetadata
+    from danube.core.columns import EncodedBatch
     from danube.core.commands import TopicSchema
     from danube.wal.cursors import CursorStore
     from danube.wal.log import Log
@@ -122,7 +123,7 @@ class HostedPartition:
         batch: memoryview,
         now_us: int,
     ) -> None:
-        """Check, order and queue one batch; its answer is sent when its level is reached."""
+        """Check a client's batch and take it."""
         header = read_header(batch)
         if header.size != len(batch):
             raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
@@ -136,6 +137,30 @@ class HostedPartition:
         if header.flags & COMPRESSION_MASK:
             # A batch that cannot be inflated would stop every consumer that needs part of it.
             BatchView(batch, header).check()
+        self._take(session, handle, correlation, batch, header, now_us)
+
+    def publish_own(
+        self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
+    ) -> None:
+        """Take a batch that this process has just encoded: only the topic's limit is left to check."""
+        data = bytearray(encoded.head)
+        data += encoded.body
+        batch, header = memoryview(data), encoded.header
+        max_record_bytes = self.policy.max_record_bytes
+        if header.payload_bytes > max_record_bytes:  # else no record of it can be larger
+            check_columns(batch, header, max_record_bytes)
+        self._take(session, handle, correlation, batch, header, now_us)
+
+    def _take(
+        self,
+        session: Session,
+        handle: int,
+        correlation: int,
+        batch: memoryview,
+        header: BatchHeader,
+        now_us: int,
+    ) -> None:
+        """Order and queue a batch that was checked; its answer is sent when its level is reached."""
         if self.record.schema is not None:
             self._pass_gate(self.record.schema, batch, header)
         if self.failure is not None:
@@ -150,9 +175,7 @@ class HostedPartition:
         base_offset = admitted.base_offset
         stamp(batch, base_offset, self.core.epoch, admitted.append_time_us)
         end_offset = base_offset + header.record_count
-        header = header._replace(
-            base_offset=base_offset, epoch=self.core.epoch, append_time_us=admitted.append_time_us
-        )
+        header = header.stamped(base_offset, self.core.epoch, admitted.append_time_us)
         self.records_in += header.record_count
         self.bytes_in += header.size
         self.counters.add_in(header.record_count, header.size)
@@ -257,11 +280,9 @@ class HostedPartition:
             self._answer(waiting.popleft())
 
     def _answer(self, waiting: Waiting) -> None:
-        waiting.session.send(
-            published_frame(
-                waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch,
-                waiting.record_count, self.core.level, waiting.flags,
-            )
+        waiting.session.send_published(
+            waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch, waiting.record_count,
+            self.core.level, waiting.flags,
         )  # fmt: skip
 
     # -- read -------------------------------------------------------------------------------------

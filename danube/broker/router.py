@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from danube.broker.proposals import Proposals
     from danube.broker.shard import Shard
     from danube.cluster.local_log import LocalLog
+    from danube.core.columns import EncodedBatch
 
 
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
@@ -127,6 +128,21 @@ class Router:
             session.known_to.add(worker)
         if kind in _CLOSES:
             session.routes.pop(frame.handle, None)
+        return True
+
+    def publish(self, session: RoutedSession, handle: int, correlation: int, batch: EncodedBatch) -> bool:
+        """Take a batch that this process has just encoded; False when another worker owns the partition."""
+        if handle in session.routes:
+            return False
+        link = session.producers.get(handle)
+        try:
+            if link is None:
+                raise OwnerMoved("this producer is not open here", hint="open it again")
+            link.hosted.publish_own(session, handle, correlation, batch, clock.wall_us())
+            self._shard.write_soon(link.hosted)
+        except DanubeError as error:
+            self._shard.counters.add("errors")
+            session.send_error(error, correlation)
         return True
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:

@@ -123,9 +123,12 @@ class Shard:
         link = session.producers.get(frame.handle)
         if link is None:
             raise OwnerMoved("this producer is not open here", hint="open it again")
-        hosted = link.hosted
         batch = buffer[frame.start : frame.end]
-        hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
+        link.hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
+        self.write_soon(link.hosted)
+
+    def write_soon(self, hosted: HostedPartition) -> None:
+        """Write what this partition has queued in the next turn."""
         self._dirty[hosted] = None
         self._schedule_turn()
 

@@ -120,6 +120,10 @@ class BatchHeader(NamedTuple):
     origin_size: int
     reserved: int
 
+    def stamped(self, base_offset: int, epoch: int, append_time_us: int) -> BatchHeader:
+        """This header with the owner's numbers, as stamp() writes them (``header_crc`` stays)."""
+        return BatchHeader._make((*self[:2], base_offset, append_time_us, epoch, *self[5:]))
+
     @property
     def end_offset(self) -> int:
         """Offset after the last record (not for SELECTED batches, whose offsets have gaps)."""

@@ -7,6 +7,7 @@ a socket sends head and body as they are.
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -50,6 +51,7 @@ _ONE: Final = struct.Struct("<ii")  # offsets of a single record
 _ATTRIBUTE: Final = struct.Struct("<HI")
 _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 _ARRAY_CODES: Final = {"<i8": "q", "<u8": "Q"}
+_BIG_ENDIAN: Final = sys.byteorder == "big"
 _NAME_BYTES_MAX: Final = 0xFFFF
 
 Keys = Sequence[bytes | str | None]
@@ -250,9 +252,12 @@ class _Builder:
         self._check_length(values, what)
         if not isinstance(values, np.ndarray):
             try:
-                values = np.asarray(array(_ARRAY_CODES[dtype], values))
+                numbers = array(_ARRAY_CODES[dtype], values)
             except (TypeError, OverflowError) as error:
                 raise InvalidArgument(f"{what} are not 64-bit integers", why=str(error)) from None
+            if _BIG_ENDIAN:
+                numbers.byteswap()
+            return numbers.tobytes()
         if values.ndim != 1 or values.dtype.kind not in "iu" or (dtype == "<u8" and values.min() < 0):
             raise InvalidArgument(f"{what} are not 64-bit integers", why=f"they are {values.dtype}")
         column: bytes = values.astype(dtype).tobytes()

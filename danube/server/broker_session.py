@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
+from danube.core.columns import EncodedBatch
 from danube.core.wire import Admin, Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, Overloaded
 
 CONNECTION_ID = (1 << 62) + 1
 HELD_FRAMES_MAX = 100_000
 _CORRELATION_MAX = 0xFFFF_FFFF
+_PUBLISHED = int(Kind.PUBLISHED)
 
 Answer = Callable[[Frame, bytes | memoryview], None]
 """Takes the answering frame and the bytes it lies in; an ERROR frame is an answer too."""
@@ -67,6 +69,18 @@ class BrokerSession(RoutedSession):
         if self._held or not self._route(frame):
             self._hold(frame)
         self._schedule_turn()
+
+    def publish(self, handle: int, correlation: int, batch: EncodedBatch) -> None:
+        """Publish a batch that was just encoded.
+
+        Where this worker owns the partition no frame is made: the answer is a PUBLISHED frame without
+        its body.
+        """
+        if not self._router.publish(self, handle, correlation, batch):
+            frame = bytearray(wire.frame_header(Kind.PUBLISH, batch.size, correlation, handle))
+            frame += batch.head
+            frame += batch.body
+            self.send_frame(frame)
 
     def _hold(self, frame: bytearray) -> None:
         if len(self._held) >= HELD_FRAMES_MAX:
@@ -145,6 +159,20 @@ class BrokerSession(RoutedSession):
             return
         for frame in FrameDecoder().frames(head, 0, len(head)):
             self._on_frame(frame, head)
+
+    def send_published(
+        self,
+        correlation: int,
+        handle: int,
+        base_offset: int,
+        epoch: int,
+        record_count: int,
+        level: int,
+        flags: int,
+    ) -> None:
+        answer = self._answers.pop(correlation, None)
+        if answer is not None:
+            answer(Frame(_PUBLISHED, flags, correlation, handle, 0, 0), b"")
 
     def _on_frame(self, frame: Frame, data: bytes | memoryview) -> None:
         if frame.correlation:

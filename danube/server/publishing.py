@@ -331,10 +331,7 @@ class Publishing:
                 continue
             correlation = self._session.expect(self._answer_to(target, group))
             target.in_flight[correlation] = group
-            frame = bytearray(wire.frame_header(Kind.PUBLISH, batch.size, correlation, target.handle))
-            frame += batch.head
-            frame += batch.body
-            self._session.send_frame(frame)
+            self._session.publish(target.handle, correlation, batch)
 
     def _answer_to(self, target: Target, group: _Group) -> Callable[[Frame, bytes | memoryview], None]:
         def answered(frame: Frame, data: bytes | memoryview) -> None:

@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from danube.broker.remote import RemoteSessions
 from danube.core import wire
+from danube.core.batch import check_stored
+from danube.core.columns import check_columns
 from danube.core.commands import DeleteTopic
 from danube.core.known_consumers import producer_identity
 from danube.core.wire import Kind
@@ -140,6 +143,38 @@ def test_a_record_that_is_refused_is_refused_alone(door: Door) -> None:
     assert isinstance(door.answers[late], InvalidArgument) and isinstance(door.answers[many], RecordTooLarge)
     assert {number: door.answers[number] for number in good} == {number: number for number in good}
     assert sorted(door.stored()) == [b"a", b"b", b"e"]
+
+
+def test_a_limit_that_was_lowered_meanwhile_holds_for_what_waits(door: Door) -> None:
+    door.send(b"before")
+    door.turn()
+    sizes = (10, 101, 100, 500)
+    numbers = [door.send(bytes(size)) for size in sizes]
+    policy = msgspec.structs.replace(door.topic.policy, max_record_bytes=100)
+    door.bench.shard.update_policy(msgspec.structs.replace(door.topic, policy=policy))
+    for _ in sizes:
+        door.turn()
+    answers = [door.answers[number] for number in numbers]
+    assert [type(answer) for answer in answers] == [int, RecordTooLarge, int, RecordTooLarge]
+    assert sorted(map(len, door.stored())) == [len(b"before"), 10, 100]
+
+
+def test_a_batch_of_this_worker_is_stored_as_any_other(door: Door) -> None:
+    """The owner does not check what it has encoded itself: this says that it need not."""
+    door.send(b"one", schema_id=1)
+    door.turn()
+    for number in range(3):
+        door.send(b"%d" % number, routing_key="k", attributes={"a": "b"})
+    door.turn()
+    hosted = door.bench.shard.partitions[TOPIC]
+    assert hosted.log is not None
+    stored = memoryview(hosted.log.read(0, hosted.high_watermark, 1 << 20).data)
+    first = check_stored(stored, 0)
+    check_columns(stored[: first.size], first, 1 << 20)
+    second = check_stored(stored[first.size :], 1)
+    check_columns(stored[first.size :], second, 1 << 20)
+    assert (first.epoch, second.epoch) == (hosted.core.epoch,) * 2 and second.end_offset == 4
+    assert 0 < first.append_time_us <= second.append_time_us
 
 
 def test_an_error_that_names_no_record_is_found_out_one_by_one(

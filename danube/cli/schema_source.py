@@ -30,7 +30,6 @@ _ALIASES = {
 }
 _WITHOUT_DEFINITION = ("bytes", "string", "number")
 _TYPE_BY_SUFFIX = {".avsc": "avro", ".proto": "protobuf", ".json": "json_schema"}
-DEFINITION_BYTES_MAX = 256 * 1024  # as the registry; a larger file need not be sent to be refused
 
 
 def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,18 +80,19 @@ def read_definition(file: str | None, text: str | None, given_type: str | None) 
 def read_schema_file(file: str) -> bytes:
     """A definition's file, or standard input for ``-``; SchemaInvalid when it is larger than any may be."""
     from danube.errors import SchemaInvalid
+    from danube.limits import SCHEMA_DEFINITION_BYTES_MAX  # a larger file need not be sent to be refused
 
     try:
         if file == "-":
-            definition = sys.stdin.buffer.read(DEFINITION_BYTES_MAX + 1)
+            definition = sys.stdin.buffer.read(SCHEMA_DEFINITION_BYTES_MAX + 1)
         else:
             with Path(file).open("rb") as opened:
-                definition = opened.read(DEFINITION_BYTES_MAX + 1)
+                definition = opened.read(SCHEMA_DEFINITION_BYTES_MAX + 1)
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror or error}") from None
-    if len(definition) > DEFINITION_BYTES_MAX:
+    if len(definition) > SCHEMA_DEFINITION_BYTES_MAX:
         raise SchemaInvalid(
-            f"{file} is larger than {DEFINITION_BYTES_MAX} bytes",
+            f"{file} is larger than {SCHEMA_DEFINITION_BYTES_MAX} bytes",
             why="that is the largest definition",
             hint="split it into several subjects",
         )

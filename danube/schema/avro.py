@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from danube.errors import SchemaInvalid
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.avro_compatibility import differences, upstream_differences
 from danube.schema.avro_container import MAGIC, Container
 from danube.schema.avro_parse import parse
@@ -17,15 +18,17 @@ from danube.schema.avro_payload import step_for, walk_to_end
 from danube.schema.avro_types import Record, Type, unqualified
 from danube.schema.json_text import decode, fingerprint
 from danube.schema.kinds import Validator
-from danube.schema.model import DEFINITION_BYTES_MAX, Checks, Definition, Difference, SchemaType
+from danube.schema.model import Checks, Definition, Difference, SchemaType
 
 _WHAT = "Avro definition"
 
 
 def examine(text: bytes) -> Definition:
     """Parse a stranger's schema; raises SchemaInvalid (facts: line or path)."""
-    if len(text) > DEFINITION_BYTES_MAX:
-        raise SchemaInvalid(f"the Avro definition has {len(text)} bytes, at most {DEFINITION_BYTES_MAX}")
+    if len(text) > SCHEMA_DEFINITION_BYTES_MAX:
+        raise SchemaInvalid(
+            f"the Avro definition has {len(text)} bytes, at most {SCHEMA_DEFINITION_BYTES_MAX}"
+        )
     value = decode(text, _WHAT)
     parse(value)
     _parse_with_fastavro(text)

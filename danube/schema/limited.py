@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from danube.errors import Overloaded, SchemaInvalid
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.child_process import ask
-from danube.schema.model import DEFINITION_BYTES_MAX
 from danube.schema.plain import PLAIN
 from danube.schema.verdict import Older, Outcome, Request, judge
 
@@ -40,10 +40,10 @@ def run(request: Request) -> Outcome:
     """
     if request.schema_type in PLAIN:
         return judge(request)
-    if len(request.text) > DEFINITION_BYTES_MAX:
+    if len(request.text) > SCHEMA_DEFINITION_BYTES_MAX:
         raise SchemaInvalid(
             f"a definition of {len(request.text)} bytes is too long",
-            hint=f"it may have {DEFINITION_BYTES_MAX} bytes; leave documentation out or split it",
+            hint=f"it may have {SCHEMA_DEFINITION_BYTES_MAX} bytes; leave documentation out or split it",
         )
     found = [_answered(portion) for portion in _portions(request)]
     if len(found) == 1:

@@ -9,8 +9,6 @@ import msgspec
 
 from danube.errors import InvalidArgument
 
-DEFINITION_BYTES_MAX: Final = 256 * 1024
-
 
 class SchemaType(StrEnum):
     """Canonical names of the types, as every answer spells them."""
@@ -132,4 +130,4 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     schema_type: SchemaType
     text: bytes
     fingerprint: str = ""  # "sha256:" and hex of the canonical form; the type's name for the plain types
-    compiled: bytes = b""  # protobuf: a serialized FileDescriptorSet; empty for the others
+    compiled: bytes = b""  # protobuf: a FileDescriptorSet; json_schema: its bounds; else empty

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from danube.errors import SchemaInvalid
-from danube.schema.model import DEFINITION_BYTES_MAX
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 
 DEPTH_MAX: Final = 32  # braces and brackets inside each other
 TOKENS_MAX: Final = 60_000
@@ -42,8 +42,8 @@ _TOKEN: Final = re.compile(
 
 def scan(text: bytes) -> None:
     """Refuse what is too large, too deep, or wants to read another file; raises SchemaInvalid."""
-    if len(text) > DEFINITION_BYTES_MAX:
-        raise _too_much("it has", len(text), DEFINITION_BYTES_MAX, "bytes")
+    if len(text) > SCHEMA_DEFINITION_BYTES_MAX:
+        raise _too_much("it has", len(text), SCHEMA_DEFINITION_BYTES_MAX, "bytes")
     try:
         source = text.decode()
     except UnicodeDecodeError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from danube.schema import kinds
+from danube.schema.json_upstream import BACKWARD_ONLY
 from danube.schema.model import Checks, Compatibility, Definition, Difference, SchemaType, Violation
 
 
@@ -66,6 +67,8 @@ def _broken_promises(
         found += [_violation(one, "backward", older.version) for one in differences]
     if compatibility.forward:
         differences = kinds.compare(older.definition, new, checks)
+        if checks is Checks.UPSTREAM:  # that broker asks about this one in the other direction only
+            differences = [one for one in differences if one.rule not in BACKWARD_ONLY]
         found += [_violation(one, "forward", older.version) for one in differences]
     return found
 

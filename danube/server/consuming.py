@@ -12,7 +12,7 @@ Acks of one turn are settled together, one request for each subscription, whoeve
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from danube import telemetry
 from danube.core import wire
@@ -45,16 +45,33 @@ class Streaming(Protocol):
     def end(self, stream: Stream, error: DanubeError | None) -> None: ...
 
 
+class Place(NamedTuple):
+    """Where a consumer reads: the physical name of its partition, and whether that keeps a log."""
+
+    name: str
+    reliable: bool
+
+
 class GrpcConsumer:
     """One consumer that this worker serves; the owner of its handle."""
 
     __slots__ = (
-        "_consuming", "connection", "consumer_id", "credit_bytes", "credit_records", "handle", "identity",
-        "partition_index", "stream", "topic_id",
-    )  # fmt: skip
+        "_consuming",
+        "connection",
+        "consumer_id",
+        "credit_bytes",
+        "credit_records",
+        "handle",
+        "identity",
+        "place",
+        "stream",
+    )
 
-    def __init__(self, consuming: Consuming, identity: KnownConsumer, connection: Streaming) -> None:
+    def __init__(
+        self, consuming: Consuming, identity: KnownConsumer, connection: Streaming, place: Place
+    ) -> None:
         self._consuming = consuming
+        self.place = place
         self.identity = identity
         self.consumer_id = identity.consumer_id
         self.connection = connection
@@ -87,7 +104,7 @@ class GrpcConsumer:
             producer_id = header.producer_id or producer_identity(
                 identity.topic_id, identity.partition, batch.producer_name
             )
-            data = framed_messages(batch, self._consuming.physical_name(identity), producer_id)
+            data = framed_messages(batch, self.place.name, producer_id, stored=self.place.reliable)
             self.connection.send_data(stream, data)
 
     def give_credit(self) -> None:
@@ -123,12 +140,13 @@ class Consuming:
         if older is not None:
             self._forget(older)
             self._end(older, None)
-        consumer = GrpcConsumer(self, identity, connection)
+        place = self._known.place(identity)
+        consumer = GrpcConsumer(self, identity, connection, place)
         consumer.handle = self._session.open_handle(consumer)
         self._by_id[identity.consumer_id] = consumer
         self._by_connection.setdefault(connection, set()).add(consumer)
         body = Subscribe(
-            partition=self.physical_name(identity),
+            partition=place.name,
             subscription=identity.subscription,
             consumer=identity.name,
             mode=identity.mode,
@@ -140,9 +158,6 @@ class Consuming:
             self._forget(consumer)
             raise
         return consumer
-
-    def physical_name(self, identity: KnownConsumer) -> str:
-        return self._known.physical_name(identity)
 
     def find(self, consumer_id: int) -> GrpcConsumer | None:
         return self._by_id.get(consumer_id)
@@ -234,4 +249,4 @@ class Known(Protocol):
     """Where identities of consumers are kept (the metadata)."""
 
     def find(self, consumer_id: int) -> KnownConsumer | None: ...
-    def physical_name(self, identity: KnownConsumer) -> str: ...
+    def place(self, identity: KnownConsumer) -> Place: ...

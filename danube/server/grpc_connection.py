@@ -34,6 +34,8 @@ _log = telemetry.events("grpc")
 ROOM_MIN = 32 * 1024
 ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
+NEVER_NS = 1 << 63
+LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
 UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
 
@@ -68,7 +70,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
         self._dirty = False
-        self._congested_since_ns = 0
+        self._give_up_ns = NEVER_NS
         self._refused = False  # it broke the protocol and was told; what it still sends is not read
         self.congested = False
         self.peer = ""
@@ -121,12 +123,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.congested = self._http2.reading_paused = True
-        self._congested_since_ns = clock.monotonic_ns()
+        self._give_up_ns = clock.monotonic_ns() + UNREAD_NS_MAX
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.congested = self._http2.reading_paused = False
+        self._give_up_ns = NEVER_NS
         if self._transport is not None:
             self._transport.resume_reading()
         self._door.writable(self)
@@ -219,7 +222,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.has_output()
 
     def _refuse_http(self, stream: Stream) -> None:
-        """Answer a whole request that is HTTP/2 and no gRPC: a status that a browser shows, and a sentence."""
+        """Answer a whole request that is HTTP/2 and no gRPC: a status and a sentence."""
         head = stream.head
         self._http2.send_headers(stream, refusal_block(head.http_status, head.problem))
         self._http2.send_data(stream, head.problem.encode() + b"; this port speaks gRPC\n")
@@ -398,15 +401,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._end_output(transport)
 
     def _end_output(self, transport: asyncio.Transport) -> None:
+        self._give_up_ns = clock.monotonic_ns() + LAST_WORDS_NS_MAX
         if transport.can_write_eof():
             transport.write_eof()
         else:
             transport.close()
 
     def tick(self, now_ns: int) -> None:
-        stuck = self.congested and now_ns - self._congested_since_ns > UNREAD_NS_MAX
-        if (self._refused or stuck) and self._transport is not None:
+        if now_ns > self._give_up_ns and self._transport is not None:
             self._transport.abort()
+        if self._refused:
             return
         self._http2.tick(now_ns)
         if self._http2.output or self._http2.failed:

@@ -9,7 +9,7 @@ from danube.errors import TopicNotFound
 from danube.limits import KIB, RECORD_BYTES_MAX
 from danube.server.broker_session import BrokerSession
 from danube.server.calls import BrokerCalls
-from danube.server.consuming import Consuming
+from danube.server.consuming import Consuming, Place
 from danube.server.grpc_door import DataHalves, GrpcDoor
 from danube.server.methods import Method, MethodKind, methods_of, services_in
 from danube.server.proto import (
@@ -143,8 +143,8 @@ class _KnownByMetadata:
             found = self._broker.metadata.consumers.find(consumer_id)
         return found
 
-    def physical_name(self, identity: KnownConsumer) -> str:
+    def place(self, identity: KnownConsumer) -> Place:
         record = self._broker.metadata.topic_with_id(identity.topic_id)
         if record is None:
             raise TopicNotFound("the topic of this consumer was deleted", hint="subscribe to another topic")
-        return record.physical_name(identity.partition)
+        return Place(record.physical_name(identity.partition), record.policy.reliable)

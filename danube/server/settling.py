@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from danube.core import wire
 from danube.core.wire import Admin, Frame, Kind
-from danube.errors import InvalidArgument
+from danube.errors import InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
 from danube.server.broker_session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
@@ -22,6 +22,9 @@ _OFFSET_MAX = (1 << 62) - 1
 _DELAY_MS_MAX = (1 << 62) // 1_000_000
 _REASON_CHARACTERS_MAX = 1024
 SETTLED_PER_REQUEST_MAX = 16_384
+ATTEMPTS_MAX = 3
+
+_Waiting = tuple[Answering, "Stream", int]  # connection, stream, request id
 
 
 class _Pending:
@@ -32,7 +35,7 @@ class _Pending:
     def __init__(self) -> None:
         self.acks: list[int] = []
         self.nacks: list[tuple[int, int, str]] = []
-        self.waiting: list[tuple[Answering, Stream, int]] = []  # connection, stream, request id
+        self.waiting: list[_Waiting] = []
 
 
 class Settling:
@@ -88,23 +91,29 @@ class Settling:
 
     def _send(self, partition: str, subscription: str, settled: _Pending, start: int) -> None:
         end = start + SETTLED_PER_REQUEST_MAX
-        waiting = settled.waiting[start:end]
         args = {
             "subscription": subscription,
             "acks": ranges_of(settled.acks[start:end]),
             "nacks": settled.nacks[start:end],
         }
+        self._ask(Admin("settle", partition, args), settled.waiting[start:end], ATTEMPTS_MAX)
+
+    def _ask(self, request: Admin, waiting: list[_Waiting], attempts: int) -> None:
+        """Settling twice is settling once, so what a dying owner did not answer its successor is asked."""
 
         def answered(frame: Frame, data: bytes | memoryview) -> None:
-            if frame.kind == Kind.ERROR:
-                error = wire.decode_error(data[frame.start : frame.end])
-                for connection, stream, _ in waiting:
-                    connection.answer_error(stream, error)
-            else:
+            if frame.kind != Kind.ERROR:
                 for connection, stream, request_id in waiting:
                     connection.answer(stream, response(request_id))
+                return
+            error = wire.decode_error(data[frame.start : frame.end])
+            if isinstance(error, OwnerMoved) and attempts > 1:
+                self._ask(request, waiting, attempts - 1)
+                return
+            for connection, stream, _ in waiting:
+                connection.answer_error(stream, error)
 
-        self._session.request(Kind.ADMIN, Admin("settle", partition, args), 0, answered)
+        self._session.request(Kind.ADMIN, request, 0, answered)
 
 
 def ranges_of(offsets: list[int]) -> bytes:

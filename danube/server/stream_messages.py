@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Final, Literal, NamedTuple
 
 from danube.core.batch import HEADER_BYTES, Flag
@@ -80,12 +81,13 @@ class _Constant(NamedTuple):
     place: bytes  # MsgID up to the value of topic_offset
 
 
-def framed_messages(batch: BatchView, topic_name: str, producer_id: int) -> bytes:
+def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stored: bool = True) -> bytes:
     """All records of ``batch`` as length-prefixed StreamMessages, back to back.
 
     ``topic_name`` is the partition's physical name and ``producer_id`` what the door gave to the
-    batch's producer.  A routing key that is not UTF-8 (native producers may send any bytes, a proto
-    string may not) arrives with each wrong byte as ``\\xNN``; times before 1970 arrive as 0.
+    batch's producer.  Messages of a topic that is not ``stored`` have topic_offset 0.  A routing key
+    that is not UTF-8 (native producers may send any bytes, a proto string may not) arrives with each
+    wrong byte as ``\\xNN``; times before 1970 arrive as 0.
 
     Raises ProtocolError where the batch's columns are malformed.
     """
@@ -94,7 +96,11 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int) -> byte
     pieces: list[bytes] = []
     add = pieces.extend
     for offset, request_id, payload, own in zip(
-        _offsets(batch), _request_ids(batch), batch.payloads(), _varying(batch), strict=True
+        _offsets(batch) if stored else repeat(0, batch.record_count),
+        _request_ids(batch),
+        batch.payloads(),
+        _varying(batch),
+        strict=True,
     ):
         number = varint(offset)
         head = fields + own + _PLACE + varint(place_size + len(number)) + place + number

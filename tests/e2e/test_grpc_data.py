@@ -245,7 +245,10 @@ def test_what_was_sent_between_subscribe_and_receive_arrives(calls: DanubeCalls,
         for index in range(50):
             calls.send(name, number, b"%d" % index)
         stream = calls.receive(consumer)
-        assert [int(stream.next().payload) for _ in range(50)] == list(range(50))
+        got = [stream.next() for _ in range(50)]
+        assert [int(message.payload) for message in got] == list(range(50))
+        offsets = list(range(50)) if mode == RELIABLE else [0] * 50  # what is not kept has no offset
+        assert [message.msg_id.topic_offset for message in got] == offsets
 
 
 # -- subscriptions ----------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def call(path, request, response):
 health = call("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse)
 assert health.status == health_pb2.HealthCheckResponse.SERVING
 ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-                            rf.ServerReflectionRequest.SerializeToString, rf.ServerReflectionResponse.FromString)
+                            rf.ServerReflectionRequest.SerializeToString,
+                            rf.ServerReflectionResponse.FromString)
 answer = next(ask(iter([rf.ServerReflectionRequest(list_services="")])))
 print(sorted(one.name for one in answer.list_services_response.service))
 wanted = pb.ProducerRequest(producer_name="p", topic_name="/default/grpcio", dispatch_strategy=1)

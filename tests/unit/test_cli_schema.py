@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube.cli.main import root
-from danube.cli.schema_source import DEFINITION_BYTES_MAX, schema_type
+from danube.cli.schema_source import schema_type
 from danube.cli.services import Services
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from tests.fakes.broker import FakeBroker
 
 AVRO = '{"type":"record","name":"P","fields":[{"name":"x","type":"int"}]}'
@@ -115,7 +116,7 @@ def test_usage_of_register(danube: Line, words: list[str], message: str, tmp_pat
 
 def test_a_file_that_no_registry_would_take_is_not_sent(danube: Line, tmp_path: Path) -> None:
     file = tmp_path / "large.avsc"
-    file.write_bytes(b" " * (DEFINITION_BYTES_MAX + 1))
+    file.write_bytes(b" " * (SCHEMA_DEFINITION_BYTES_MAX + 1))
     assert "is larger than" in danube("schema", "register", "p", "-f", str(file), exit_code=8).stderr
     assert danube.registry.calls == []
 

@@ -23,7 +23,7 @@ from danube.errors import (
 )
 from danube.server import consuming, settling
 from danube.server.broker_session import BrokerSession
-from danube.server.consuming import Consuming, GrpcConsumer
+from danube.server.consuming import Consuming, GrpcConsumer, Place
 from danube.server.proto.DanubeApi_pb2 import AckRequest, AckResponse, MsgID, NackRequest, StreamMessage
 from danube.server.settling import Settling, ranges_of
 from tests.unit.broker_parts import RecordingSession, RoutedBench, batch, numbered
@@ -102,8 +102,8 @@ class Door:
     def find(self, consumer_id: int) -> KnownConsumer | None:
         return self.known.get(consumer_id)
 
-    def physical_name(self, identity: KnownConsumer) -> str:
-        return TOPIC
+    def place(self, identity: KnownConsumer) -> Place:
+        return Place(TOPIC, self.topic.policy.reliable)
 
     # what clients do
 
@@ -377,7 +377,7 @@ def test_a_delivery_that_cannot_be_told_ends_the_stream(door: Door, monkeypatch:
     subscribe(door, identity)
     stream = door.receive(identity)
 
-    def fail(*_: Any) -> bytes:
+    def fail(*_: Any, **__: Any) -> bytes:
         raise InvalidArgument("a name is not UTF-8")
 
     monkeypatch.setattr(consuming, "framed_messages", fail)
@@ -385,3 +385,27 @@ def test_a_delivery_that_cannot_be_told_ends_the_stream(door: Door, monkeypatch:
     assert isinstance(door.connection.ends[stream], InvalidArgument)
     door.turn()
     assert door.links == []
+
+
+def test_a_successor_is_asked_what_the_dead_owed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = door.identity()
+    subscribe(door, identity)
+    door.receive(identity)
+    door.publish(numbered(2))
+    request, refusals = door.session.request, [OwnerMoved("it died")] * 2
+
+    def dying(kind: Any, body: Any, handle: int, answer: Any) -> None:
+        if refusals:
+            answer_to = door.session.expect(answer)
+            door.session.send_error(refusals.pop(), answer_to)
+        else:
+            request(kind, body, handle, answer)
+
+    monkeypatch.setattr(door.session, "request", dying)
+    ack(door, 1, 0)
+    door.turn()
+    assert door.connection.answers == {1: 1}
+    refusals += [OwnerMoved("it died")] * 3
+    ack(door, 2, 1)
+    door.turn()
+    assert isinstance(door.connection.answers[2], OwnerMoved)

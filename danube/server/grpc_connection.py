@@ -386,7 +386,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             http2.output_backlog_bytes = transport.get_write_buffer_size()
         if http2.failed:
             self._end_failed(transport)
-        elif http2.closing and not http2.streams:
+        elif http2.closing and not http2.streams and not self._refused:
             transport.close()
         elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
             _log.limited("slow client closed", source=self.peer)

@@ -18,107 +18,30 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final
 
 from danube import telemetry
 from danube.broker import process
+from danube.broker.contexts import DrainSignal, MoverMain, SupervisorSettings, WorkerContext, WorkerMain
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.listeners import address_text, close_listeners, open_listeners
+from danube.broker.mover_process import MoverProcess
+from danube.broker.restarts import STABLE_NS, restart_delay_ns
 from danube.broker.service_notify import ServiceNotifier
 from danube.clock import monotonic_ns, wall_us
 from danube.config import Started, usable_cores
 from danube.errors import DanubeError, Unavailable
 from danube.ipc import atomics
-from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.region import Region
 
 SECOND_NS: Final = 1_000_000_000
-RESTART_DELAY_MIN_NS: Final = SECOND_NS // 10
-RESTART_DELAY_MAX_NS: Final = 5 * SECOND_NS
-RESTART_DELAY_SERVED_MAX_NS: Final = 4 * SECOND_NS // 10  # a worker that has served is back within 1 s
-STABLE_NS: Final = SECOND_NS  # a worker that served and lived this long did not die young
 TICK_NS: Final = SECOND_NS // 5
 FIRST_START_ATTEMPTS: Final = 5
 
+__all__ = ["Supervisor", "SupervisorSettings", "WorkerContext", "run"]
 _log = telemetry.events("broker.supervisor")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorSettings:
-    """What a broker's processes are made from; sizes and workers of 0 are chosen for this machine."""
-
-    data_dir: Path
-    workers: int = 0
-    host: str = "127.0.0.1"
-    native_port: int = 6660
-    extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
-    heartbeat_timeout_ms: int = 10_000
-    start_timeout_ms: int = 120_000  # from the fork to the first heartbeat
-    drain_timeout_ms: int = 9_000
-    ring_bytes: int = 0
-    tail_bytes: int = 0
-    progress: Callable[[str], None] | None = None  # one line per kernel that has to be compiled
-    on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
-
-
-class DrainSignal:
-    """Tells one worker to stop taking, finish and leave; its descriptor is for ``loop.add_reader``."""
-
-    __slots__ = ("_descriptor", "requested")
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.requested = False
-
-    def fileno(self) -> int:
-        """Readable from the first request on, for good."""
-        return self._descriptor
-
-    def request(self, *_signal: Any) -> None:
-        """The handler of SIGTERM in the worker."""
-        self.requested = True
-        os.eventfd_write(self._descriptor, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerContext:
-    """Everything that a worker gets from its supervisor."""
-
-    worker: int
-    workers: int
-    incarnation: int  # also the epoch of what it opens: larger than that of any process before
-    region: Region
-    counters: Counters
-    listeners: dict[str, socket.socket]  # by door; listening, not blocking
-    drain: DrainSignal
-    settings: SupervisorSettings
-    _ready_bell: int
-
-    @property
-    def listener(self) -> socket.socket:
-        """The native door."""
-        return self.listeners["native"]
-
-    def channel(self) -> Channel:
-        """The rings to and from all other workers; one per process."""
-        return Channel(self.region, self.worker, self.incarnation)
-
-    def heartbeat(self) -> None:
-        """Still alive: call at least every second from the loop, and between slices of recovery."""
-        self.counters.put(Counter.HEARTBEAT_NS, monotonic_ns())
-
-    def ready(self) -> None:
-        """Recovered and accepting."""
-        self.heartbeat()
-        self.counters.put(Counter.STATE, State.READY)
-        os.eventfd_write(self._ready_bell, 1)
-
-
-WorkerMain = Callable[[WorkerContext], int | None]
 
 
 class _Worker:
@@ -148,9 +71,12 @@ class _Worker:
 class Supervisor:
     """One broker on one data directory; see run()."""
 
-    def __init__(self, settings: SupervisorSettings, worker_main: WorkerMain) -> None:
+    def __init__(
+        self, settings: SupervisorSettings, worker_main: WorkerMain, mover_main: MoverMain | None
+    ) -> None:
         self._settings = settings
         self._worker_main = worker_main
+        self._mover = MoverProcess(settings, mover_main) if mover_main is not None else None
         self._count = settings.workers or usable_cores()
         self._started_at_us = wall_us()
         self._notifier = ServiceNotifier.from_environment(os.environ)
@@ -196,6 +122,8 @@ class Supervisor:
         self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
         self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._workers = [_Worker(index, self._region) for index in range(self._count)]
+        if self._mover is not None:
+            self._mover.open()
         self._catch_signals()
         gc.collect()
         gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
@@ -221,6 +149,7 @@ class Supervisor:
         self._tick_ns = monotonic_ns()
         for worker in self._workers:
             self._start(worker, self._tick_ns)
+        self._turn_mover(self._tick_ns)
         self._data.write_pid()
         self._write_state()
 
@@ -250,10 +179,15 @@ class Supervisor:
                 self._check_heartbeat(worker, now_ns, paused_ns)
             elif now_ns >= worker.start_ns:
                 self._start(worker, now_ns)
+        self._turn_mover(now_ns, paused_ns)
         self._check_ready()
         if self._state_changed:
             self._write_state()
         self._notifier.watchdog(now_ns)
+
+    def _turn_mover(self, now_ns: int, paused_ns: int = 0) -> None:
+        if self._mover is not None:
+            self._mover.turn(now_ns, paused_ns, self._become_child)
 
     def _start(self, worker: _Worker, now_ns: int) -> None:
         """Fork the worker.  Without its incarnation on disk, or without a process, try again later."""
@@ -264,7 +198,7 @@ class Supervisor:
             worker.pid = process.fork_child(lambda: self._be_worker(worker), f"danube-worker-{worker.index}")
         except (OSError, DanubeError) as error:
             worker.deaths += 1
-            worker.start_ns = now_ns + _restart_delay_ns(worker.deaths)
+            worker.start_ns = now_ns + restart_delay_ns(worker.deaths)
             _log.error("worker cannot be started", worker=worker.index, why=str(error))
             self._give_up_if_never_ready(worker, str(error))
             return
@@ -280,16 +214,9 @@ class Supervisor:
 
     def _be_worker(self, worker: _Worker) -> int | None:
         """In the child: set up what differs from the supervisor and run the worker."""
-        signal.set_wakeup_fd(-1)
-        drain = DrainSignal()
-        signal.signal(signal.SIGTERM, drain.request)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        process.unblock_signals()
-        for descriptor in self._signal_pipe:
-            os.close(descriptor)
-        close_listeners(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
+        drain = self._become_child(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
+        if self._mover is not None:
+            self._mover.leave()
         self._region.populate(worker.index)
         context = WorkerContext(
             worker=worker.index,
@@ -300,9 +227,24 @@ class Supervisor:
             listeners=self._listeners[worker.index],
             drain=drain,
             settings=self._settings,
+            mover_address=self._mover.address if self._mover is not None else "",
             _ready_bell=self._ready_bell,
         )
         return self._worker_main(context)
+
+    def _become_child(self, others: list[dict[str, socket.socket]] | None = None) -> DrainSignal:
+        """In any child: its own signals, and none of the sockets that it has no part in (None: of all)."""
+        signal.set_wakeup_fd(-1)
+        drain = DrainSignal()
+        signal.signal(signal.SIGTERM, drain.request)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        process.unblock_signals()
+        for descriptor in self._signal_pipe:
+            os.close(descriptor)
+        close_listeners(self._listeners if others is None else others)
+        return drain
 
     def _reap(self, now_ns: int) -> None:
         for worker in self._workers:
@@ -325,7 +267,7 @@ class Supervisor:
         stable = served and now_ns - worker.started_ns >= STABLE_NS
         worker.deaths = 1 if stable else worker.deaths + 1
         worker.counters.add(Counter.RESTARTS)
-        worker.start_ns = now_ns + _restart_delay_ns(worker.deaths, served)
+        worker.start_ns = now_ns + restart_delay_ns(worker.deaths, served)
         worker.incarnation = 0
         try:
             self._renumber(worker)
@@ -405,6 +347,9 @@ class Supervisor:
             self._signal_all(signal.SIGTERM)
         elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
             self._signal_all(signal.SIGKILL)
+        # The workers' last segments are sealed when they have ended: now the mover may end, too.
+        if self._mover is not None and not any(worker.pid for worker in self._workers):
+            self._mover.stop(now_ns, at_once=self._stop_signals > 1)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._workers:
@@ -412,11 +357,15 @@ class Supervisor:
                 os.kill(worker.pid, number)
 
     def _finished(self) -> bool:
-        return self._stop_signals > 0 and not any(worker.pid for worker in self._workers)
+        """Told to stop, and every process has ended."""
+        moving = self._mover is not None and self._mover.pid != 0
+        return self._stop_signals > 0 and not moving and not any(worker.pid for worker in self._workers)
 
     def _end_all(self) -> None:
-        """No worker outlives the supervisor, also when it fails."""
+        """No process outlives the supervisor, also when it fails."""
         self._signal_all(signal.SIGKILL)
+        if self._mover is not None:
+            self._mover.close()
         for worker in self._workers:
             if worker.pid:
                 os.waitpid(worker.pid, 0)
@@ -427,22 +376,15 @@ class Supervisor:
         self._region.close()
 
 
-def run(settings: SupervisorSettings, worker_main: WorkerMain) -> int:
+def run(settings: SupervisorSettings, worker_main: WorkerMain, mover_main: MoverMain | None = None) -> int:
     """Run a broker in this process (its main thread) and its forks until SIGTERM or SIGINT.
 
-    Each worker runs ``worker_main(context)`` and leaves with what it returns.  Returns 0, also when workers
+    Each worker runs ``worker_main(context)`` and leaves with what it returns; so does the mover, if there
+    is one.  Returns 0, also when workers
     had to be killed at the end of the drain.  Raises Unavailable when the workers never became ready and,
     before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
     """
-    return Supervisor(settings, worker_main).run()
-
-
-def _restart_delay_ns(deaths: int, served: bool = False) -> int:
-    """0, 100 ms, 200 ms, 400 ms ... for the first, second ... young death in a row."""
-    if deaths <= 1:
-        return 0
-    delay_max_ns = RESTART_DELAY_SERVED_MAX_NS if served else RESTART_DELAY_MAX_NS
-    return min(delay_max_ns, RESTART_DELAY_MIN_NS << min(deaths - 2, 10))
+    return Supervisor(settings, worker_main, mover_main).run()
 
 
 def _load_kernels(progress: Callable[[str], None] | None) -> None:

@@ -1,0 +1,137 @@
+"""What a broker's processes are given by their supervisor when they are forked."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from danube.clock import monotonic_ns
+from danube.config import Started
+from danube.ipc.channel import Channel
+from danube.ipc.counters import Counter, Counters, State
+from danube.ipc.region import Region
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What a broker's processes are made from; sizes and workers of 0 are chosen for this machine."""
+
+    data_dir: Path
+    workers: int = 0
+    host: str = "127.0.0.1"
+    native_port: int = 6660
+    extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
+    heartbeat_timeout_ms: int = 10_000
+    start_timeout_ms: int = 120_000  # from the fork to the first heartbeat
+    drain_timeout_ms: int = 9_000
+    mover_drain_timeout_ms: int = 2_000  # after the workers have ended
+    ring_bytes: int = 0
+    tail_bytes: int = 0
+    progress: Callable[[str], None] | None = None  # one line per kernel that has to be compiled
+    on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
+
+
+class DrainSignal:
+    """Tells one process to stop taking, finish and leave; its descriptor is for ``loop.add_reader``."""
+
+    __slots__ = ("_descriptor", "requested")
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.requested = False
+
+    def fileno(self) -> int:
+        """Readable from the first request on, for good."""
+        return self._descriptor
+
+    def request(self, *_signal: Any) -> None:
+        """The handler of SIGTERM in the process."""
+        self.requested = True
+        os.eventfd_write(self._descriptor, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """Everything that a worker gets from its supervisor."""
+
+    worker: int
+    workers: int
+    incarnation: int  # also the epoch of what it opens: larger than that of any process before
+    region: Region
+    counters: Counters
+    listeners: dict[str, socket.socket]  # by door; listening, not blocking
+    drain: DrainSignal
+    settings: SupervisorSettings
+    mover_address: str  # of its Unix socket, an abstract name; "" where there is no mover
+    _ready_bell: int
+
+    @property
+    def listener(self) -> socket.socket:
+        """The native door."""
+        return self.listeners["native"]
+
+    def channel(self) -> Channel:
+        """The rings to and from all other workers; one per process."""
+        return Channel(self.region, self.worker, self.incarnation)
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second from the loop, and between slices of recovery."""
+        self.counters.put(Counter.HEARTBEAT_NS, monotonic_ns())
+
+    def ready(self) -> None:
+        """Recovered and accepting."""
+        self.heartbeat()
+        self.counters.put(Counter.STATE, State.READY)
+        os.eventfd_write(self._ready_bell, 1)
+
+
+class Pulse:
+    """When a process last said that it is alive: one word of memory shared by a fork.
+
+    One process writes, its supervisor reads; a restarted process goes on with the same word.
+    """
+
+    __slots__ = ("_memory", "_word")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._word = memoryview(self._memory).cast("q")
+
+    def beat(self) -> None:
+        self._word[0] = monotonic_ns()
+
+    @property
+    def last_ns(self) -> int:
+        """By the monotonic clock; 0 when there was none since reset()."""
+        return self._word[0]
+
+    def reset(self) -> None:
+        self._word[0] = 0
+
+    def close(self) -> None:
+        self._word.release()
+        self._memory.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverContext:
+    """Everything that the mover gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    drain: DrainSignal
+    settings: SupervisorSettings
+    start_count: int  # movers of this supervisor before this one
+    pulse: Pulse
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
+WorkerMain = Callable[[WorkerContext], int | None]
+MoverMain = Callable[[MoverContext], int | None]

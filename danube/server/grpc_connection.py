@@ -35,6 +35,7 @@ ROOM_MIN = 32 * 1024
 ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
 NEVER_NS = 1 << 63
+LAST_WRITE_S = 0.01
 LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
 UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
@@ -85,7 +86,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.peer = str(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
         self._door.opened(self)
-        self.has_output()
+        self.flush()  # the greeting, at once: it tells a peer that speaks something else where it is
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._buffer is not None:
@@ -403,7 +404,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _end_output(self, transport: asyncio.Transport) -> None:
         self._give_up_ns = clock.monotonic_ns() + LAST_WORDS_NS_MAX
         if transport.can_write_eof():
-            transport.write_eof()
+            # Not at once: uvloop hands over what was written at the end of this turn of the loop.
+            asyncio.get_running_loop().call_later(LAST_WRITE_S, _write_eof, transport)
         else:
             transport.close()
 
@@ -433,6 +435,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.flush()
         if self._transport is not None:
             self._transport.close()
+
+
+def _write_eof(transport: asyncio.Transport) -> None:
+    if not transport.is_closing():
+        transport.write_eof()
 
 
 def _address(name: Any) -> str:

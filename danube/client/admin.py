@@ -180,6 +180,7 @@ class AdminPlans:
 
     def delete_subscription(self, topic: str, subscription: str) -> Plan[None]:
         yield from self._everywhere("delete_subscription", topic, subscription=subscription)
+        yield self._session.admin("forget_subscription", topic=topic, subscription=subscription)
 
     def unblock(self, topic: str, subscription: str) -> Plan[None]:
         yield from self._everywhere("unblock", topic, subscription=subscription)

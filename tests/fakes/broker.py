@@ -574,6 +574,8 @@ class FakeBroker:
             return None
         if call.op == "status":
             return {"broker": "fake", "workers": 1}
+        if call.op == "forget_subscription":
+            return {}
         return self._admin_of_partition(call)
 
     def _admin_of_partition(self, call: wire.Admin) -> Any:

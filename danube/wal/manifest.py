@@ -117,8 +117,7 @@ def entry_of(
     )  # fmt: skip
 
 
-def _no_entries() -> NDArray[np.void]:
-    return np.zeros(0, SEGMENT_ENTRY)
+NO_ENTRIES: Final = np.zeros(0, SEGMENT_ENTRY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +152,7 @@ class Manifest:
     @classmethod
     def empty(cls, topic: str, identity: LogIdentity, epoch: int, start_offset: int = 0) -> Manifest:
         """What a partition has before anything was uploaded: generation 0, which is never stored."""
-        return cls(topic, *identity, epoch, 0, start_offset, _no_entries())
+        return cls(topic, *identity, epoch, 0, start_offset, NO_ENTRIES)
 
     def __len__(self) -> int:
         return len(self.entries)

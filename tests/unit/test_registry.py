@@ -32,7 +32,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
-from danube.schema.model import DEFINITION_BYTES_MAX, Compatibility, SchemaType, ValidationPolicy
+from danube.schema.model import Compatibility, SchemaType, ValidationPolicy
 
 TOPIC = "/default/orders"
 
@@ -71,7 +71,6 @@ def test_the_words_are_those_of_the_schema_types() -> None:
     assert tuple(SchemaType) == registry_module.SCHEMA_TYPES
     assert tuple(Compatibility) == registry_module.COMPATIBILITIES
     assert [str(one) for one in ValidationPolicy] == ["none", "warn", "enforce"]
-    assert DEFINITION_BYTES_MAX == SCHEMA_DEFINITION_BYTES_MAX
 
 
 def test_versions_of_a_subject_share_an_id_and_count_up() -> None:

@@ -12,8 +12,9 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from danube.errors import DanubeError, Overloaded, SchemaInvalid
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema import kinds, limited, protobuf, protobuf_compatibility, protobuf_limits
-from danube.schema.model import DEFINITION_BYTES_MAX, Checks, Compatibility, Definition, SchemaType
+from danube.schema.model import Checks, Compatibility, Definition, SchemaType
 from danube.schema.verdict import Older, Request
 
 ORDER = b"""syntax = "proto3";
@@ -159,7 +160,7 @@ def test_what_cannot_describe_payloads_is_refused(text: bytes, word: str) -> Non
 
 
 BOMBS: dict[str, Callable[[], str]] = {
-    "bytes": lambda: 'syntax = "proto3"; message M { } //' + "x" * DEFINITION_BYTES_MAX,
+    "bytes": lambda: 'syntax = "proto3"; message M { } //' + "x" * SCHEMA_DEFINITION_BYTES_MAX,
     "levels": lambda: 'syntax = "proto3"; ' + "message M { " * 50_000,
     "brackets": lambda: 'syntax = "proto3"; message M { int32 a = 1 ' + "[" * 50_000,
     "numbers": lambda: 'syntax = "proto3"; message M { reserved ' + "1, " * 20_000 + "2; }",
@@ -184,7 +185,7 @@ def test_the_largest_definition_compiles_in_time() -> None:
         f"  optional int32 a_field_number_{number} = {number + 20_000};" for number in range(5_000)
     )
     text = f'syntax = "proto3"; message M {{\n{fields}\n}}'.encode()
-    assert DEFINITION_BYTES_MAX * 0.8 < len(text) <= DEFINITION_BYTES_MAX
+    assert SCHEMA_DEFINITION_BYTES_MAX * 0.8 < len(text) <= SCHEMA_DEFINITION_BYTES_MAX
     start = time.process_time()
     definition = examine(text)
     assert kinds.compare(definition, definition, Checks.STRICT) == []

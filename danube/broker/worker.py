@@ -150,22 +150,12 @@ class Worker:
         self.schedule_turn()
 
     def _turn(self) -> None:
-        self._turn_scheduled = False
         channel, remote = self.channel, self.remote
         doors = self.doors.values()
-        for worker in channel.peers_restarted():
-            remote.worker_restarted(worker)
-            for door in doors:
-                door.worker_restarted(worker)
-            self.dead_letters.worker_restarted(worker)
-            self.router.worker_restarted(self.questions, worker)
-        received = self._poll()
-        for worker, kind, record in received:
-            remote.take(worker, kind, record)
-        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
-        blocked = False
-        for door in doors:
-            blocked |= door.hand_over()
+        try:
+            received, blocked = self._take()
+        finally:
+            self._turn_scheduled = False  # what asked for a turn up to here is part of this one
         self.shard.turn()
         for door in doors:
             door.flush()
@@ -177,6 +167,24 @@ class Worker:
         if received or (self.context.workers > 1 and not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
 
+    def _take(self) -> tuple[bool, bool]:
+        """Give the shard what rings and doors have; whether rings had records, and whether one is full."""
+        doors = self.doors.values()
+        for worker in self.channel.peers_restarted():
+            self.remote.worker_restarted(worker)
+            for door in doors:
+                door.worker_restarted(worker)
+            self.dead_letters.worker_restarted(worker)
+            self.router.worker_restarted(self.questions, worker)
+        received = self._poll()
+        for worker, kind, record in received:
+            self.remote.take(worker, kind, record)
+        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+        blocked = False
+        for door in doors:
+            blocked |= door.hand_over()
+        return bool(received), blocked
+
     def _poll(self) -> list[tuple[int, int, memoryview]]:
         try:
             return self.channel.poll()
@@ -184,7 +192,7 @@ class Worker:
             worker = int(error.facts["worker"])
             _log.error("ring damaged", from_worker=worker, error=str(error))
             self.channel.reset(worker)
-            self.schedule_turn()
+            self.loop.call_soon(self.schedule_turn)
             return []
 
     def _deliver(self, connection_id: int, frames: bytes) -> None:
@@ -250,7 +258,13 @@ class Worker:
         loop.add_reader(self.channel.fileno(), self._on_bell)
         for name, door in doors.items():
             listener = self.context.listeners[name]
-            self._servers.append(await loop.create_server(door.factory, sock=listener, ssl=tls.get(name)))
+            context = tls.get(name)
+            limit_s = self.config.limits.handshake_timeout_ms / 1000 if context is not None else None
+            self._servers.append(
+                await loop.create_server(
+                    door.factory, sock=listener, ssl=context, ssl_handshake_timeout=limit_s
+                )
+            )
         self.housekeeping.start()
         self.context.ready()
         self.schedule_turn()

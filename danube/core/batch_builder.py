@@ -264,7 +264,7 @@ class _Builder:
         return column
 
     def _check_length(self, values: Any, what: str) -> None:
-        if isinstance(values, str | bytes | bytearray | Mapping):
+        if type(values) is not list and isinstance(values, str | bytes | bytearray | Mapping):
             refuse_single(values, what)
         if len(values) != self.count:
             raise InvalidArgument(f"there are {len(values)} {what} for {self.count} records")

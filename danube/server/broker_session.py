@@ -39,7 +39,7 @@ class BrokerSession(RoutedSession):
     def __init__(self, router: Router, schedule_turn: Callable[[], None]) -> None:
         super().__init__(CONNECTION_ID)
         self._router = router
-        self._schedule_turn = schedule_turn
+        self.schedule_turn = schedule_turn
         self._answers: dict[int, Answer] = {}
         self._handles: dict[int, HandleOwner] = {}
         self._held: deque[bytearray] = deque()  # frames that a full ring refused, in order
@@ -68,7 +68,7 @@ class BrokerSession(RoutedSession):
         """
         if self._held or not self._route(frame):
             self._hold(frame)
-        self._schedule_turn()
+        self.schedule_turn()
 
     def publish(self, handle: int, correlation: int, batch: EncodedBatch) -> None:
         """Publish a batch that was just encoded.

@@ -7,6 +7,7 @@ calls that wait for something.  Output is collected during a turn and written in
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -39,6 +40,9 @@ LAST_WRITE_S = 0.01
 LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
 UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
+
+
+_PREFIX = struct.Struct(">BI")  # of a message: is it compressed, and its size
 
 
 class _Pending:
@@ -166,15 +170,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def data(self, stream: Stream, data: memoryview, ended: bool) -> None:
         context = stream.context
         size = len(data)
-        if (
-            type(context) is Method
-            and ended
-            and size >= 5
-            and data[0] == 0
-            and int.from_bytes(data[1:5], "big") == size - 5 <= self._door.message_bytes_max
-        ):
-            self._dispatch(context, stream, bytes(data[5:]), size)
-            return
+        if type(context) is Method and ended and size >= 5:
+            compressed, message_size = _PREFIX.unpack_from(data)
+            if not compressed and message_size == size - 5 <= self._door.message_bytes_max:
+                self._dispatch(context, stream, data[5:].tobytes(), size)
+                return
         self._http2.consumed(stream, size)
         if stream.head.problem:
             if ended:
@@ -251,15 +251,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _dispatch(self, method: Method, stream: Stream, message: bytes, size: int) -> None:
         """Hand a whole message to its method; ``size`` bytes are not consumed yet."""
-        if method.kind is MethodKind.DIRECT:
-            self._direct(method, stream, message, size)
-        else:
+        if method.kind is not MethodKind.DIRECT:
             self._http2.consumed(stream, size)
             self._begin(method, stream, message)
-
-    def _direct(self, method: Method, stream: Stream, data: bytes, size: int) -> None:
+            return
         try:
-            method.handler(self, stream, data, size)
+            method.handler(self, stream, message, size)
         except Exception as error:
             self._http2.consumed(stream, size)
             self.answer_error(stream, error)
@@ -331,8 +328,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._dirty = True
             self._door.has_output(self)
 
-    def answer(self, stream: Stream, message: bytes) -> None:
-        """Answer a unary call with one framed message and OK."""
+    def answer(self, stream: Stream, message: bytes, size: int = 0) -> None:
+        """Answer a unary call with one framed message and OK; ``size`` bytes of it are consumed now."""
+        if size:
+            self._http2.consumed(stream, size)
         if not stream.local_closed:
             self._http2.answer(stream, RESPONSE_HEAD, message, OK_TRAILERS)
             if not self._dirty:

@@ -79,6 +79,7 @@ class GrpcDoor:
         self._data = data
         self._connections_max = connections_max
         self._dirty: dict[GrpcConnection, None] = {}
+        self._flush_due = False  # the turn that runs will come to flush()
         self._refused: dict[GrpcConnection, None] = {}  # told that there is no room, not closed yet
 
     # -- connections ------------------------------------------------------------------------------
@@ -124,7 +125,8 @@ class GrpcDoor:
 
     def has_output(self, connection: GrpcConnection) -> None:
         self._dirty[connection] = None
-        self.schedule_turn()
+        if not self._flush_due:
+            self.schedule_turn()
 
     # -- the worker's door ------------------------------------------------------------------------
 
@@ -136,10 +138,12 @@ class GrpcDoor:
             self._data.session.worker_restarted(worker)
 
     def hand_over(self) -> bool:
+        self._flush_due = True
         return self._data.hand_over() if self._data is not None else False
 
     def flush(self) -> None:
         """Hand the output of this turn to the sockets."""
+        self._flush_due = False
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:

@@ -63,6 +63,7 @@ class NativeServer:
         self._dirty: dict[NativeConnection, None] = {}
         self._blocked: dict[NativeConnection, None] = {}
         self._shaking: dict[NativeConnection, float] = {}
+        self._flush_due = False  # the turn that runs will come to flush()
 
     def factory(self) -> NativeConnection:
         self._next_id += 1
@@ -95,7 +96,8 @@ class NativeServer:
 
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
-        self.schedule_turn()
+        if not self._flush_due:
+            self.schedule_turn()
 
     def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
@@ -110,6 +112,7 @@ class NativeServer:
 
     def hand_over(self) -> bool:
         """Offer again what a full ring refused; True when something is still refused."""
+        self._flush_due = True
         if self._blocked:
             blocked, self._blocked = self._blocked, {}
             for connection in blocked:
@@ -118,6 +121,7 @@ class NativeServer:
 
     def flush(self) -> None:
         """Hand the output of this turn to the transports; the receive buffers are free again."""
+        self._flush_due = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:

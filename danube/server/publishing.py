@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -49,45 +49,34 @@ _VARINT_7 = tuple(bytes((0, 0, 0, 0, 2, 8, number)) for number in range(128))
 class Answering(Protocol):
     """A connection, as far as the answer of a call is concerned."""
 
-    def answer(self, stream: Stream, message: bytes) -> None: ...
+    def answer(self, stream: Stream, message: bytes, size: int = 0) -> None: ...
     def answer_error(self, stream: Stream, error: BaseException) -> None: ...
     def consumed(self, stream: Stream, size: int) -> None: ...
 
 
-class _Sent(NamedTuple):
-    """One call that waits for its answer; ``size`` is what it counts against flow control."""
-
-    connection: Answering
-    stream: Stream
-    message: StreamMessage
-    size: int
+_Envelope = tuple[str, int | None, int | None]  # origin, id and version of the schema
+# One call that waits for its answer; the number is what it counts against flow control.
+_Sent = tuple[Answering, "Stream", StreamMessage, int]
 
 
 class _Group:
     """Messages of one producer that become one batch."""
 
-    __slots__ = ("attempts", "origin", "schema_id", "schema_version", "sent", "size_bytes")
+    __slots__ = ("attempts", "envelope", "sent", "size_bytes")
 
-    def __init__(self, origin: str, schema_id: int | None, schema_version: int | None) -> None:
-        self.origin = origin
-        self.schema_id = schema_id
-        self.schema_version = schema_version
+    def __init__(self, envelope: _Envelope) -> None:
+        self.envelope = envelope
         self.sent: list[_Sent] = []
         self.size_bytes = 0
         self.attempts = 0
 
-    def takes(self, origin: str, schema_id: int | None, schema_version: int | None) -> bool:
-        return (
-            self.origin == origin
-            and self.schema_id == schema_id
-            and self.schema_version == schema_version
-            and len(self.sent) < GROUP_RECORDS_MAX
-            and self.size_bytes < GROUP_BYTES_MAX
-        )
+    @property
+    def full(self) -> bool:
+        return len(self.sent) >= GROUP_RECORDS_MAX or self.size_bytes >= GROUP_BYTES_MAX
 
     def like(self, sent: list[_Sent]) -> _Group:
         """A group with the same envelope and other messages."""
-        other = _Group(self.origin, self.schema_id, self.schema_version)
+        other = _Group(self.envelope)
         other.sent = sent
         other.attempts = self.attempts
         return other
@@ -229,7 +218,7 @@ class Publishing:
                 return
             target.handle = handle
             if target.groups:
-                self._dirty[target] = None
+                self._offer(target)
             for future in waiters:
                 if not future.done():
                     future.set_result(None)
@@ -251,7 +240,7 @@ class Publishing:
         for group in groups.values():
             self._refuse(group, error)
         if target.groups:
-            self._dirty[target] = None
+            self._offer(target)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -272,18 +261,21 @@ class Publishing:
             or target.version != self._metadata_version()
         ):
             target = self._find(message)
-        if len(message.payload) > target.record_bytes_max:
+        if len(data) > target.record_bytes_max and len(message.payload) > target.record_bytes_max:
             _refuse_large(len(message.payload), target)
         if self.draining:
             raise Draining("the broker is stopping", hint="send it again")
-        schema_id = message.schema_id if message.HasField("schema_id") else None
-        schema_version = message.schema_version if message.HasField("schema_version") else None
+        envelope = (
+            place.broker_addr,
+            message.schema_id if message.HasField("schema_id") else None,
+            message.schema_version if message.HasField("schema_version") else None,
+        )
         group = target.groups[-1] if target.groups else None
-        if group is None or not group.takes(place.broker_addr, schema_id, schema_version):
-            group = _Group(place.broker_addr, schema_id, schema_version)
+        if group is None or group.envelope != envelope or group.full:
+            group = _Group(envelope)
             target.groups.append(group)
             self._dirty[target] = None
-        group.sent.append(_Sent(connection, stream, message, size))
+        group.sent.append((connection, stream, message, size))
         group.size_bytes += len(data)
 
     def _find(self, message: StreamMessage) -> Target:
@@ -317,11 +309,11 @@ class Publishing:
         groups = target.groups
         while groups and target.handle:
             group = groups.popleft()
-            messages = [sent.message for sent in group.sent]
+            origin, schema_id, schema_version = group.envelope
             try:
                 batch = encode_messages(
-                    messages, producer_name=target.name, origin=group.origin, schema_id=group.schema_id,
-                    schema_version=group.schema_version,
+                    [message for _, _, message, _ in group.sent], producer_name=target.name, origin=origin,
+                    schema_id=schema_id, schema_version=schema_version,
                 )  # fmt: skip
             except LimitExceeded as error:  # to a client that is a limit which may have room again later
                 self._failed(target, group, RecordTooLarge(error.what, why=error.why, **error.facts))
@@ -340,9 +332,8 @@ class Publishing:
             if frame.kind == Kind.ERROR:
                 self._failed(target, group, wire.decode_error(data[frame.start : frame.end]))
                 return
-            for sent in group.sent:
-                sent.connection.consumed(sent.stream, sent.size)
-                sent.connection.answer(sent.stream, response(sent.message.request_id))
+            for connection, stream, message, size in group.sent:
+                connection.answer(stream, response(message.request_id), size)
 
         return answered
 
@@ -355,7 +346,7 @@ class Publishing:
             # The owner restarted and does not know the handle: nothing was taken, so it can be sent again.
             self._close(target)
             target.groups.appendleft(group)
-            self._dirty[target] = None
+            self._offer(target)
         elif isinstance(error, CallerError) and len(group.sent) > 1:
             self._send_apart(target, group, error)
         else:
@@ -370,12 +361,17 @@ class Publishing:
         else:
             again = [group.like([sent]) for sent in group.sent]
         target.groups.extendleft(reversed(again))
+        self._offer(target)
+
+    def _offer(self, target: Target) -> None:
+        """What waits goes out with this turn or, when that has handed over already, with the next."""
         self._dirty[target] = None
+        self._session.schedule_turn()
 
     def _refuse(self, group: _Group, error: DanubeError) -> None:
-        for sent in group.sent:
-            sent.connection.consumed(sent.stream, sent.size)
-            sent.connection.answer_error(sent.stream, error)
+        for connection, stream, _, size in group.sent:
+            connection.consumed(stream, size)
+            connection.answer_error(stream, error)
 
     def _fail_all(self, target: Target, error: DanubeError) -> None:
         groups, target.groups = target.groups, deque()

@@ -43,7 +43,8 @@ class Connection:
         self.answers: dict[Any, Any] = {}
         self.consumed_bytes = 0
 
-    def answer(self, stream: Any, message: bytes) -> None:
+    def answer(self, stream: Any, message: bytes, size: int = 0) -> None:
+        self.consumed_bytes += size
         self.answers[stream] = MessageResponse.FromString(message[5:]).request_id
 
     def answer_error(self, stream: Any, error: BaseException) -> None:
@@ -59,11 +60,15 @@ class Door:
     def __init__(self, root: Path, workers: int = 1) -> None:
         self.bench = RoutedBench(root, workers)
         self.topic = self.bench.proposals.create(TOPIC)
-        self.session = BrokerSession(self.bench.router, lambda: None)
+        self.turns_asked = 0
+        self.session = BrokerSession(self.bench.router, self._ask_turn)
         state = self.bench.proposals.state
         self.publishing = Publishing(self.session, self.bench.router, lambda: state.version)
         self.connection = Connection()
         self.number = 0
+
+    def _ask_turn(self) -> None:
+        self.turns_asked += 1
 
     def id(self, name: str = "p") -> int:
         return producer_identity(self.topic.topic_id, 0, name)
@@ -302,6 +307,24 @@ def test_an_owner_that_forgot_the_handle_gets_the_batch_again(door: Door) -> Non
     number = door.send(b"again")
     door.turn()
     assert door.answers[number] == number and door.stored() == [b"x", b"again"]
+
+
+def test_what_must_be_sent_again_asks_for_a_turn(door: Door) -> None:
+    """An answer may come when the running turn has handed over already."""
+    door.send()
+    door.turn()
+    door.send(b"waits")
+    target = door.publishing.targets[TOPIC, "p"]
+    door.turns_asked = 0
+    door.publishing.closed(target, OwnerMoved("the owner started again"))
+    assert door.turns_asked == 1
+    number = door.send(b"taken back")
+    door.turn()
+    assert door.answers[number] == number
+    group = publishing._Group(("", None, None))
+    door.turns_asked = 0
+    door.publishing._failed(target, group, OwnerMoved("the owner started again"))
+    assert door.turns_asked > 0
 
 
 # -- another worker owns it ---------------------------------------------------------------------------

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import pytest
+
 from danube.broker.worker import Worker
+from danube.errors import RingDamaged
 
 
 def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_free() -> None:
@@ -34,3 +37,71 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
         assert order.index(taken) < order.index("write")
     for freed in ("free buffers", "free ring"):
         assert order.index("write") < order.index(freed)
+
+
+class Steps:
+    """A worker of which only turns are left; each step of a turn runs what the test put there."""
+
+    def __init__(self) -> None:
+        self.during: dict[str, Any] = {}
+        worker = self.worker = Worker.__new__(Worker)
+        door: Any = SimpleNamespace(hand_over=self._step("hand over", False), flush=self._step("flush"))
+        worker.doors = {"native": door}
+        worker.shard = SimpleNamespace(turn=self._step("write"))  # type: ignore[assignment]
+        worker.remote = SimpleNamespace(take=self._step("take"), flush=self._step("answer"))  # type: ignore[assignment]
+        self.records: list[Any] = []
+        worker.channel = MagicMock(peers_restarted=list, poll=self._poll)
+        worker.counters = MagicMock()
+        worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
+        worker.loop = self.loop = MagicMock()
+        worker._turn_scheduled = False
+
+    def _step(self, name: str, result: Any = None) -> Any:
+        return lambda *_: self.during.get(name, lambda: None)() or result
+
+    def _poll(self) -> list[Any]:
+        self._step("poll")()
+        return self.records
+
+    def turns_asked(self) -> int:
+        """How many turns are scheduled after one that was."""
+        self.worker.schedule_turn()
+        self.loop.call_soon.reset_mock()
+        self.worker._turn()
+        return int(self.loop.call_soon.call_count)
+
+
+@pytest.mark.parametrize(
+    ("step", "turns"), [("take", 0), ("hand over", 0), ("write", 1), ("flush", 1), ("answer", 1)]
+)
+def test_only_what_a_turn_has_passed_asks_for_another(step: str, turns: int) -> None:
+    steps = Steps()
+    steps.during[step] = steps.worker.schedule_turn
+    if step == "take":
+        steps.records = [(1, 1, memoryview(b""))]
+        turns = 1  # there may be more in the rings
+    assert steps.turns_asked() == turns
+    steps.records = []
+    steps.during.clear()
+    assert steps.turns_asked() == 0
+
+
+def test_a_turn_that_fails_before_it_writes_does_not_stop_turns() -> None:
+    def fail() -> None:
+        raise OSError("a socket broke")
+
+    steps = Steps()
+    steps.during["hand over"] = fail
+    with pytest.raises(OSError, match="broke"):
+        steps.turns_asked()
+    steps.worker.schedule_turn()
+    assert steps.worker._turn_scheduled and steps.loop.call_soon.call_count == 1
+
+
+def test_a_damaged_ring_is_looked_at_again() -> None:
+    def damage() -> None:
+        raise RingDamaged("bytes that nobody wrote", worker=1)
+
+    steps = Steps()
+    steps.during["poll"] = damage
+    assert steps.turns_asked() == 1 and steps.loop.call_soon.call_args.args == (steps.worker.schedule_turn,)

@@ -11,6 +11,7 @@ to do (``hint``).  Facts are for programs and logs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 _by_code: dict[int, type[DanubeError]] = {}
@@ -134,6 +135,12 @@ class SchemaNotFound(NotFound):
     """No such subject, version or schema id."""
 
     code = 1124
+
+
+class ObjectMissing(NotFound):
+    """The object store has no object of this key; facts: store, key."""
+
+    code = 1126
 
 
 class OffsetOutOfRange(CallerError):
@@ -276,6 +283,28 @@ class StorageFailed(Unavailable):
     exit_code = 12
 
 
+class StoreUnavailable(Unavailable):
+    """The object store does not answer, or is too busy: an outage, 5xx, a time-out; facts: store."""
+
+    code = 1210
+
+
+class StoreRefused(Unavailable):
+    """The object store says no and will until an operator acts: credentials, bucket, region; facts: store."""
+
+    code = 1211
+
+
+class FetchPending(Unavailable):
+    """The bytes are not on this host yet: they are being fetched from the object store."""
+
+    code = 1212
+
+    def __init__(self, what: str = "", *, ready: Callable[[], bool] | None = None, **facts: Any) -> None:
+        super().__init__(what, **facts)
+        self.ready = ready or (lambda: True)  # whether it is worth asking again
+
+
 class LimitExceeded(CallerError):
     """A hard limit of frame, batch, connection or topic; facts name it."""
 
@@ -302,6 +331,12 @@ class RingDamaged(Damage):
 
     code = 1310
     status = "UNAVAILABLE"
+
+
+class StoreDamaged(Damage):
+    """Length, hash or identity of an object is not what was uploaded; facts: store, key."""
+
+    code = 1320
 
 
 class InvariantBroken(BaseException):

@@ -18,6 +18,7 @@ FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, fallocate(2)
 _CREATE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -52,6 +53,13 @@ def pread(fd: int, size: int, position: int) -> bytes:
 def fallocate(fd: int, position: int, size: int) -> None:
     """Reserve blocks for the range and grow the file over it; the new bytes read as zero."""
     os.posix_fallocate(fd, position, size)
+
+
+def punch_hole(fd: int, position: int, size: int) -> None:
+    """Give the blocks of a range back to the file system; the bytes read as zero, the size stays."""
+    if _libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def ftruncate(fd: int, size: int) -> None:

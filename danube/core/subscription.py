@@ -32,8 +32,9 @@ from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
 from danube.core.policy import FailurePolicy, check_max_unacked
 from danube.core.subscription_report import check_agreement, counts_of, progress, reason
+from danube.core.undelivered import take_back
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
-from danube.errors import broken
+from danube.errors import DanubeError, broken
 from danube.limits import MAX_UNACKED_DEFAULT
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
@@ -43,7 +44,8 @@ _KEYED_RECORDS_MIN: Final = 64
 _GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
 _TRIM_INTERVAL_NS: Final = 10_000_000_000
 _COUNTED: Final = (
-    "granted", "redelivered", "acked", "ack_ignored", "ack_refused", "skipped", "expired", "damaged"
+    "granted", "redelivered", "acked", "ack_ignored", "ack_refused", "skipped", "expired", "damaged",
+    "compacted",
 )  # fmt: skip
 
 KeyOf = Callable[[int], bytes]
@@ -129,10 +131,8 @@ class Subscription:
         return min(self.max_unacked - window.outstanding, self._span_max - (window.next - window.floor))
 
     def join(self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int) -> JoinResult:
-        """Connect a consumer, without credit.  One of the same name is displaced and gives back its records.
-
-        Raises SubscriptionBusy (exclusive, another name is connected) or LimitExceeded.
-        """
+        """Connect a consumer, without credit; one of the same name is displaced and gives back its records.
+        Raises SubscriptionBusy (exclusive, another name is connected) or LimitExceeded."""
         key_filter = KeyFilter(filters)
         consumers = self._consumers
         displaced = consumers.check_join(consumer_id, name)
@@ -286,10 +286,7 @@ class Subscription:
         return grants
 
     def due(self, now_ns: int, limit: int) -> list[Grant]:
-        """Grant up to ``limit`` records again whose time has come, in offset order.
-
-        Key-shared: also records that were held for their key and may go now (redelivery_count 0).
-        """
+        """Grant up to ``limit`` records whose time has come, in offset order; key-shared: also held ones."""
         self._pass_time(now_ns)
         window, consumers = self._window, self._consumers
         if self._keys is not None:
@@ -313,11 +310,15 @@ class Subscription:
         if not window.freed:
             return []
         window.freed = False
-        grants = self._grant_waiting(READY, now_ns, limit)
-        missing = limit - sum(grant.record_count for grant in grants)
-        grants += self._grant_waiting(HELD, now_ns, missing)
-        # Grants end what made others wait, and the limit may have cut them short.
-        window.freed |= bool(grants)
+        grants: list[Grant] = []
+        try:
+            grants += self._grant_waiting(READY, now_ns, limit)
+            grants += self._grant_waiting(HELD, now_ns, limit - sum(grant.record_count for grant in grants))
+        except DanubeError:  # a filter's question cannot be answered yet
+            window.freed = True
+            if not grants:
+                raise
+        window.freed |= bool(grants)  # they end what made others wait; the limit may have cut them short
         return grants
 
     def _grant_waiting(self, state: int, now_ns: int, limit: int) -> list[Grant]:
@@ -359,11 +360,13 @@ class Subscription:
 
     # -- what became of them -----------------------------------------------------------------------
 
-    def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
-        """Ack half-open ranges of offsets (int64 or uint64 [n][2]); see :mod:`danube.core.acks`.
+    def give_back(self, grant: Grant, start: int) -> None:
+        """Records of a grant from ``start`` on could not be sent: as if they had not been granted again."""
+        take_back(self._window, self._consumers, grant, start)
 
-        Without a consumer it does not matter who has them in flight.
-        """
+    def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
+        """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in
+        flight; see :mod:`danube.core.acks`."""
         window = self._window
         dead = window.counts[DEAD] + window.counts[BURIED]
         acked, ignored, refused = acknowledge(window, self._seat(consumer_id), ranges)
@@ -394,10 +397,8 @@ class Subscription:
         return len(offsets)
 
     def tick(self, now_ns: int) -> int | None:
-        """Apply ack timeouts and delays that have come; return when to call again (None: no need).
-
-        Returns ``now_ns`` when that made records ready that a consumer can take.
-        """
+        """Apply timeouts and delays that have come; return when to call again (None: no need; ``now_ns``:
+        records became ready)."""
         window = self._window
         ready_before = window.counts[READY]
         self._pass_time(now_ns)
@@ -432,10 +433,7 @@ class Subscription:
         self.version += 1
 
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:
-        """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten.
-
-        A late ack has no effect unless its offset has been granted again to the same consumer by then.
-        """
+        """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten."""
         self._window.reset(min(max(offset, 0), log_end))
         self._failures.clear()
         self._ahead = Ahead()
@@ -447,11 +445,11 @@ class Subscription:
         self._counters["expired"] += expired
         return expired
 
-    def skip_damaged(self, start: int, end: int) -> int:
-        """``start .. end`` cannot be read: they count as acked; return how many were not."""
-        damaged = self._settle(max(start, self.ack_floor), end)
-        self._counters["damaged"] += damaged
-        return damaged
+    def skip_damaged(self, start: int, end: int, *, why: str = "damaged") -> int:
+        """``start .. end`` cannot be read (or: compacted): they count as acked; return how many were not."""
+        skipped = self._settle(max(start, self.ack_floor), end)
+        self._counters[why] += skipped
+        return skipped
 
     def _settle(self, start: int, end: int) -> int:
         """Count everything in ``start .. end`` as acked, in the window and before it."""

@@ -75,17 +75,22 @@ class SealJob:
     ``deferred``: the disk was too full for the footer; the segment stays as it is, and readable.
     """
 
-    __slots__ = ("_fd", "_pinned", "_previous", "deferred", "segment", "size_bytes", "snapshot", "summary")
+    __slots__ = (
+        "_fd", "_front_hash", "_pinned", "_previous", "deferred", "segment", "size_bytes", "snapshot",
+        "summary",
+    )  # fmt: skip
 
     def __init__(
-        self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None
-    ) -> None:
+        self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None,
+        front_hash: bytes = NO_HASH,
+    ) -> None:  # fmt: skip
         self.segment = segment
         self.snapshot = snapshot
         self.summary: Summary | None = None
         self.size_bytes = 0
         self.deferred = False
         self._previous = previous
+        self._front_hash = front_hash  # of the segment that was deleted before this one
         self._fd = descriptors.pin(segment.file)
         self._pinned = True
 
@@ -100,7 +105,7 @@ class SealJob:
             self.release()
 
     def _seal(self) -> None:
-        previous_hash = self._previous.content_hash if self._previous is not None else NO_HASH
+        previous_hash = self._previous.content_hash if self._previous is not None else self._front_hash
         file: Final = self.segment.file
         self.summary, self.size_bytes = write_footer(
             self._fd, self.segment, previous_hash, self.snapshot, lambda fd: sync_file(file, fd)

@@ -5,7 +5,7 @@
     sync_job()   run in the syncer's thread, then synced()         synced_end moves
     roll()       a new file from here on; the old one is sealed by a SealJob
     read()       whole, verified batches at any offset below written_end
-    retain()     deletes sealed segments from the front
+    retain()     deletes sealed segments from the front; evict() does so up to an offset
 
 Owner: one thread (the worker's loop), except that jobs run in another.  After StorageFull the log
 goes on as before and the next write tries again.  After StorageFailed it is *fenced*: nothing is
@@ -26,15 +26,14 @@ from danube.limits import READ_CHUNK_BYTES
 from danube.wal.carry import create_empty
 from danube.wal.damage import DamageRegister
 from danube.wal.descriptors import LogFile, descriptors
-from danube.wal.index import index_cache
 from danube.wal.jobs import SealJob, SyncJob
 from danube.wal.log_reader import LogReader
 from danube.wal.mark import MarkWriter
 from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.reading import Chunk, OffsetRange
 from danube.wal.recovery import Recovered, Recovery, RecoveryReport
-from danube.wal.retention import expired, keep_snapshot
-from danube.wal.segment import LogIdentity
+from danube.wal.retention import below, expired, keep_snapshot, remove
+from danube.wal.segment import NO_HASH, LogIdentity
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.writer import Buffer, LogOptions, SegmentWriter
 
@@ -73,6 +72,7 @@ class Log:
         self._reader = LogReader(self._segments, self._bases, self.damage)
         self._age_due = False
         self._unsealed_snapshot: Checkpoint | None = None
+        self.front_hash = NO_HASH  # content hash of the segment before the first one here, if known
         self._failure: DanubeError | None = None
 
     @classmethod
@@ -144,13 +144,13 @@ class Log:
     @property
     def should_roll(self) -> bool:
         """The active segment is full, or so old that retention waits for it."""
-        active = self._active
+        active = self.active
         if active is None or not active.batch_count:
             return False
         return self._age_due or active.data_end >= self.options.segment_bytes
 
     @property
-    def _active(self) -> StoredSegment | None:
+    def active(self) -> StoredSegment | None:
         return self._writer.segment if self._writer is not None else None
 
     def statistics(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class Log:
     def synced(self, job: SyncJob) -> None:
         """``job`` succeeded: advance synced_end and rewrite the sync mark."""
         job.release()
-        active = self._active
+        active = self.active
         if self._failure is None and active is not None and active.file.lost:
             self._failure = Fenced("a newer owner has taken the log over")
         if self._failure is not None:
@@ -325,7 +325,7 @@ class Log:
         """
         if self._failure is not None:
             raise self._fenced_error()
-        active = self._active
+        active = self.active
         if active is None or not active.batch_count:
             return None
         self._writer = None
@@ -335,7 +335,7 @@ class Log:
     def _seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
         number = self._segments.index(segment)
         segment.sealing = True
-        return SealJob(segment, self._segments[number - 1] if number else None, snapshot)
+        return SealJob(segment, self._segments[number - 1] if number else None, snapshot, self.front_hash)
 
     def sealed(self, job: SealJob) -> None:
         """``job`` succeeded, or was deferred by a full disk: then the next opening seals the segment."""
@@ -387,7 +387,7 @@ class Log:
             )
         if offset >= end:
             return Chunk(b"", offset, offset)
-        return self._reader.read(offset, end, bytes_max, self._active, fenced=self.fenced)
+        return self._reader.read(offset, end, bytes_max, self.active, fenced=self.fenced)
 
     def offset_at_time(self, time_us: int) -> int:
         """First offset appended at or after ``time_us``; written_end when all are older."""
@@ -404,44 +404,44 @@ class Log:
         Nothing at or above ``keep_from`` is deleted.  An active segment that has grown old makes
         should_roll true, so that its owner rolls it and a later call deletes it.
         """
-        if self._failure is not None:
-            return []
         cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
-        active = self._active
+        active = self.active
         if cutoff_us is not None and active is not None and active.batch_count:
             self._age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
-        held = {segment for segment in self._segments if segment.file in self._unsynced or segment.sealing}
-        candidates = list(
-            takewhile(lambda segment: segment is not active and segment not in held, self._segments)
-        )
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
-        doomed = expired(candidates, cutoff_us, excess_bytes, keep_from)
+        return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
+
+    def evict(self, end_offset: int, *, sealed: bool = True) -> list[OffsetRange]:
+        """Delete segments from the front that end at or below ``end_offset``; only sealed ones, or any."""
+        return self._delete(below(self.front(), end_offset, sealed=sealed))
+
+    def front(self) -> list[StoredSegment]:
+        """Rolled segments from the front that nothing is done with: they may be deleted."""
+        if self._failure is not None:
+            return []
+        active = self.active
+        held = {segment for segment in self._segments if segment.file in self._unsynced or segment.sealing}
+        return list(takewhile(lambda segment: segment is not active and segment not in held, self._segments))
+
+    def _delete(self, doomed: list[StoredSegment]) -> list[OffsetRange]:
         if not doomed:
             return []
         try:
-            return self._delete(doomed)
+            kept = self._segments[len(doomed) :]
+            keep_snapshot(doomed, kept, self._unsealed_snapshot)
+            if not kept:
+                # The name and header of an empty segment keep the numbering when all files are gone.
+                created_us = doomed[-1].last_append_us
+                empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, created_us)
+                self._segments.append(empty)
+                self._bases.append(empty.base_offset)
+                self._writer = self._writer_of(empty, created=False)
+            deleted = remove(doomed, self._segments, self._bases)
+            self.front_hash = doomed[-1].content_hash
+            self._reader.forget_places()
+            files.fsync_directory(self.directory)
         except OSError as error:
             raise StorageFailed("old segments cannot be deleted", why=str(error)) from error
-
-    def _delete(self, doomed: list[StoredSegment]) -> list[OffsetRange]:
-        kept = self._segments[len(doomed) :]
-        keep_snapshot(doomed, kept, self._unsealed_snapshot)
-        if not kept:
-            # The name and header of an empty segment keep the numbering when all files are gone.
-            created_us = doomed[-1].last_append_us
-            empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, created_us)
-            self._segments.append(empty)
-            self._bases.append(empty.base_offset)
-            self._writer = self._writer_of(empty, created=False)
-        deleted: list[OffsetRange] = []
-        for segment in doomed:
-            descriptors.close(segment.file)
-            index_cache.drop(segment.file)
-            files.unlink(segment.file.path)
-            del self._segments[0], self._bases[0]
-            deleted.append(OffsetRange(segment.base_offset, self._bases[0]))
-        self._reader.forget_places()
-        files.fsync_directory(self.directory)
         self.damage.forget_below(self.start)
         self.damage.store()
         return deleted

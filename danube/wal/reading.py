@@ -68,13 +68,13 @@ def read_segment(
         elif run.offset_end <= offset:
             place = Place(run.position_end, run.offset_end)
         else:
-            data, first_offset, place = _cut(run, offset, end, bytes_max)
+            data, first_offset, place = cut_run(run, offset, end, bytes_max)
             chunk = Chunk(data, first_offset, place.offset, tuple(damage))
             return SegmentReading(chunk, place, tuple(gaps))
     return SegmentReading(Chunk(b"", offset, offset, tuple(damage)), place, tuple(gaps))
 
 
-def _cut(run: Run, offset: int, end: int, bytes_max: int) -> tuple[bytes, int, Place]:
+def cut_run(run: Run, offset: int, end: int, bytes_max: int) -> tuple[bytes, int, Place]:
     """The batches of ``run`` from the one that holds ``offset`` up to the last that starts below ``end``."""
     positions, sizes, base_offsets, record_counts, stop, _ = run.batches
     first, last, start = 0, len(positions), 0

@@ -1,10 +1,14 @@
-"""Which segments retention deletes, and what must outlive them."""
+"""Which segments retention deletes, how they are deleted, and what must outlive them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from danube import files
+from danube.wal.descriptors import descriptors
+from danube.wal.index import index_cache
 from danube.wal.producers import Checkpoint, write_checkpoint
+from danube.wal.reading import OffsetRange
 from danube.wal.stored_segment import StoredSegment
 
 
@@ -24,6 +28,31 @@ def expired(
         excess_bytes -= segment.size_bytes
         doomed.append(segment)
     return doomed
+
+
+def below(candidates: Iterable[StoredSegment], end_offset: int, *, sealed: bool) -> list[StoredSegment]:
+    """Segments from the front that end at or below ``end_offset``; with ``sealed`` only sealed ones."""
+    chosen: list[StoredSegment] = []
+    for segment in candidates:
+        if segment.end_offset > end_offset or (sealed and not segment.sealed):
+            break
+        chosen.append(segment)
+    return chosen
+
+
+def remove(doomed: list[StoredSegment], segments: list[StoredSegment], bases: list[int]) -> list[OffsetRange]:
+    """Delete the files of ``doomed``, the first of ``segments``; one at least is left.
+
+    Takes them out of both lists one by one, so that an error leaves the lists as the files are.
+    """
+    deleted: list[OffsetRange] = []
+    for segment in doomed:
+        descriptors.close(segment.file)
+        index_cache.drop(segment.file)
+        files.unlink(segment.file.path)
+        del segments[0], bases[0]
+        deleted.append(OffsetRange(segment.base_offset, bases[0]))
+    return deleted
 
 
 def keep_snapshot(

@@ -22,8 +22,10 @@ from danube.config_sections import (
     LimitsConfig,
     LogConfig,
     SchemaConfig,
+    Secret,
     ServerConfig,
     Setting,
+    StorageConfig,
     SubscriptionsConfig,
     TopicsConfig,
     WalConfig,
@@ -66,6 +68,7 @@ class BrokerConfig:
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     wal: WalConfig = field(default_factory=WalConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     subscriptions: SubscriptionsConfig = field(default_factory=SubscriptionsConfig)
 
@@ -161,6 +164,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "log": LogConfig,
     "limits": LimitsConfig,
     "wal": WalConfig,
+    "storage": StorageConfig,
     "topics": TopicsConfig,
     "subscriptions": SubscriptionsConfig,
 }
@@ -170,15 +174,17 @@ def _section_class(name: str) -> type:
     return _SECTIONS[name]
 
 
-def values(config: BrokerConfig) -> dict[str, str]:
-    """Every value as the text that would set it, by key."""
+def values(config: BrokerConfig, *, secrets_shown: bool = False) -> dict[str, str]:
+    """Every value as the text that would set it, by key; secrets only when ``secrets_shown``."""
     shown: dict[str, str] = {}
     for item in fields(config):
         value = getattr(config, item.name)
         if is_dataclass(value):
             for inner in fields(value):
                 setting: Setting = inner.metadata["setting"]
-                shown[f"{item.name}.{setting.key}"] = setting.show(getattr(value, inner.name))
+                one = getattr(value, inner.name)
+                bare = secrets_shown and isinstance(one, Secret)
+                shown[f"{item.name}.{setting.key}"] = one.reveal() if bare else setting.show(one)
         else:
             setting = item.metadata["setting"]
             shown[setting.key] = setting.show(value)
@@ -209,7 +215,8 @@ def load(
             parsed[one.key] = known[one.key].read(one.text)
             origins[one.key] = one.origin
         except ValueError as error:
-            problems.append(Problem(one.origin, f"{one.key}: {one.text[:80]!r} {error}"))
+            shown = "its value" if known[one.key].private else repr(one.text[:80])
+            problems.append(Problem(one.origin, f"{one.key}: {shown} {error}"))
     if not problems:
         config = _build(parsed)
         problems += _contradictions(config, origins)

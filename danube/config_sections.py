@@ -21,6 +21,10 @@ DEFAULT_ADMIN_PORT: Final = 50_051
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
+_STORE_URL = re.compile(r"(s3|gs|az|file|memory)://[^@?#\s]*\Z")
+_ENDPOINT = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?\Z")
+
+HIDDEN: Final = "(hidden)"
 
 
 def parse_integer(text: str) -> int:
@@ -63,6 +67,54 @@ def show_plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class Secret:
+    """A text that no log line, error or ``repr`` shows; ``reveal()`` is for whoever needs it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return HIDDEN if self._text else ""
+
+
+_NO_SECRET: Final = Secret()
+
+
+def parse_secret(text: str) -> Secret:
+    if text == HIDDEN:
+        raise ValueError("is what `danube config show` prints in place of a secret, not the secret")
+    return Secret(parse_text(text))
+
+
+def parse_store_url(text: str) -> str:
+    """``scheme://place``; what it names is looked at when the store is opened."""
+    text = parse_text(text.strip())
+    if text and not _STORE_URL.match(text):
+        raise ValueError("is not a store; write s3://bucket/prefix, file:///directory, gs://... or az://...")
+    return text
+
+
+def parse_endpoint(text: str) -> str:
+    text = parse_text(text.strip()).rstrip("/")
+    if text and not _ENDPOINT.match(text):
+        raise ValueError("is not an endpoint; write http://host:port or https://host")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How one key is read, checked and shown."""
@@ -72,6 +124,7 @@ class Setting:
     show: Callable[[Any], str] = show_plain
     least: int | None = None
     most: int | None = None
+    private: bool = False  # never shown, not even in a complaint about it
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Any:
@@ -104,6 +157,10 @@ def _size(default_bytes: int, key: str, least: int, most: int) -> Any:
 
 def _choice(default: str, key: str, *choices: str) -> Any:
     return declare(default, key, lambda text: text.strip().lower(), choices=choices)
+
+
+def _hidden(key: str) -> dict[str, Any]:
+    return {"setting": Setting(key, parse_secret, private=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +228,48 @@ class WalConfig:
 
     segment_bytes: int = _size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
     sync_interval_ms: int = _duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """Where the object store is and how to speak to it: all that ``wal.open_store`` needs.
+
+    Credentials, the first that is given: the keys here, their files, ``profile`` of the AWS files, the
+    environment (``AWS_ACCESS_KEY_ID`` and so on), the default profile, the host's own role.
+    """
+
+    url: str = declare("", "url", parse_store_url, private=True)
+    endpoint: str = declare("", "endpoint", parse_endpoint, private=True)
+    region: str = declare("", "region", parse_text)
+    access_key: Secret = field(default=_NO_SECRET, metadata=_hidden("access_key"))
+    access_key_file: str = declare("", "access_key_file", parse_text)
+    secret_key: Secret = field(default=_NO_SECRET, metadata=_hidden("secret_key"))
+    secret_key_file: str = declare("", "secret_key_file", parse_text)
+    session_token: Secret = field(default=_NO_SECRET, metadata=_hidden("session_token"))
+    session_token_file: str = declare("", "session_token_file", parse_text)
+    profile: str = declare("", "profile", parse_text)
+    role_arn: str = declare("", "role_arn", parse_text)
+    credentials: Secret = field(default=_NO_SECRET, metadata=_hidden("credentials"))
+    credentials_file: str = declare("", "credentials_file", parse_text)
+    anonymous: bool = declare(False, "anonymous", parse_boolean)
+    virtual_host_style: bool = declare(False, "virtual_host_style", parse_boolean)
+    upload_parallel: int = _integer(4, "upload_parallel", 1, 64)
+    part_bytes: int = _size(16 * limits.MIB, "part_size", 5 * limits.MIB, 1 * limits.GIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig(StorageSettings):
+    """Tiered storage.  ``mode`` local keeps every segment here and needs no store."""
+
+    mode: str = _choice("local", "mode", "local", "shared_fs", "object_store")
+    seal_after_ms: int = _duration(60_000, "seal_after", 1_000, 30 * DAY_MS)
+    merge_below_bytes: int = _size(64 * limits.MIB, "merge_below", 0, 4 * limits.GIB)
+    merge_to_bytes: int = _size(256 * limits.MIB, "merge_to", 1 * limits.MIB, 4 * limits.GIB)
+    local_retention_ms: int = _duration(2 * DAY_MS, "local_retention_time", 0, 36_500 * DAY_MS)
+    local_retention_bytes: int = _size(20 * 1000**3, "local_retention_size", 0, 1 << 60)
+    cache_bytes: int = _size(1 * limits.GIB, "cache_size", 16 * limits.MIB, 1 << 50)
+    orphan_age_ms: int = _duration(DAY_MS, "orphan_age", 60_000, 365 * DAY_MS)
+    restore: str = _choice("never", "restore", "never", "if_empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ def _environment(config: BrokerConfig) -> dict[str, str]:
     from danube.config import environment_name, values
 
     kept = {name: text for name, text in os.environ.items() if name != "DANUBE_CONFIG"}
-    return kept | {environment_name(key): text for key, text in values(config).items()}
+    return kept | {environment_name(key): text for key, text in values(config, secrets_shown=True).items()}
 
 
 def _wait_ready(

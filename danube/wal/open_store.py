@@ -1,0 +1,64 @@
+"""From a URL to an object store: ``s3://bucket/prefix``, ``file:///directory``, ``gs://``, ``az://``, ``memory://``."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from danube.config_sections import StorageSettings
+from danube.errors import ConfigInvalid
+from danube.wal.objects import ObjectStore, check_key
+
+
+def open_store(settings: StorageSettings) -> ObjectStore:
+    """The store that the settings name.
+
+    ConfigInvalid when they cannot be used as they are; StoreRefused when a directory is not there or
+    credentials cannot be found.  S3, Google and Azure are not asked anything yet.
+    """
+    parts = urlsplit(settings.url)
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.startswith("/"):
+            raise _unusable(settings, "a directory is written file:///absolute/path")
+        from danube.wal.local_store import LocalStore
+
+        return LocalStore(Path(parts.path))
+    if parts.scheme == "memory":
+        from danube.wal.memory_store import MemoryStore
+
+        return MemoryStore(parts.netloc)
+    if parts.scheme not in ("s3", "gs", "az"):
+        raise _unusable(settings, "write s3://bucket/prefix, file:///directory, gs://... or az://...")
+    bucket, prefix = parts.netloc, parts.path.strip("/")
+    if not bucket:
+        raise _unusable(settings, "it names no bucket")
+    if prefix:
+        check_key(prefix)
+    if parts.scheme == "s3":
+        made = _door("danube.wal.minio_store", "minio", "minio").MinioStore(settings, bucket, prefix)
+    else:
+        made = _door("danube.wal.cloud_store", "obstore", "cloud").open_cloud(
+            settings, parts.scheme, bucket, prefix
+        )
+    store: ObjectStore = made
+    return store
+
+
+def _door(module: str, library: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        raise ConfigInvalid(
+            f"this store needs the package {library}",
+            why="it is not installed",
+            hint=f"pip install 'danube-broker[{extra}]'",
+        ) from None
+
+
+def _unusable(settings: StorageSettings, why: str) -> ConfigInvalid:
+    shown = settings.url.rpartition("@")[2]  # a password does not belong there, and is not repeated
+    return ConfigInvalid(f"storage.url {shown!r} cannot be used", why=why, hint="check storage.url")

@@ -1,0 +1,72 @@
+"""What an S3 answer that is no success means for the caller.
+
+The word in the answer's body (its *code*) decides, else the HTTP status.  Nothing that the server wrote
+beyond a code of letters is repeated: bodies of refusals name keys and parts of signatures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
+
+_MISSING: Final = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion"})
+_AGAIN: Final = frozenset(
+    {
+        "BadDigest", "BandwidthLimitExceeded", "IncompleteBody", "InternalError", "InvalidDigest",
+        "OperationAborted", "RequestTimeout", "RequestTimeoutException", "ServiceUnavailable", "SlowDown",
+        "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "TooManyRequests",
+        "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+    }
+)  # fmt: skip
+_HINT: Final[Mapping[str, str]] = {
+    "NoSuchBucket": "create the bucket, or correct storage.url",
+    "AccessDenied": "give this user read, write, list and delete rights on the bucket",
+    "AllAccessDisabled": "give this user read, write, list and delete rights on the bucket",
+    "AuthorizationHeaderMalformed": "set storage.region to the bucket's region",
+    "PermanentRedirect": "set storage.region to the bucket's region",
+    "ExpiredToken": "renew the credentials; files and profiles are read again by themselves",
+    "TokenRefreshRequired": "renew the credentials; files and profiles are read again by themselves",
+    "InvalidAccessKeyId": "check the access key",
+    "SignatureDoesNotMatch": "check the secret key",
+    "RequestTimeTooSkewed": "set this host's clock: it differs from the store's",
+    "InvalidBucketName": "correct the bucket in storage.url",
+}
+_CODE: Final = re.compile(r"[A-Za-z]{1,64}\Z")
+_RETRY_AFTER_S_MAX: Final = 60.0
+
+
+def failure(
+    store: str, doing: str, key: str, status: int, code: str, headers: Mapping[str, str]
+) -> DanubeError:
+    """The error for an answer with this HTTP status and S3 code ("" when it had none).
+
+    ``doing`` is the request in words, such as ``put``.
+    """
+    code = code if _CODE.match(code) else ""
+    what = f"store {store} answered {status}{' ' + code if code else ''} to {doing} {key}".rstrip()
+    facts: dict[str, Any] = {"store": store, "key": key, "http_status": status, "s3_code": code}
+    if code in _MISSING or (status == 404 and not code):
+        return ObjectMissing(f"there is no object {key}", why=f"{store} answered {code or status}", **facts)
+    if code == "InvalidRange" or status == 416:
+        return StoreDamaged(f"object {key} is shorter than the range asked for", **facts)
+    if code in _AGAIN or status in (408, 429) or (status >= 500 and status != 501):
+        return StoreUnavailable(what, retry_after_s=retry_after_s(headers), **facts)
+    hint = _HINT.get(code) or _hint_for(status)
+    return StoreRefused(what, hint=hint, **facts)
+
+
+def _hint_for(status: int) -> str:
+    if status in (301, 307, 308, 400):
+        return "check storage.region, storage.endpoint and the credentials"
+    if status in (401, 403):
+        return "check the credentials and their rights on the bucket"
+    return "check storage.url and storage.endpoint"
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, at most a minute; 0 when there is none that is a number."""
+    text = headers.get("Retry-After", "") or ""
+    return min(float(text), _RETRY_AFTER_S_MAX) if text.isdigit() else 0.0

@@ -1,0 +1,100 @@
+"""Which store belongs to which data directory.
+
+Both hold the same id: the store in ``store.json``, the data directory in the file ``store``.  A broker with
+an empty disk would number its topics from 1 again and take another broker's objects for its own; so a
+store that holds data is used only by a data directory that is bound to it, by its first start or by a
+restore.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from danube import files
+from danube.clock import wall_us
+from danube.errors import ObjectMissing, StorageFailed, StorageIncompatible, StoreDamaged, WrongState
+from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, STORE_KEY
+from danube.wal.objects import ObjectStore
+
+FORMAT: Final = 1
+FILE_NAME: Final = "store"
+_FILE_BYTES_MAX: Final = 4_096
+
+
+class StoreIdentity(msgspec.Struct, frozen=True):
+    """The content of ``store.json`` and of the file in the data directory."""
+
+    format: int
+    store_id: str
+    created_us: int
+
+
+def bound_store(data_dir: Path) -> StoreIdentity | None:
+    """The store that the data directory belongs to; None when it never had one."""
+    path = data_dir / FILE_NAME
+    try:
+        return _decode(files.read_bounded(path, _FILE_BYTES_MAX), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from None
+
+
+def bind(data_dir: Path, identity: StoreIdentity) -> None:
+    """From now on the data directory belongs to that store."""
+    try:
+        files.replace_durably(data_dir / FILE_NAME, msgspec.json.encode(identity) + b"\n")
+    except OSError as error:
+        raise StorageFailed(f"{data_dir / FILE_NAME} cannot be written", why=str(error)) from None
+
+
+def stored_identity(store: ObjectStore) -> StoreIdentity | None:
+    """What the store says of itself; None when it was never used."""
+    try:
+        return _decode(store.get(STORE_KEY), f"{store.name}/{STORE_KEY}")
+    except ObjectMissing:
+        return None
+
+
+def ensure_bound(store: ObjectStore, data_dir: Path) -> StoreIdentity:
+    """Bind a new store or a new data directory; WrongState when one of them belongs to another."""
+    here, there = bound_store(data_dir), stored_identity(store)
+    if here is not None and there is not None and here.store_id == there.store_id:
+        return there
+    used = there is not None and _holds_data(store)
+    if here is not None or used:
+        raise WrongState(
+            f"{store.name} is not the store of {data_dir}",
+            why="the store holds another broker's data" if used else "this broker's objects are elsewhere",
+            hint="use `danube storage restore` for an empty data directory, or another bucket or prefix",
+        )
+    if there is None:
+        there = StoreIdentity(FORMAT, str(uuid.uuid4()), wall_us())
+        store.put(STORE_KEY, msgspec.json.encode(there) + b"\n")
+        there = stored_identity(store) or there  # somebody else may have been first
+    bind(data_dir, there)
+    return there
+
+
+def _holds_data(store: ObjectStore) -> bool:
+    return any(next(iter(store.list(prefix)), None) for prefix in (PARTITIONS_PREFIX, METADATA_PREFIX))
+
+
+def _decode(data: bytes, where: str) -> StoreIdentity:
+    try:
+        identity = msgspec.json.decode(data, type=StoreIdentity)
+    except msgspec.DecodeError as error:
+        raise StoreDamaged(
+            f"{where} cannot be read", why=str(error), hint="restore it from a backup"
+        ) from None
+    if identity.format > FORMAT:
+        raise StorageIncompatible(
+            f"{where} has format {identity.format}",
+            why=f"this version of Danube knows formats up to {FORMAT}",
+            hint="start the newer Danube; nothing was changed",
+        )
+    return identity

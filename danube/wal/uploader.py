@@ -1,0 +1,380 @@
+"""One partition's objects: put, read back, name in a manifest, confirm.  Blocking, for the mover's threads.
+
+The order of steps makes every crash safe: an object is read back before a manifest names it, the manifest
+is read back before the owner hears of it, and only then may the owner drop the local file.  What a crash
+leaves is an object that nobody names (swept later) or a manifest that nobody was told of (found at the
+next load).
+
+Two owners can never both be believed.  A manifest's name begins with its owner's epoch and the largest name
+is in force.  An owner puts its manifest first and lists afterwards: if a newer owner's is there it stops,
+and at its first manifest it takes over what an older owner added meanwhile.  So of two owners at least one
+sees the other before it tells anybody that something is in the store.
+
+One generation is never given to two contents.  An install whose end is unknown is repeated with the same
+bytes, and a mover that starts again skips one generation more than the one before it did, because a put of
+the old process may still be on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from danube import files, telemetry
+from danube.clock import wall_us
+from danube.core.checksum import content_hasher
+from danube.core.tier_plan import superseded
+from danube.errors import Damage, DanubeError, Fenced, ObjectMissing, StorageFailed, StoreDamaged
+from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from danube.wal.manifest_keys import manifest_key, manifest_prefix, parse_key, segment_key
+from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore
+from danube.wal.sealed_files import SealedFile, examine
+from danube.wal.segment import LogIdentity
+
+READ_BACK_BYTES: Final = 8 << 20
+COPY_BYTES_MAX: Final = 256 << 20
+_NONE: Final = (0, 0)
+
+Name = tuple[int, int]  # epoch and generation of a manifest
+Change = Callable[[Manifest], Manifest | None]
+
+_log = telemetry.events("mover")
+
+
+class Ownership(NamedTuple):
+    """Who may change a partition's manifest: of all owners the one with the highest epoch."""
+
+    topic: str
+    identity: LogIdentity
+    epoch: int
+    directory: Path
+
+
+class Uploader:
+    """The objects of one partition for one owner.
+
+    ``upload`` may run in several threads; everything else is for one thread at a time.  ``manifest`` is
+    the newest one that was confirmed (before load(): the local copy of it, or an empty one).
+    ``copy_name``: file in the partition's directory that remembers it, so that a store whose listing lags,
+    or that is away, cannot make this owner forget what it installed.
+    """
+
+    def __init__(
+        self, store: ObjectStore, owner: Ownership, *, start_count: int = 0, copy_name: str = "manifest"
+    ) -> None:
+        self.store = store
+        self.owner = owner
+        self._skip = 1 + start_count
+        self._copy = owner.directory / copy_name
+        self._pending: Manifest | None = None  # put was called, its end is not known
+        self._loaded_name = _NONE
+        self._alone = False  # an older owner can add nothing that we would have to take over
+        self.manifest = self._read_copy() or Manifest.empty(owner.topic, owner.identity, owner.epoch)
+
+    @property
+    def identity(self) -> LogIdentity:
+        return self.owner.identity
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a manifest was put and is not confirmed: the next install() repeats it."""
+        return self._pending is not None
+
+    # -- the newest manifest ----------------------------------------------------------------------
+
+    def load(self, log_start: int = 0) -> Manifest:
+        """Read the newest manifest; nothing is written.
+
+        Raises Fenced when a newer owner's is there, Damage when what is there cannot be this partition's.
+        """
+        newest = max(self._names(), default=_NONE)
+        self._check_newest(newest)
+        copy = self._read_copy()
+        if copy is not None and _name(copy) > newest:
+            # The store forgot it or lists it late.  It was confirmed, so it is true; say it again soon.
+            _log.warning(
+                "the store lists no manifest that was installed", topic=self.owner.topic, key=self._key(copy)
+            )
+            self.manifest = copy
+        elif newest == _NONE:
+            owner = self.owner
+            self.manifest = Manifest.empty(owner.topic, owner.identity, owner.epoch, log_start)
+        else:
+            self.manifest = self._get(newest, copy)
+        self._loaded_name = _name(self.manifest)
+        return self.manifest
+
+    def _get(self, name: Name, copy: Manifest | None) -> Manifest:
+        key = manifest_key(self.identity, *name)
+        try:
+            manifest = Manifest.decode(self.store.get(key))
+        except Damage as error:
+            if copy is None or _name(copy) != name:
+                raise StoreDamaged(
+                    f"manifest {key} is damaged", why=error.what, hint="see `danube verify`", key=key
+                ) from None
+            _log.warning("a damaged manifest is replaced by the local copy", key=key, why=error.what)
+            self.store.put(key, copy.encode())
+            return copy
+        found = (manifest.identity, manifest.topic, _name(manifest))
+        if found != (self.identity, self.owner.topic, name):
+            raise StoreDamaged(
+                f"manifest {key} is of {manifest.topic}",
+                why=f"this is {self.owner.topic}: the data of another broker, or objects were moved",
+                hint="use another prefix, or restore the broker from the store",
+                key=key,
+            )
+        return manifest
+
+    def _names(self) -> list[Name]:
+        """Of all manifests in the store, ascending."""
+        names: list[Name] = []
+        for found in self.store.list(manifest_prefix(self.identity)):
+            parsed = parse_key(found.key)
+            if parsed is not None:
+                names.append((parsed.epoch, parsed.generation))
+        return names
+
+    def _check_newest(self, newest: Name, installed: Name | None = None) -> None:
+        """Fenced when ``newest`` is not ours; installed: exactly that one must be the newest."""
+        epoch = self.owner.epoch
+        if newest[0] > epoch or (installed is not None and newest > installed):
+            raise Fenced(
+                f"{self.owner.topic} has a newer owner",
+                why=f"the store has manifest {newest[0]}-{newest[1]}, this owner has epoch {epoch}",
+                hint="nothing more is uploaded by this one",
+                epoch=newest[0],
+            )
+
+    def _key(self, manifest: Manifest) -> str:
+        return manifest_key(self.identity, manifest.epoch, manifest.generation)
+
+    # -- segments ---------------------------------------------------------------------------------
+
+    def upload(
+        self, path: Path, *, resumed: bool = False, part_bytes: int = PART_BYTES, parallel: int = PARALLEL
+    ) -> SegmentEntry | None:
+        """Put one sealed segment and read it back; its entry, or None when the file has gone.
+
+        ``resumed``: it may be there from an earlier attempt, then it is only read back.  Raises StoreDamaged
+        when the object is not what was put, Damage when the local file is not what its footer says.
+        """
+        try:
+            sealed = examine(path, self.identity)
+            key = segment_key(self.identity, sealed.summary)
+            if not (resumed and self._same(key, sealed)):
+                self.store.put_file(key, path, part_bytes=part_bytes, parallel=parallel)
+                if not self._same(key, sealed):
+                    raise StoreDamaged(
+                        f"object {key} is not what was uploaded",
+                        why="reading it back gives other bytes",
+                        hint="it is uploaded again; the local file stays",
+                        key=key,
+                    )
+        except FileNotFoundError:
+            return None
+        except StorageFailed:
+            if not path.exists():
+                return None
+            raise
+        return entry_of(sealed.summary, sealed.size_bytes, wall_us())
+
+    def _same(self, key: str, sealed: SealedFile) -> bool:
+        """Whether the object is the file, byte for byte; bounded memory."""
+        info = self.store.head(key)
+        if info is None or info.size != sealed.size_bytes:
+            return False
+        hasher = content_hasher()
+        for start in range(0, sealed.size_bytes, READ_BACK_BYTES):
+            hasher.update(self.store.get(key, start, min(start + READ_BACK_BYTES, sealed.size_bytes)))
+        return bool(hasher.digest() == sealed.whole_hash)
+
+    # -- manifests --------------------------------------------------------------------------------
+
+    def install(self, change: Change) -> Manifest:
+        """Make ``change`` the truth: put, read back, list.  Returns the manifest in force.
+
+        ``change`` gets the manifest in force and returns the next one, or None when there is nothing to do.
+        After any error but Fenced the same install may be tried again, with this change or a larger one.
+        """
+        if self._pending is not None:
+            self._settle(self._pending)
+        changed = change(self.manifest)
+        if changed is None:
+            return self.manifest
+        generation = self.manifest.generation + self._skip
+        self._pending = replace(changed, epoch=self.owner.epoch, generation=generation)
+        return self._settle(self._pending)
+
+    def _settle(self, manifest: Manifest) -> Manifest:
+        while True:
+            data, key = manifest.encode(), self._key(manifest)
+            self.store.put(key, data)
+            if self.store.get(key) != data:
+                raise StoreDamaged(
+                    f"manifest {key} is not what was put", why="reading it back differs", key=key
+                )
+            names = self._names()
+            try:
+                self._check_newest(max(names, default=_NONE), _name(manifest))
+            except Fenced:
+                self._pending = None
+                raise
+            joined = None if self._alone else self._joined(manifest, names)
+            if joined is None:
+                break
+            manifest = self._pending = joined
+        self.manifest, self._pending, self._alone, self._skip = manifest, None, True, 1
+        self._write_copy(data)
+        self._prune(names)
+        return manifest
+
+    def _joined(self, ours: Manifest, names: list[Name]) -> Manifest | None:
+        """``ours`` with what the owner before us installed after we had loaded; None when that is nothing."""
+        older = max((name for name in names if name[0] < self.owner.epoch), default=_NONE)
+        if older in (_NONE, self._loaded_name):
+            return None
+        try:
+            theirs = self._get(older, None)
+        except ObjectMissing:
+            return None  # pruned since the listing: so it was not the newest of its owner
+        end = entries_end(ours)
+        more = [theirs.entry(index) for index in range(theirs.find(end), len(theirs))]
+        return adding(more)(ours)
+
+    def _prune(self, names: list[Name]) -> None:
+        """Delete manifests that are not kept; whatever fails is tried again at the next install."""
+        keys = [manifest_key(self.identity, *name) for name in names]
+        try:
+            self.store.delete(superseded(keys))
+        except DanubeError as error:
+            _log.debug("old manifests stay", topic=self.owner.topic, why=str(error))
+
+    # -- the local copy ---------------------------------------------------------------------------
+
+    def _read_copy(self) -> Manifest | None:
+        """What this host last installed or None; one that cannot be read is none."""
+        try:
+            manifest = Manifest.decode(files.read_bounded(self._copy, COPY_BYTES_MAX))
+        except (OSError, Damage):
+            return None
+        mine = (manifest.identity, manifest.topic) == (self.identity, self.owner.topic)
+        return manifest if mine and manifest.epoch <= self.owner.epoch else None
+
+    def _write_copy(self, data: bytes) -> None:
+        try:
+            files.replace_durably(self._copy, data)
+        except OSError as error:  # the store has it; the copy only guards against a listing that lags
+            _log.warning("the copy of a manifest cannot be written", file=str(self._copy), why=str(error))
+
+    # -- deleting ---------------------------------------------------------------------------------
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Delete objects that this owner took out of its manifest; those that are named stay.
+
+        Fenced when a newer owner may count on them, StoreDamaged when what took their place is not there.
+        """
+        manifest = self.manifest
+        self._check_newest(max(self._names(), default=_NONE), _name(manifest))
+        doomed = [key for key in keys if key not in self.named()]
+        places: set[int] = set()
+        for key in doomed:
+            parsed = parse_key(key)
+            if parsed is not None and parsed.end_offset > manifest.start_offset:
+                places |= set(manifest.plan(parsed.base_offset, parsed.end_offset))
+        for place in sorted(places):
+            entry = manifest.entry(place)
+            key = segment_key(self.identity, entry)
+            info = self.store.head(key)
+            if info is None or info.size != entry.size_bytes:
+                raise StoreDamaged(
+                    f"object {key} is missing or has another size",
+                    why="so the objects that it replaced are kept",
+                    hint="see `danube verify`",
+                    key=key,
+                )
+        self.store.delete(doomed)
+
+    def named(self) -> set[str]:
+        """Keys of all objects that the manifest in force names, or one that is being installed does."""
+        manifests = [self.manifest] if self._pending is None else [self.manifest, self._pending]
+        return {
+            segment_key(self.identity, one.entry(index)) for one in manifests for index in range(len(one))
+        }
+
+
+def _name(manifest: Manifest) -> Name:
+    return manifest.epoch, manifest.generation
+
+
+def entries_end(manifest: Manifest) -> int:
+    """Offset behind the last entry; 0 where there is none (unlike uploaded_end, which knows the start)."""
+    return int(manifest.entries["end_offset"][-1]) if len(manifest) else 0
+
+
+def adding(entries: Iterable[SegmentEntry]) -> Change:
+    """The change that names more segments at the end; those that are named already are left out."""
+
+    def change(manifest: Manifest) -> Manifest | None:
+        end = entries_end(manifest)
+        added: list[SegmentEntry] = []
+        for entry in sorted(entries):
+            if entry.end_offset <= max(end, manifest.start_offset):
+                continue
+            if entry.base_offset < end:
+                raise Damage(
+                    f"offsets {entry.base_offset} to {entry.end_offset} of {manifest.topic} overlap the store",
+                    why=f"the store holds records up to {end}, cut elsewhere",
+                    hint="see `danube verify`; nothing was changed",
+                )
+            begin = max(end, manifest.start_offset)
+            hole = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
+            added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | hole))
+            end = entry.end_offset
+        return manifest.with_added(*added) if added else None
+
+    return change
+
+
+def trimming(start_offset: int) -> Change:
+    """The change that drops what has expired: records below ``start_offset``."""
+
+    def change(manifest: Manifest) -> Manifest | None:
+        return manifest.trimmed(start_offset) if start_offset > manifest.start_offset else None
+
+    return change
+
+
+def replacing(merged: SegmentEntry, sources: Iterable[SegmentEntry]) -> Change:
+    """The change that names ``merged`` instead of ``sources``; nothing when these are not all named now."""
+    hashes = [source.content_hash for source in sources]
+
+    def change(manifest: Manifest) -> Manifest | None:
+        first = manifest.find(merged.base_offset)
+        named = manifest.entries["content_hash"][first : first + len(hashes)]
+        if [bytes(one) for one in named] != hashes:
+            return None
+        return manifest.with_replaced(first, first + len(hashes) - 1, merged)
+
+    return change
+
+
+def in_turn(*changes: Change) -> Change:
+    """Several changes in one manifest."""
+
+    def change(manifest: Manifest) -> Manifest | None:
+        result: Manifest | None = None
+        for one in changes:
+            result = one(result or manifest) or result
+        return result
+
+    return change
+
+
+def dropped_keys(before: Manifest, after: Manifest) -> list[str]:
+    """Keys that ``before`` names and ``after`` does not."""
+    kept = set(after.entries["content_hash"].tolist())
+    gone = [index for index, one in enumerate(before.entries["content_hash"].tolist()) if one not in kept]
+    return [segment_key(before.identity, before.entry(index)) for index in gone]

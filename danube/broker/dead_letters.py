@@ -17,6 +17,7 @@ from danube.broker.router import RoutedSession
 from danube.core import wire
 from danube.core.columns import BatchView, encode
 from danube.core.commands import CreateTopic
+from danube.core.known_consumers import producer_identity
 from danube.core.policy import TopicPolicy
 from danube.core.wire import FrameDecoder, Kind, OpenProducer
 from danube.errors import Conflict, DanubeError, OffsetOutOfRange, TopicNotFound
@@ -132,7 +133,7 @@ class DeadLetters(RoutedSession):
             "x-original-topic": host.hosted.name,
             "x-original-subscription": host.core.name,
             "x-original-topic-offset": str(letter.offset),
-            "x-original-producer-id": str(original.header.producer_id),
+            "x-original-producer-id": str(_producer_id(host, original)),
             "x-original-broker-addr": original.origin,
             "x-poison-policy": "dead_letter",
             "x-delivery-attempt": str(letter.deliveries),
@@ -220,6 +221,14 @@ class DeadLetters(RoutedSession):
         letters, self._letters = self._letters, {}
         for letter in letters.values():
             self._failed(letter.host, letter.offset)
+
+
+def _producer_id(host: SubscriptionHost, original: BatchView) -> int:
+    """The id that the producer knows itself by; one that is not idempotent has it from its name."""
+    hosted = host.hosted
+    return original.header.producer_id or producer_identity(
+        hosted.topic_id, hosted.index, original.producer_name
+    )
 
 
 def _encoded_bytes(attributes: dict[str, str]) -> int:

@@ -10,6 +10,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from danube.server.proto import DanubeAdmin_pb2 as ap
 from tests.broker_process import BrokerProcess
 from tests.e2e.grpc_parts import (
     DENIED,
@@ -429,6 +430,43 @@ def test_a_nack_comes_again_after_its_delay(calls: DanubeCalls, topic: str) -> N
     calls.ack(again)
 
 
+def test_a_dead_letter_says_where_it_came_from(served: BrokerProcess, calls: DanubeCalls, topic: str) -> None:
+    number = calls.create(topic)
+    policy = ap.SubscriptionFailurePolicy(
+        max_redelivery_count=0, ack_timeout_ms=60_000, dead_letter_topic=topic + "-dead",
+        poison_policy=ap.SubscriptionPoisonPolicy.DeadLetter,
+    )  # fmt: skip
+    request = ap.SetSubscriptionFailurePolicyRequest(topic=topic, subscription="s", failure_policy=policy)
+    with DanubeCalls(served.admin_address) as admin:  # before the subscription exists
+        assert admin.admin("TopicAdmin/SetSubscriptionFailurePolicy", request).success
+    stream = calls.receive(calls.subscribe(topic))
+    calls.create(topic + "-dead", "q")
+    dead = calls.receive(calls.subscribe(topic + "-dead"))
+    calls.send(topic, number, b"poison", attributes={"own": "kept"})
+    calls.nack(stream.next(), reason="cannot read it")
+    letter = dead.next()
+    assert letter.payload == b"poison" and letter.attributes["own"] == "kept"
+    assert letter.attributes["x-original-topic"] == topic
+    assert letter.attributes["x-original-producer-id"] == str(number)
+    assert letter.attributes["x-failure-reason"] == "cannot read it"
+
+
+def test_a_dispatch_window_holds_back(served: BrokerProcess, calls: DanubeCalls, topic: str) -> None:
+    number = calls.create(topic)
+    config = ap.SubscriptionDispatchConfig(max_unacked_messages=2)
+    request = ap.SetSubscriptionDispatchConfigRequest(topic=topic, subscription="s", dispatch_config=config)
+    with DanubeCalls(served.admin_address) as admin:
+        assert admin.admin("TopicAdmin/SetSubscriptionDispatchConfig", request).success
+    stream = calls.receive(calls.subscribe(topic))
+    for index in range(5):
+        calls.send(topic, number, b"%d" % index)
+    held = [stream.next(), stream.next()]
+    with pytest.raises(TimeoutError):
+        stream.next(0.5)
+    calls.ack(held[0])
+    assert stream.next().payload == b"2"
+
+
 # -- the port itself --------------------------------------------------------------------------------
 
 
@@ -487,3 +525,20 @@ def test_segments_of_a_topic_that_is_not_tiered(calls: DanubeCalls, topic: str) 
     refused(NOT_FOUND, "does not exist", calls.unary, "StorageService/ListSegmentDescriptors", request)
     calls.create(topic)
     assert not calls.unary("StorageService/ListSegmentDescriptors", request).segments
+
+
+def test_lookups_behind_a_wildcard_and_an_advertised_address(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "any", workers=1, arguments=["--host", "0.0.0.0"]) as process:
+        with DanubeCalls(process.grpc_address) as calls:
+            calls.create("/default/t")
+            url = f"http://{process.grpc_address}"
+            assert lookup(calls, "/default/t").connect_url == url  # type: ignore[attr-defined]
+        with DanubeCalls(process.grpc_address, authority="nobody") as calls:
+            assert lookup(calls, "/default/t").broker_url == url  # type: ignore[attr-defined]
+    environment = {"DANUBE_GRPC__ADVERTISED": "broker.example:7000"}
+    with (
+        BrokerProcess(tmp_path / "told", workers=1, environment=environment) as process,
+        DanubeCalls(process.grpc_address) as calls,
+    ):
+        calls.create("/default/t")
+        assert lookup(calls, "/default/t").connect_url == "http://broker.example:7000"  # type: ignore[attr-defined]

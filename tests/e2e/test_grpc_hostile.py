@@ -322,3 +322,22 @@ def test_a_certificate_that_cannot_be_used_stops_the_start(
         with pytest.raises(Exception, match="TLS cannot be served"):
             process.start()
         assert process.exit_code == 11
+
+
+def test_half_done_handshakes_are_given_up(
+    broker: Callable[..., BrokerProcess], certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    environment = {
+        "DANUBE_GRPC__CERT_FILE": str(cert),
+        "DANUBE_GRPC__KEY_FILE": str(key),
+        "DANUBE_LIMITS__HANDSHAKE_TIMEOUT": "1s",
+    }
+    process = broker(workers=1, environment=environment)
+    half = [raw(process, b"\x16\x03\x01\x02\x00\x01\x00") for _ in range(100)]
+    for connection in half:
+        assert read_to_end(connection, 10) == b""
+    context = ssl.create_default_context(cafile=str(cert))
+    context.set_alpn_protocols(["h2"])
+    with DanubeCalls(process.grpc_address, tls=context) as calls:
+        calls.create(TOPIC)

@@ -18,9 +18,9 @@ def fed(data: bytes, cuts: list[int]) -> tuple[list[tuple[object, ...]], bytes, 
 
 
 def test_at_every_cut_the_same_is_told_and_sent(source: random.Random) -> None:
-    data = b"".join(piece for piece in Traffic(source).whole(25) if len(piece) < 400)
+    traffic = (b"".join(piece for piece in Traffic(source).whole(25) if len(piece) < 400) for _ in range(50))
+    data = next(one for one in traffic if len(fed(one, [])[0]) > 3)
     whole = fed(data, [])
-    assert len(whole[0]) > 3
     for cut in range(len(data) + 1):
         assert fed(data, [cut]) == whole, cut
     assert fed(data, list(range(1, len(data)))) == whole

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.errors import SchemaInvalid
+from danube.schema.child import CPU_SECONDS
 from danube.schema.json_cost import BUDGET, RECURSION_DEPTH_MIN, WORK_MAX, Cost
 from danube.schema.json_schema import examine, validator
 from danube.schema.model import SchemaType
@@ -177,7 +178,7 @@ def test_bombs_are_refused_at_once(name: str) -> None:
     started = time.process_time()
     with pytest.raises(SchemaInvalid) as caught:
         examine(definition)
-    assert time.process_time() - started < (0.5 if "thousand" in name else 0.1)
+    assert time.process_time() - started < CPU_SECONDS / (1 if "thousand" in name else 5)
     assert why in str(caught.value)
 
 
@@ -216,12 +217,12 @@ HEAVY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_heavy_definitions_are_taken_within_a_second(name: str) -> None:
+def test_heavy_definitions_are_taken_within_the_limit(name: str) -> None:
     definition = text(HEAVY[name])
     assert len(definition) <= 272 * 1024
     started = time.process_time()
     examine(definition)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < CPU_SECONDS
 
 
 @pytest.mark.parametrize("keyword", ["$ref", "$schema", "$id", "$dynamicRef"])

@@ -15,7 +15,7 @@ from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Waiting
 from danube.broker.subscription_settings import failure_for, follow, max_unacked_for
-from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp
+from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp, unpack_header
 from danube.core.columns import BatchView, check_columns
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
@@ -145,7 +145,7 @@ class HostedPartition:
         """Take a batch that this process has just encoded: only the topic's limit is left to check."""
         data = bytearray(encoded.head)
         data += encoded.body
-        batch, header = memoryview(data), encoded.header
+        batch, header = memoryview(data), unpack_header(data)
         max_record_bytes = self.policy.max_record_bytes
         if header.payload_bytes > max_record_bytes:  # else no record of it can be larger
             check_columns(batch, header, max_record_bytes)

@@ -140,6 +140,11 @@ def pack_header(header: BatchHeader) -> bytes:
     return _HEADER.pack(*header)
 
 
+def unpack_header(buffer: bytes | bytearray | memoryview) -> BatchHeader:
+    """The numbers of a header at the start that needs no check any more."""
+    return BatchHeader._make(_HEADER.unpack_from(buffer))
+
+
 def read_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
     """Read and check the shape of the header at ``position``; the body is not touched.
 

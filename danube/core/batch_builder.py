@@ -48,6 +48,7 @@ from danube.limits import (
 _HEAD: Final = struct.Struct("<4sIQqIII")  # bytes 0 .. 36 of the header
 _REST: Final = struct.Struct("<HHIIQQQqIIIIIHH")  # bytes 36 .. 104
 _ONE: Final = struct.Struct("<ii")  # offsets of a single record
+_ONE_WITH_ID: Final = struct.Struct("<Qii")  # the request id before them
 _ATTRIBUTE: Final = struct.Struct("<HI")
 _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 _ARRAY_CODES: Final = {"<i8": "q", "<u8": "Q"}
@@ -142,6 +143,42 @@ _ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
 _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
 _SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
+
+
+def encode_plain(
+    payload: bytes,
+    *,
+    producer_name: str,
+    origin: str,
+    publish_time_us: int,
+    request_id: int = 0,
+    schema_id: int | None = None,
+    schema_version: int | None = None,
+) -> EncodedBatch:
+    """encode() of one record without key and attributes, at less than half its cost.
+
+    ``request_id`` 0 is none.  The batch is the same to the byte, and so are the refusals.
+    """
+    size = len(payload)
+    if size > RECORD_BYTES_MAX:
+        refuse_size("payload", 0, size, RECORD_BYTES_MAX)
+    names, name_size, origin_size = _encode_names(producer_name, origin)
+    flags = _REQUEST_IDS if request_id else 0
+    if schema_id is not None:
+        flags |= _SCHEMA_ID
+    if schema_version is not None:
+        flags |= _SCHEMA_VERSION
+    columns_size = (16 if request_id else 8) + padded(size)
+    try:
+        column = _ONE_WITH_ID.pack(request_id, 0, size) if request_id else _ONE.pack(0, size)
+        rest = _REST.pack(
+            flags, name_size, 1, schema_version or 0, schema_id or 0, 0, 0, publish_time_us, 0, size, 0, 0,
+            columns_size, origin_size, 0,
+        )  # fmt: skip
+    except struct.error as error:
+        raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
+    body = b"".join((rest, names, column, payload, _PADDING[size & 7]))
+    return EncodedBatch(_HEAD.pack(MAGIC, BODY_CRC_START + len(body), 0, 0, 0, crc32c(body), 0), body, 1)
 
 
 class _Builder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from danube.core.batch_builder import encode_plain
 from danube.core.columns import EncodedBatch, encode
 from danube.errors import InvalidArgument
 from danube.server.proto.DanubeApi_pb2 import StreamMessage
@@ -63,6 +64,17 @@ def _encode_one(
     time_ms, request_id, attributes = message.publish_time, message.request_id, message.attributes
     if time_ms > PUBLISH_TIME_MS_MAX:
         _refuse_time([time_ms])
+    keyed = message.HasField("routing_key")
+    if not keyed and not attributes:
+        return encode_plain(
+            message.payload,
+            producer_name=producer_name,
+            origin=origin,
+            publish_time_us=time_ms * _US_PER_MS,
+            request_id=request_id,
+            schema_id=schema_id,
+            schema_version=schema_version,
+        )
     return encode(
         [message.payload],
         producer_name=producer_name,
@@ -71,7 +83,7 @@ def _encode_one(
         schema_version=schema_version,
         publish_time_us=time_ms * _US_PER_MS,
         request_ids=[request_id] if request_id else None,
-        keys=[message.routing_key.encode()] if message.HasField("routing_key") else None,
+        keys=[message.routing_key.encode()] if keyed else None,
         attributes=[attributes] if attributes else None,
     )
 

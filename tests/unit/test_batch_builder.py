@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from danube.core.batch import Compression, Flag, body_intact, check_stored, stamp
-from danube.core.columns import BatchView, check_columns, encode
-from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
+from danube.core.batch_builder import encode_plain
+from danube.core.columns import BatchView, EncodedBatch, check_columns, encode
+from danube.errors import DanubeError, InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import (
     ATTRIBUTE_BYTES_MAX,
     ATTRIBUTES_PER_RECORD_MAX,
@@ -229,3 +233,33 @@ def test_what_compresses_like_a_bomb_is_sent_as_it_is(kind: Compression) -> None
     view = BatchView(batch)
     check_columns(batch, view.header, RECORD_BYTES_MAX)
     assert view.payloads() == [bytes(6 * MIB)]
+
+
+@given(
+    payload=st.binary(max_size=40),
+    producer_name=st.text(max_size=9),
+    origin=st.text(max_size=9),
+    publish_time_us=st.integers(-(2**64), 2**64),
+    request_id=st.integers(0, 2**65),
+    schema_id=st.none() | st.integers(0, 2**65),
+    schema_version=st.none() | st.integers(0, 2**33),
+)
+def test_one_plain_record_is_encoded_as_any(payload: bytes, request_id: int, **fields: Any) -> None:
+    def outcome(call: Callable[[], EncodedBatch]) -> tuple[Any, ...]:
+        try:
+            batch = call()
+        except DanubeError as error:
+            return (type(error),)
+        return batch.to_bytes(), batch.record_count, batch.header
+
+    request_ids = [request_id] if request_id else None
+    expected = outcome(lambda: encode([payload], request_ids=request_ids, **fields))
+    assert outcome(lambda: encode_plain(payload, request_id=request_id, **fields)) == expected
+
+
+def test_one_plain_record_has_the_limit_of_any() -> None:
+    largest = encode_plain(bytes(RECORD_BYTES_MAX), producer_name="p" * 65_535, origin="", publish_time_us=0)
+    check_columns(largest.to_bytes(), largest.header, RECORD_BYTES_MAX)
+    with pytest.raises(RecordTooLarge) as refused:
+        encode_plain(bytes(RECORD_BYTES_MAX + 1), producer_name="", origin="", publish_time_us=0)
+    assert refused.value.facts["index"] == 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
@@ -123,7 +124,7 @@ class LocalStore:
                 self._check_root(key)
                 return None
             self._failed(error, key)
-        return _info(key, status)
+        return _info(key, status) if stat.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self._check_root(prefix)
@@ -207,7 +208,11 @@ class LocalStore:
 
     def _open(self, key: str) -> int:
         try:
-            return files.open_existing(self._root / check_key(key), writable=False)
+            fd = files.open_existing(self._root / check_key(key), writable=False)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+            raise IsADirectoryError(errno.ENOENT, "is a folder of other keys")
         except OSError as error:
             if error.errno in _MISSING:
                 self._check_root(key)

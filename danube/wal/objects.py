@@ -16,6 +16,7 @@ What every store promises, and one contract test suite checks:
   and compares hashes, before anything local is deleted.
 
 Keys are ours, never a user's text: ASCII letters, digits, ``.``, ``_`` and ``-`` in parts between slashes.
+No key may be a folder of another (``a`` beside ``a/b``): a directory cannot hold both, nor can MinIO.
 """
 
 from __future__ import annotations

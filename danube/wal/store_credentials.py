@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from danube import files, limits
-from danube.config_sections import HIDDEN, Secret, StorageSettings
+from danube.config_sections import HIDDEN, StorageSettings
 from danube.errors import StoreRefused
 
 FILE_BYTES_MAX: Final = 64 * limits.KIB
@@ -73,11 +73,15 @@ class CredentialSource:
                     return section[name]["region"]
         return ""
 
+    def text_of(self, key: str) -> str:
+        """``access_key``, ``secret_key`` or ``session_token`` as given, else from its file, else empty."""
+        given, file = getattr(self._settings, key), getattr(self._settings, f"{key}_file")
+        if given or not file:
+            return str(given.reveal())
+        return self._read(Path(file).expanduser(), f"storage.{key}_file").decode("utf-8", "replace").strip()
+
     def _configured(self) -> Credentials:
-        settings = self._settings
-        access = self._one("access_key", settings.access_key, settings.access_key_file)
-        secret = self._one("secret_key", settings.secret_key, settings.secret_key_file)
-        token = self._one("session_token", settings.session_token, settings.session_token_file)
+        access, secret = self.text_of("access_key"), self.text_of("secret_key")
         for key, text in (("access_key", access), ("secret_key", secret)):
             if not text:
                 raise StoreRefused(
@@ -85,12 +89,7 @@ class CredentialSource:
                     why="an access key and a secret key belong together",
                     hint=f"set storage.{key} or storage.{key}_file",
                 )
-        return Credentials(access, secret, token)
-
-    def _one(self, key: str, given: Secret, file: str) -> str:
-        if given or not file:
-            return given.reveal()
-        return self._read(Path(file).expanduser(), f"storage.{key}_file").decode("utf-8", "replace").strip()
+        return Credentials(access, secret, self.text_of("session_token"))
 
     def _from_environment(self) -> Credentials | None:
         access, secret = (

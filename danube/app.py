@@ -13,6 +13,7 @@ from danube.config import BrokerConfig, Started
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from danube.broker.contexts import MoverMain
     from danube.broker.worker import Worker
     from danube.server.native import NativeServer
 
@@ -34,7 +35,16 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
     )
     _import_worker_parts()
     tls = _tls_contexts(config)
-    return supervisor.run(settings, lambda context: run_worker(context, config, tls))
+    return supervisor.run(settings, lambda context: run_worker(context, config, tls), _mover_main(config))
+
+
+def _mover_main(config: BrokerConfig) -> MoverMain | None:
+    """The main function of the mover; None where everything stays local."""
+    if config.storage.mode == "local":
+        return None
+    from danube.broker.mover import run_mover
+
+    return lambda context: run_mover(context, config)
 
 
 def _import_worker_parts() -> None:

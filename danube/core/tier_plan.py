@@ -19,6 +19,8 @@ MERGE_COUNT_MAX: Final = 4_096  # sources of one merge: a bound of its work
 MANIFESTS_KEPT: Final = 3
 RETRY_MIN_US: Final = SECOND_US // 2
 RETRY_MAX_US: Final = 60 * SECOND_US
+OUTAGE_FAILURES_MIN: Final = 8
+OUTAGE_PROBE_MAX_US: Final = 10 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,3 +225,70 @@ def retry_delay_us(failures: int, chance: float) -> int:
     """
     bound = min(RETRY_MAX_US, RETRY_MIN_US << min(max(failures, 1), 16))
     return RETRY_MIN_US // 2 + int((bound - RETRY_MIN_US // 2) * chance)
+
+
+class OutageGate:
+    """Lets one call at a time try a store that has failed several times in a row, at growing intervals.
+
+    Without it every partition would knock on its own, and a broker with thousands of them would be a storm.
+    """
+
+    __slots__ = ("_failures", "_open_us", "_probing")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._open_us = 0
+        self._probing = False
+
+    @property
+    def closed(self) -> bool:
+        return self._failures >= OUTAGE_FAILURES_MIN
+
+    def admit(self, now_us: int) -> bool:
+        """Whether a call may begin; each admitted one ends with succeeded() or failed()."""
+        if not self.closed:
+            return True
+        if self._probing or now_us < self._open_us:
+            return False
+        self._probing = True
+        return True
+
+    def unused(self) -> None:
+        """What was admitted did not begin."""
+        self._probing = False
+
+    def succeeded(self) -> None:
+        self._failures = 0
+        self._probing = False
+
+    def failed(self, now_us: int, chance: float) -> None:
+        """The store itself was the reason; ``chance`` as in retry_delay_us."""
+        self._failures += 1
+        self._probing = False
+        beyond = self._failures - OUTAGE_FAILURES_MIN
+        if beyond >= 0:
+            bound = min(OUTAGE_PROBE_MAX_US, RETRY_MIN_US << min(beyond, 16))
+            self._open_us = now_us + bound // 2 + int(bound * chance / 2)
+
+
+class Exposure(NamedTuple):
+    """What of a topic is on this host alone: bytes of sealed segments, and the age of the oldest record."""
+
+    pending_bytes: int
+    pending_s: float
+    error: str  # of one of its partitions, or empty
+
+
+def exposures(states: Iterable[tuple[str, int, int, str]], now_us: int) -> dict[str, Exposure]:
+    """By topic, from ``(topic, pending_bytes, oldest_pending_us, error)`` of each of its partitions.
+
+    oldest_pending_us is 0 where nothing is pending.
+    """
+    found: dict[str, Exposure] = {}
+    for topic, pending_bytes, oldest_us, error in states:
+        before = found.get(topic, Exposure(0, 0.0, ""))
+        age_s = max(0, now_us - oldest_us) / SECOND_US if oldest_us else 0.0
+        found[topic] = Exposure(
+            before.pending_bytes + pending_bytes, max(before.pending_s, age_s), before.error or error
+        )
+    return found

@@ -66,6 +66,7 @@ class Uploader:
     ) -> None:
         self.store = store
         self.owner = owner
+        self.start_count = start_count
         self._skip = 1 + start_count
         self._copy = owner.directory / copy_name
         self._pending: Manifest | None = None  # put was called, its end is not known
@@ -325,8 +326,8 @@ def adding(entries: Iterable[SegmentEntry]) -> Change:
                 continue
             if entry.base_offset < end:
                 raise Damage(
-                    f"offsets {entry.base_offset} to {entry.end_offset} of {manifest.topic} overlap the store",
-                    why=f"the store holds records up to {end}, cut elsewhere",
+                    f"offsets {entry.base_offset} to {entry.end_offset} of {manifest.topic} overlap it",
+                    why=f"the store holds records up to {end} in other segments",
                     hint="see `danube verify`; nothing was changed",
                 )
             begin = max(end, manifest.start_offset)

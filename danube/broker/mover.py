@@ -1,0 +1,432 @@
+"""The mover: the one process of a broker that speaks to the object store.
+
+Workers tell it over a socket what they own (mover_link); it uploads what they seal and fetches what they
+read.  One loop decides and three groups of threads block: uploads, steps (listing, manifests, merging,
+sweeping) and fetches.  Nothing queues without bound: a partition has at most one step under way, uploads
+wait in their directories, a worker's fetches stop its connection from being read.
+
+When it ends at any point nothing is lost, because it keeps nothing: a new one reads the store and the
+directories again.  When the store is away everything waits, knocks seldom and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from danube import clock, telemetry
+from danube.broker import last_resort
+from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
+from danube.broker.mover_link import Frame
+from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
+from danube.broker.owner_link import OwnerLink, link_factory
+from danube.core.tier_plan import OutageGate, TierSettings, choose
+from danube.errors import DanubeError, Fenced, StoreRefused, StoreUnavailable
+from danube.wal.fetching import fetch
+from danube.wal.objects import ObjectStore
+from danube.wal.segment import LogIdentity
+from danube.wal.store_binding import ensure_bound
+from danube.wal.uploader import Ownership, Uploader
+
+if TYPE_CHECKING:
+    from danube.broker.contexts import MoverContext
+    from danube.config import BrokerConfig
+    from danube.config_sections import StorageConfig
+
+HEARTBEAT_S: Final = 0.5
+STEP_THREADS: Final = 4
+FETCH_THREADS: Final = 8
+CLEAN_UPLOADS_S: Final = 3_600.0
+STOP_MARGIN_S: Final = 0.3  # of the time that the supervisor gives, kept for leaving
+QUEUE_FACTOR: Final = 16  # partitions chosen at once, for each upload slot
+
+_log = telemetry.events("mover")
+
+
+def run_mover(context: MoverContext, config: BrokerConfig) -> None:
+    """The main function of the mover process."""
+    from danube.wal.open_store import open_store
+
+    telemetry.configure(config.log.level, config.log.format, process="mover")
+    store = open_store(config.storage)
+    with asyncio.Runner() as runner:
+        runner.run(Mover(context, config.storage, store).run())
+
+
+def tier_settings(storage: StorageConfig) -> TierSettings:
+    return TierSettings(
+        upload_parallel=storage.upload_parallel,
+        merge_below=storage.merge_below_bytes,
+        merge_to=storage.merge_to_bytes,
+        orphan_age_us=storage.orphan_age_ms * 1000,
+    )
+
+
+class Mover:
+    """Partitions by identity, the slots of the thread groups, and the timers between them."""
+
+    def __init__(self, context: MoverContext, storage: StorageConfig, store: ObjectStore) -> None:
+        self._context = context
+        self._storage = storage
+        self.store = store
+        self._data_dir = context.settings.data_dir
+        self._settings = tier_settings(storage)
+        self._uploads = ThreadPoolExecutor(storage.upload_parallel, thread_name_prefix="danube-upload")
+        self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
+        self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
+        self._uploading = 0
+        self._partitions: dict[LogIdentity, MovedPartition] = {}
+        self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
+        self._open_links: set[OwnerLink] = set()
+        self._waiting: dict[MovedPartition, None] = {}  # with a backlog
+        self._chosen: deque[MovedPartition] = deque()
+        self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
+        self._gate = OutageGate()
+        self._random = random.SystemRandom()
+        self._bound = False
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._metadata = MetadataCopies(self)
+        self._deletions = TopicDeletions(self, self._data_dir)
+        self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
+        self._loop: asyncio.AbstractEventLoop
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until the supervisor says stop and what was begun has ended, or its time is over."""
+        self._loop = loop = asyncio.get_running_loop()
+        last_resort.install(loop)
+        stopped = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        if self._context.drain.requested:
+            stopped.set()
+        self._beat()
+        server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
+        self._bind()
+        _log.info("mover serves", store=self.store.name)
+        await stopped.wait()
+        server.close()
+        await self._drain()
+
+    def _beat(self) -> None:
+        self._context.heartbeat()
+        self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _bind(self) -> None:
+        """Make sure that the store is this broker's before anything is read or written."""
+        self.block(partial(ensure_bound, self.store, self._data_dir), self._bind_ended)
+
+    def _bind_ended(self, _: Any, error: DanubeError | None) -> None:
+        if error is None:
+            self._bound = True
+            self._clean_uploads()
+            self._metadata.begin()
+            self._deletions.begin()
+            for partition in list(self._partitions.values()):
+                self.advance(partition)
+            return
+        _log.limited("the store cannot be used", source=self.store.name, why=str(error), hint=error.hint)
+        for partition in self._partitions.values():
+            partition.error = str(error)
+            self._tell(partition)
+        self._loop.call_later(self._random.uniform(1, 5), self._bind)
+
+    def _clean_uploads(self) -> None:
+        """Once an hour: unfinished multipart uploads cost money and nobody lists them."""
+        older_us = self._settings.orphan_age_us
+        self.block(lambda: self.store.clean_uploads(older_us), self._cleaned)
+        self._loop.call_later(CLEAN_UPLOADS_S, self._clean_uploads)
+
+    def _cleaned(self, count: Any, error: DanubeError | None) -> None:
+        if count:
+            _log.info("unfinished uploads were dropped", count=count)
+        elif error is not None:
+            _log.warning("unfinished uploads cannot be dropped", why=str(error))
+
+    async def _drain(self) -> None:
+        """Begin nothing more; finish uploads and install what is finished, within the time given."""
+        self._stopping = True
+        limit_s = max(0.0, self._context.settings.mover_drain_timeout_ms / 1000 - STOP_MARGIN_S)
+        end_s = self._loop.time() + limit_s
+        self._metadata.hurry()
+        for partition in list(self._partitions.values()):
+            self.advance(partition)
+        while not self._quiet and self._loop.time() < end_s:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), end_s - self._loop.time())
+            except TimeoutError:
+                break
+        if not self._quiet:
+            _log.info("uploads were left for the next start", uploads=self._uploading)
+        for link in list(self._open_links):
+            link.close()
+        for pool in (self._uploads, self._steps, self._fetches):
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.sleep(0)
+
+    @property
+    def _quiet(self) -> bool:
+        return (
+            self._metadata.idle
+            and not self._ending
+            and all(partition.idle for partition in self._partitions.values())
+        )
+
+    # -- what workers say -------------------------------------------------------------------------
+
+    def connected(self, link: OwnerLink) -> None:
+        self._open_links.add(link)
+
+    def disconnected(self, link: OwnerLink) -> None:
+        """Its worker has ended or will come back; what it sealed is uploaded all the same."""
+        self._open_links.discard(link)
+        for identity in [identity for identity, one in self._links.items() if one is link]:
+            del self._links[identity]
+
+    def on_frame(self, link: OwnerLink, frame: Frame) -> None:
+        """One frame, checked by the link."""
+        kind = frame["kind"]
+        if kind == "attach":
+            self._attach(link, frame)
+        elif kind == "fetch":
+            self._fetch(link, frame)
+        elif kind == "metadata":
+            self._metadata.take(frame["version"], frame["blob"])
+        elif kind == "delete":
+            self._delete(frame["topic_id"], frame["partitions"])
+        else:
+            identity = LogIdentity(frame["topic_id"], frame["partition"])
+            partition = self._partitions.get(identity)
+            if partition is not None and self._links.get(identity) is link:
+                self._on_partition_frame(partition, kind, frame)
+
+    def _on_partition_frame(self, partition: MovedPartition, kind: str, frame: Frame) -> None:
+        if kind == "sealed":
+            partition.dirty = True
+        elif kind == "trim":
+            partition.trim_offset = max(partition.trim_offset, frame["start_offset"])
+        elif kind == "cursors":
+            partition.cursors = frame["blob"]
+        elif kind == "detach":
+            del self._links[partition.owner.identity]
+        self.advance(partition)
+
+    def _attach(self, link: OwnerLink, frame: Frame) -> None:
+        identity = LogIdentity(frame["topic_id"], frame["partition"])
+        directory = Path(frame["directory"])
+        owner = Ownership(frame["topic"], identity, frame["epoch"], directory)
+        before = self._partitions.get(identity)
+        if before is not None and owner.epoch < before.owner.epoch:
+            error = Fenced(f"{owner.topic} has a newer owner", why=f"its epoch is {before.owner.epoch}")
+            link.send("state", **{**before.state(), "error": str(error)})
+            return
+        self._links[identity] = link
+        if before is None or before.owner != owner or before.retired:
+            uploader = Uploader(self.store, owner, start_count=self._context.start_count)
+            partition = MovedPartition(owner, uploader, self._settings, frame["log_start"])
+            self._partitions[identity] = partition
+            if before is not None:
+                self._retire(before)
+                partition.predecessor = before
+        else:
+            partition = before
+            partition.dirty = True
+            self._tell(partition)
+        self.advance(partition)
+
+    def _retire(self, partition: MovedPartition) -> None:
+        """What is under way ends; nothing more begins."""
+        partition.retired = True
+        if not partition.idle:
+            self._ending.add(partition)
+        self._waiting.pop(partition, None)
+        timer = self._timers.pop(partition, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _delete(self, topic_id: int, partitions: int) -> None:
+        for number in range(partitions):
+            identity = LogIdentity(topic_id, number)
+            partition = self._partitions.pop(identity, None)
+            self._links.pop(identity, None)
+            if partition is not None:
+                self._retire(partition)
+        self._deletions.add(topic_id, partitions)
+
+    # -- fetches ----------------------------------------------------------------------------------
+
+    def _fetch(self, link: OwnerLink, frame: Frame) -> None:
+        link.fetch_began()
+        identity = LogIdentity(frame["topic_id"], frame["partition"])
+        source = (frame["key"], frame["start"], frame["end"])
+        target = (Path(frame["path"]), frame["position"])
+        job = partial(fetch, self.store, identity, source, target, self._data_dir)
+        self._in_thread(self._fetches, job, partial(self._fetch_ended, link, frame))
+
+    def _fetch_ended(self, link: OwnerLink, frame: Frame, _: Any, error: DanubeError | None) -> None:
+        if error is not None:
+            _log.limited("an object cannot be fetched", source=frame["key"], why=str(error))
+            partition = self._partitions.get(LogIdentity(frame["topic_id"], frame["partition"]))
+            if partition is not None and error.status == "NOT_FOUND":
+                partition.loaded = False  # a newer manifest may name another object for these records
+                self.advance(partition)
+        link.fetch_ended(frame["id"], str(error) if error is not None else "")
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def advance(self, partition: MovedPartition) -> None:
+        """Begin what is due for the partition, and set a timer for what is due later."""
+        predecessor = partition.predecessor
+        if not self._bound or (predecessor is not None and not predecessor.idle):
+            return
+        partition.predecessor = None
+        now_us = clock.wall_us()
+        step, due_us = partition.next_step(now_us, self._stopping)
+        timer = self._timers.pop(partition, None)
+        if timer is not None:
+            timer.cancel()
+        if step is not None:
+            if self._gate.admit(now_us):
+                self._begin(partition, step, now_us)
+            else:
+                self._wake_later(partition, 1_000_000)
+        elif due_us != NEVER_US:
+            self._wake_later(partition, due_us - now_us)
+        self._offer(partition)
+
+    def _wake_later(self, partition: MovedPartition, delay_us: int) -> None:
+        delay_s = max(0.001, delay_us / 1e6) * self._random.uniform(1.0, 1.1)
+        self._timers[partition] = self._loop.call_later(delay_s, self._on_timer, partition)
+
+    def _on_timer(self, partition: MovedPartition) -> None:
+        del self._timers[partition]
+        self.advance(partition)
+
+    def _begin(self, partition: MovedPartition, step: Step, now_us: int) -> None:
+        job = partition.job(step, now_us)
+        self._in_thread(self._steps, job, partial(self._step_ended, partition, step))
+
+    def _step_ended(
+        self, partition: MovedPartition, step: Step, result: Any, error: DanubeError | None
+    ) -> None:
+        now_us = clock.wall_us()
+        self._judge(error, now_us)
+        if error is None:
+            if partition.took(step, result, now_us):
+                self._tell(partition)
+        else:
+            self._complain(partition, step, error)
+            partition.failed(step, error, now_us, self._random.random())
+            self._tell(partition)
+        self._after(partition)
+
+    def _after(self, partition: MovedPartition) -> None:
+        """Something of the partition ended."""
+        if not partition.retired:
+            self.advance(partition)
+        elif partition.idle:
+            self._ending.discard(partition)
+            successor = self._partitions.get(partition.owner.identity)
+            if successor is not None:
+                self.advance(successor)
+            self._deletions.retry()
+        self._changed.set()
+
+    def _judge(self, error: DanubeError | None, now_us: int) -> None:
+        if isinstance(error, StoreUnavailable | StoreRefused):
+            self._gate.failed(now_us, self._random.random())
+        else:
+            self._gate.succeeded()
+
+    def _complain(self, partition: MovedPartition, what: str, error: DanubeError) -> None:
+        _log.limited("moving failed", source=partition.owner.topic, step=what, why=str(error))
+
+    def _tell(self, partition: MovedPartition) -> None:
+        link = self._links.get(partition.owner.identity)
+        if link is not None and self._partitions.get(partition.owner.identity) is partition:
+            link.changed(partition)
+
+    # -- uploads ----------------------------------------------------------------------------------
+
+    def _offer(self, partition: MovedPartition) -> None:
+        if partition.backlog.segments and not partition.retired:
+            self._waiting[partition] = None
+            self._fill_slots()
+        else:
+            self._waiting.pop(partition, None)
+
+    def _fill_slots(self) -> None:
+        while self._uploading < self._storage.upload_parallel and not self._stopping:
+            now_us = clock.wall_us()
+            if not self._chosen:
+                claims = [claim for one in self._waiting if (claim := one.waiting(now_us)) is not None]
+                self._chosen.extend(choose(claims, self._storage.upload_parallel * QUEUE_FACTOR))
+            if not self._chosen or not self._gate.admit(now_us):
+                return
+            self._upload(self._chosen.popleft(), now_us)
+
+    def _upload(self, partition: MovedPartition, now_us: int) -> None:
+        parallel = max(1, self._storage.upload_parallel // max(1, len(self._waiting)))
+        begun = (
+            partition.upload_job(self._storage.part_bytes, parallel) if partition.waiting(now_us) else None
+        )
+        if begun is None:
+            self._gate.unused()
+            return
+        base_offset, job = begun
+        self._uploading += 1
+        self._in_thread(self._uploads, job, partial(self._upload_ended, partition, base_offset))
+
+    def _upload_ended(
+        self, partition: MovedPartition, base_offset: int, entry: Any, error: DanubeError | None
+    ) -> None:
+        self._uploading -= 1
+        now_us = clock.wall_us()
+        self._judge(error, now_us)
+        if error is None:
+            partition.uploaded(base_offset, entry)
+        else:
+            self._complain(partition, "upload", error)
+            partition.upload_failed(base_offset, error, now_us, self._random.random())
+            self._tell(partition)
+        self._after(partition)
+        self._fill_slots()
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def block(self, job: Job, ended: Ended) -> None:
+        """Run ``job`` in a step thread; ``ended(result, error)`` is called on the loop."""
+        self._in_thread(self._steps, job, ended)
+
+    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._loop.call_later(delay_s, action)
+
+    def settled(self, topic_id: int) -> bool:
+        """Whether nothing of a deleted topic is under way any more."""
+        return all(one.owner.identity.topic_id != topic_id for one in self._ending)
+
+    def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
+        future = self._loop.run_in_executor(pool, job)
+        future.add_done_callback(partial(_deliver, ended))
+
+
+def _deliver(ended: Ended, future: asyncio.Future[Any]) -> None:
+    """A DanubeError is an outcome; anything else is a bug and ends the process."""
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error is None:
+        ended(future.result(), None)
+    elif isinstance(error, DanubeError):
+        ended(None, error)
+    else:
+        last_resort.leave("a job of the mover failed", error)

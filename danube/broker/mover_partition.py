@@ -1,0 +1,325 @@
+"""One partition as the mover sees it: what is local, what is in the store, what comes next.
+
+Everything here is called on the mover's loop but the jobs: a job is what a thread does for a step.  It
+gets its inputs when it is made, and its result comes back with ``took``.  At most one step of a
+partition is under way; uploads run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+from danube.broker.backup import put_cursors
+from danube.core.tier_plan import (
+    SECOND_US,
+    Backlog,
+    LocalSegment,
+    TierSettings,
+    Waiting,
+    backlog,
+    due,
+    installable,
+    merge_next,
+    retry_delay_us,
+)
+from danube.errors import DanubeError, Fenced
+from danube.wal.manifest import Manifest, SegmentEntry
+from danube.wal.merging import merge
+from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
+from danube.wal.sealed_files import LocalListing
+from danube.wal.segment import file_name
+from danube.wal.uploader import (
+    Ownership,
+    Uploader,
+    adding,
+    dropped_keys,
+    entries_end,
+    in_turn,
+    replacing,
+    trimming,
+)
+
+INSTALL_INTERVAL_US: Final = SECOND_US
+MERGE_INTERVAL_US: Final = 30 * SECOND_US
+SWEEP_INTERVAL_US: Final = 3_600 * SECOND_US
+CURSORS_INTERVAL_US: Final = 10 * SECOND_US
+FINISHED_MAX: Final = 64  # uploaded segments that wait for an earlier one
+DROPPED_MAX: Final = 100_000  # more are left to the sweep
+NEVER_US: Final = 1 << 62
+
+Job = Callable[[], Any]
+
+
+class Step(StrEnum):
+    LOAD = "load"
+    SCAN = "scan"
+    INSTALL = "install"
+    REMOVE = "remove"
+    CURSORS = "cursors"
+    MERGE = "merge"
+    SWEEP = "sweep"
+
+
+class MovedPartition:
+    """A partition between the attach of one owner and its end."""
+
+    def __init__(self, owner: Ownership, uploader: Uploader, settings: TierSettings, log_start: int) -> None:
+        self.owner = owner
+        self.uploader = uploader
+        self.settings = settings
+        self.manifest = uploader.manifest
+        self.log_start = log_start
+        self.backlog = Backlog([], "")
+        self.error = ""
+        self.loaded = False
+        self.dirty = True  # the directory may hold more than was seen
+        self.fenced = False
+        self.retired = False  # replaced, detached or deleted: what is under way ends, nothing begins
+        self.predecessor: MovedPartition | None = None  # what is under way of it must end first
+        self.busy: Step | None = None
+        self.running: set[int] = set()  # base offsets of the uploads under way
+        self.finished: dict[int, SegmentEntry] = {}  # uploaded and read back, not in a manifest yet
+        self.trim_offset = 0
+        self.cursors: bytes | None = None
+        self._listing = LocalListing(owner.directory)
+        self._local: list[LocalSegment] = []
+        self._doubtful: set[int] | None = None  # may be in the store from before; None: all of them
+        self._dropped: dict[str, int] = {}
+        self._unnamed_since: dict[str, int] = {}
+        self._failures = 0
+        self._retry_us = 0
+        self._installed_us = 0
+        self._cursors_us = 0
+        self._cursors_generation = 0
+        self._merge_us = 0
+        self._sweep_us = 0
+        self._encoded: tuple[Manifest, bytes] | None = None
+
+    # -- what comes next --------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return self.busy is None and not self.running
+
+    def next_step(self, now_us: int, stopping: bool) -> tuple[Step | None, int]:
+        """The step that is due, else None and when to ask again.  Order: what the owner waits for first."""
+        if self.busy is not None or self.fenced or self.retired:
+            return None, NEVER_US
+        if now_us < self._retry_us:
+            return None, self._retry_us
+        if not self.loaded:
+            return Step.LOAD, now_us
+        if self.dirty:
+            return Step.SCAN, now_us
+        times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
+        if not stopping:
+            times += [(self._remove_due(), Step.REMOVE), (self._sweep_us, Step.SWEEP)]
+            # A backlog comes first: what is only local is at risk, what is small is only slow.
+            times.append((NEVER_US if self.backlog.segments else self._merge_us, Step.MERGE))
+        for due_us, step in times:
+            if due_us <= now_us:
+                return step, now_us
+        return None, min(times)[0]
+
+    def _install_due(self, stopping: bool) -> int:
+        ready = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
+        wanted = ready or self.trim_offset > self.manifest.start_offset or self.uploader.unsettled
+        if not wanted:
+            return NEVER_US
+        return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
+
+    def _cursors_due(self, stopping: bool) -> int:
+        if self.cursors is None:
+            return NEVER_US
+        return 0 if stopping else self._cursors_us + CURSORS_INTERVAL_US
+
+    def _remove_due(self) -> int:
+        return min(self._dropped.values()) + self.settings.reader_grace_us if self._dropped else NEVER_US
+
+    def _next_upload(self) -> LocalSegment | None:
+        if not self.loaded or self.fenced or self.retired or len(self.finished) >= FINISHED_MAX:
+            return None
+        for segment in self.backlog.segments:
+            if segment.base_offset not in self.running and segment.base_offset not in self.finished:
+                return segment
+        return None
+
+    def waiting(self, now_us: int) -> Waiting | None:
+        """Its claim to an upload slot; None when there is nothing to upload, or not yet again."""
+        segment = self._next_upload() if now_us >= self._retry_us else None
+        return Waiting(self, segment.first_append_us, len(self.running)) if segment is not None else None
+
+    # -- uploads ----------------------------------------------------------------------------------
+
+    def upload_job(self, part_bytes: int, parallel: int) -> tuple[int, Job] | None:
+        """Base offset and job of the next upload; it counts as running from now on."""
+        segment = self._next_upload()
+        if segment is None:
+            return None
+        base_offset = segment.base_offset
+        self.running.add(base_offset)
+        path = self.owner.directory / file_name(base_offset)
+        resumed = self._doubtful is None or base_offset in self._doubtful
+        return base_offset, lambda: self.uploader.upload(
+            path, resumed=resumed, part_bytes=part_bytes, parallel=parallel
+        )
+
+    def uploaded(self, base_offset: int, entry: SegmentEntry | None) -> None:
+        self.running.discard(base_offset)
+        if entry is None:
+            self.dirty = True  # it was evicted, expired or deleted meanwhile
+            return
+        self.finished[base_offset] = entry
+        self._succeeded()
+
+    def upload_failed(self, base_offset: int, error: DanubeError, now_us: int, chance: float) -> None:
+        self.running.discard(base_offset)
+        if self._doubtful is not None:
+            self._doubtful.add(base_offset)
+        self._failed(error, now_us, chance)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def job(self, step: Step, now_us: int) -> Job:
+        """What a thread does for ``step``; call took() or failed() with how it ended."""
+        self.busy = step
+        match step:
+            case Step.LOAD:
+                return lambda: self.uploader.load(self.log_start)
+            case Step.SCAN:
+                self.dirty = False
+                return self._listing.refresh
+            case Step.INSTALL:
+                return self._install_job()
+            case Step.REMOVE:
+                keys = due(self._dropped, now_us, self.settings, ROUND_OBJECTS_MAX)
+                return lambda: self._remove(keys)
+            case Step.CURSORS:
+                blob, self.cursors = self.cursors or b"", None
+                return lambda: self._put_cursors(blob)
+            case Step.MERGE:
+                return lambda: self._merge(now_us)
+            case Step.SWEEP:
+                since = self._unnamed_since
+                return lambda: sweep_partition(self.uploader, (), since, now_us, self.settings)
+
+    def _install_job(self) -> Job:
+        count = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
+        entries = [self.finished[segment.base_offset] for segment in self.backlog.segments[:count]]
+        change = in_turn(adding(entries), trimming(self.trim_offset))
+        return lambda: self._install(change)
+
+    def _install(self, change: Any) -> tuple[Manifest, list[str]]:
+        before = self.uploader.manifest
+        after = self.uploader.install(change)
+        return after, dropped_keys(before, after)
+
+    def _remove(self, keys: list[str]) -> list[str]:
+        self.uploader.remove(keys)
+        return keys
+
+    def _merge(self, now_us: int) -> tuple[Manifest, list[str]] | None:
+        manifest = self.uploader.manifest
+        found = merge_next(manifest.entries, now_us, self.settings)
+        if found is None:
+            return None
+        sources = [manifest.entry(index) for index in range(found[0], found[1] + 1)]
+        return self._install(replacing(merge(self.uploader, sources), sources))
+
+    def _put_cursors(self, blob: bytes) -> int:
+        return put_cursors(self.uploader, blob, self._cursors_generation)
+
+    def took(self, step: Step, result: Any, now_us: int) -> bool:
+        """The step ended well; True when the owner is to be told."""
+        self.busy = None
+        manifest_before, error_before = self.manifest, self.error
+        match step:
+            case Step.LOAD:
+                self.loaded, self.manifest = True, result
+                self._sweep_us = now_us + self._sweep_interval_us
+            case Step.SCAN:
+                self._local = result
+                if self._doubtful is None:
+                    self._doubtful = {segment.base_offset for segment in result}
+            case Step.INSTALL:
+                self._installed_us = now_us
+                self._take_manifest(result[0], result[1], now_us)
+                self._merge_us = min(self._merge_us, now_us + MERGE_INTERVAL_US)
+            case Step.REMOVE:
+                for key in result:
+                    self._dropped.pop(key, None)
+            case Step.CURSORS:
+                self._cursors_us, self._cursors_generation = now_us, result
+            case Step.MERGE:
+                self._merge_us = now_us if result is not None else self._next_merge_us(now_us)
+                if result is not None:
+                    self._take_manifest(result[0], result[1], now_us)
+            case Step.SWEEP:
+                self._unnamed_since = result.unnamed_since
+                full = len(result.doomed) >= ROUND_OBJECTS_MAX
+                self._sweep_us = now_us + (0 if full else self._sweep_interval_us)
+        self._succeeded()
+        self._plan()
+        news = manifest_before is not self.manifest or error_before != self.error
+        return news or step in (Step.LOAD, Step.SCAN)
+
+    @property
+    def _sweep_interval_us(self) -> int:
+        return min(SWEEP_INTERVAL_US, self.settings.orphan_age_us)
+
+    def _next_merge_us(self, now_us: int) -> int:
+        """Nothing can be merged now: when something may be, without another upload."""
+        young = self.manifest.entries["uploaded_us"] > now_us - self.settings.merge_after_us
+        return now_us + MERGE_INTERVAL_US if young.any() else NEVER_US
+
+    def _take_manifest(self, manifest: Manifest, dropped: list[str], now_us: int) -> None:
+        self.manifest = manifest
+        for key in dropped[: DROPPED_MAX - len(self._dropped)]:
+            self._dropped[key] = now_us
+
+    def failed(self, step: Step, error: DanubeError, now_us: int, chance: float) -> None:
+        """The step ended with an error; it is due again after a while.  Nothing of it is forgotten."""
+        self.busy = None
+        if step is Step.SCAN:
+            self.dirty = True
+        self._failed(error, now_us, chance)
+
+    def _failed(self, error: DanubeError, now_us: int, chance: float) -> None:
+        self._failures += 1
+        self.fenced |= isinstance(error, Fenced)
+        self.error = str(error)
+        self._retry_us = now_us + retry_delay_us(self._failures, chance)
+
+    def _succeeded(self) -> None:
+        self._failures = 0
+        self._retry_us = 0
+        self.error = self.backlog.flaw
+
+    def _plan(self) -> None:
+        """The backlog from what was last seen of the directory and the store."""
+        if not self.loaded:
+            return
+        end = max(entries_end(self.manifest), 0)
+        start = max(self.manifest.start_offset, self.trim_offset)
+        local = [one for one in self._local if not one.sealed or one.end_offset > start]
+        self.backlog = backlog(local, end)
+        self.error = self.backlog.flaw
+        bases = {segment.base_offset for segment in self.backlog.segments}
+        self.finished = {base: entry for base, entry in self.finished.items() if base in bases}
+
+    # -- what the owner is told -------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The fields of a ``state`` frame."""
+        if self._encoded is None or self._encoded[0] is not self.manifest:
+            self._encoded = (self.manifest, self.manifest.encode())
+        return {
+            "topic_id": self.owner.identity.topic_id,
+            "partition": self.owner.identity.partition,
+            "manifest": self._encoded[1],
+            "error": self.error,
+            "pending_bytes": self.backlog.size_bytes,
+            "oldest_pending_us": self.backlog.oldest_us,
+        }

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 0.5
 STEP_THREADS: Final = 4
 FETCH_THREADS: Final = 8
+MERGES_S: Final = 1.0  # between looks at what could be merged
+WORK_NAME: Final = "merging"
 CLEAN_UPLOADS_S: Final = 3_600.0
 STOP_MARGIN_S: Final = 0.3  # of the time that the supervisor gives, kept for leaving
 QUEUE_FACTOR: Final = 16  # partitions chosen at once, for each upload slot
@@ -81,6 +83,8 @@ class Mover:
         self._uploads = ThreadPoolExecutor(storage.upload_parallel, thread_name_prefix="danube-upload")
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="danube-merge")
+        self._merging = False
         self._uploading = 0
         self._partitions: dict[LogIdentity, MovedPartition] = {}
         self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
@@ -128,6 +132,7 @@ class Mover:
         if error is None:
             self._bound = True
             self._clean_uploads()
+            self._merge()
             self._metadata.begin()
             self._deletions.begin()
             for partition in list(self._partitions.values()):
@@ -169,17 +174,15 @@ class Mover:
             _log.info("uploads were left for the next start", uploads=self._uploading)
         for link in list(self._open_links):
             link.close()
-        for pool in (self._uploads, self._steps, self._fetches):
+        for pool in (self._uploads, self._steps, self._fetches, self._merges):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
 
     @property
     def _quiet(self) -> bool:
-        return (
-            self._metadata.idle
-            and not self._ending
-            and all(partition.idle for partition in self._partitions.values())
-        )
+        """Nothing is under way that is worth waiting for: a merge can be done again."""
+        partitions = [*self._partitions.values(), *self._ending]
+        return self._metadata.idle and not any(one.busy or one.running for one in partitions)
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -279,7 +282,7 @@ class Mover:
             if partition is not None and error.status == "NOT_FOUND":
                 partition.loaded = False  # a newer manifest may name another object for these records
                 self.advance(partition)
-        link.fetch_ended(frame["id"], str(error) if error is not None else "")
+        link.fetch_ended(frame["id"], error)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -400,6 +403,34 @@ class Mover:
             self._tell(partition)
         self._after(partition)
         self._fill_slots()
+
+    # -- merges -----------------------------------------------------------------------------------
+
+    def _merge(self) -> None:
+        """At most one merge at a time, in its own thread; partitions take turns."""
+        now_us = clock.wall_us()
+        if self._settings.merge_below and not self._merging and not self._stopping and not self._gate.closed:
+            for identity in list(self._partitions):
+                partition = self._partitions[identity]
+                job = partition.merge_job(now_us, self._data_dir / WORK_NAME)
+                if job is not None:
+                    self._partitions[identity] = self._partitions.pop(identity)  # to the end of the turns
+                    self._merging = True
+                    self._in_thread(self._merges, job, partial(self._merge_ended, partition))
+                    break
+        self._loop.call_later(MERGES_S, self._merge)
+
+    def _merge_ended(self, partition: MovedPartition, result: Any, error: DanubeError | None) -> None:
+        self._merging = False
+        now_us = clock.wall_us()
+        self._judge(error, now_us)
+        if error is None:
+            partition.merged(result)
+        else:
+            self._complain(partition, "merge", error)
+            partition.merge_failed(error, now_us, self._random.random())
+            self._tell(partition)
+        self._after(partition)
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ again changes nothing, so after a lost connection it says everything again.
     trim     records below start_offset have expired
     cursors  keep this copy of the subscriptions' progress
     delete   the topic is gone: remove its objects
-    fetch    copy a range of an object into a local file
+    fetch    copy a range of an object into a file    (fetched has the error's "code", too)
     metadata keep this snapshot of the metadata
 
 Fields that a side does not know are ignored, so both may gain some; a kind that it does not know is an error.

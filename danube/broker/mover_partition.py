@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.backup import put_cursors
@@ -26,11 +27,12 @@ from danube.core.tier_plan import (
 )
 from danube.errors import DanubeError, Fenced
 from danube.wal.manifest import Manifest, SegmentEntry
-from danube.wal.merging import merge
+from danube.wal.merging import merge_objects
 from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
 from danube.wal.sealed_files import LocalListing
 from danube.wal.segment import file_name
 from danube.wal.uploader import (
+    Change,
     Ownership,
     Uploader,
     adding,
@@ -58,7 +60,6 @@ class Step(StrEnum):
     INSTALL = "install"
     REMOVE = "remove"
     CURSORS = "cursors"
-    MERGE = "merge"
     SWEEP = "sweep"
 
 
@@ -94,6 +95,8 @@ class MovedPartition:
         self._cursors_us = 0
         self._cursors_generation = 0
         self._merge_us = 0
+        self._merged: tuple[SegmentEntry, list[SegmentEntry]] | None = None  # uploaded, to be named
+        self.merging = False
         self._sweep_us = 0
         self._encoded: tuple[Manifest, bytes] | None = None
 
@@ -101,7 +104,8 @@ class MovedPartition:
 
     @property
     def idle(self) -> bool:
-        return self.busy is None and not self.running
+        """Whether no thread does anything for it."""
+        return self.busy is None and not self.running and not self.merging
 
     def next_step(self, now_us: int, stopping: bool) -> tuple[Step | None, int]:
         """The step that is due, else None and when to ask again.  Order: what the owner waits for first."""
@@ -116,8 +120,6 @@ class MovedPartition:
         times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
         if not stopping:
             times += [(self._remove_due(), Step.REMOVE), (self._sweep_us, Step.SWEEP)]
-            # A backlog comes first: what is only local is at risk, what is small is only slow.
-            times.append((NEVER_US if self.backlog.segments else self._merge_us, Step.MERGE))
         for due_us, step in times:
             if due_us <= now_us:
                 return step, now_us
@@ -125,7 +127,8 @@ class MovedPartition:
 
     def _install_due(self, stopping: bool) -> int:
         ready = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
-        wanted = ready or self.trim_offset > self.manifest.start_offset or self.uploader.unsettled
+        wanted = ready or self._merged or self.trim_offset > self.manifest.start_offset
+        wanted = wanted or self.uploader.unsettled
         if not wanted:
             return NEVER_US
         return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
@@ -180,6 +183,40 @@ class MovedPartition:
             self._doubtful.add(base_offset)
         self._failed(error, now_us, chance)
 
+    # -- merging ----------------------------------------------------------------------------------
+
+    def merge_job(self, now_us: int, work: Path) -> Job | None:
+        """The next merge, which counts as under way from now on; None when there is none to do now.
+
+        A backlog comes first: what is only local is at risk, what is small is only slow.
+        """
+        if not self.loaded or self.retired or self.fenced or self.merging or self._merged is not None:
+            return None
+        if now_us < max(self._merge_us, self._retry_us) or self.backlog.segments:
+            return None
+        manifest = self.manifest
+        found = merge_next(manifest.entries, now_us, self.settings)
+        if found is None:
+            self._merge_us = self._next_merge_us(now_us)
+            return None
+        self.merging = True
+        sources = [manifest.entry(index) for index in range(found[0], found[1] + 1)]
+        return lambda: (merge_objects(self.uploader, sources, work), sources)
+
+    def merged(self, result: tuple[SegmentEntry, list[SegmentEntry]]) -> None:
+        self.merging = False
+        self._merged = result
+
+    def merge_failed(self, error: DanubeError, now_us: int, chance: float) -> None:
+        self.merging = False
+        self._merge_us = now_us + MERGE_INTERVAL_US
+        self._failed(error, now_us, chance)
+
+    def _next_merge_us(self, now_us: int) -> int:
+        """Nothing can be merged now: when something may be, without another upload."""
+        young = self.manifest.entries["uploaded_us"] > now_us - self.settings.merge_after_us
+        return now_us + MERGE_INTERVAL_US if young.any() else NEVER_US
+
     # -- steps ------------------------------------------------------------------------------------
 
     def job(self, step: Step, now_us: int) -> Job:
@@ -199,8 +236,6 @@ class MovedPartition:
             case Step.CURSORS:
                 blob, self.cursors = self.cursors or b"", None
                 return lambda: self._put_cursors(blob)
-            case Step.MERGE:
-                return lambda: self._merge(now_us)
             case Step.SWEEP:
                 since = self._unnamed_since
                 return lambda: sweep_partition(self.uploader, (), since, now_us, self.settings)
@@ -208,10 +243,12 @@ class MovedPartition:
     def _install_job(self) -> Job:
         count = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         entries = [self.finished[segment.base_offset] for segment in self.backlog.segments[:count]]
-        change = in_turn(adding(entries), trimming(self.trim_offset))
-        return lambda: self._install(change)
+        changes = [adding(entries), trimming(self.trim_offset)]
+        if self._merged is not None:
+            changes.insert(1, replacing(*self._merged))
+        return lambda: self._install(in_turn(*changes))
 
-    def _install(self, change: Any) -> tuple[Manifest, list[str]]:
+    def _install(self, change: Change) -> tuple[Manifest, list[str]]:
         before = self.uploader.manifest
         after = self.uploader.install(change)
         return after, dropped_keys(before, after)
@@ -219,14 +256,6 @@ class MovedPartition:
     def _remove(self, keys: list[str]) -> list[str]:
         self.uploader.remove(keys)
         return keys
-
-    def _merge(self, now_us: int) -> tuple[Manifest, list[str]] | None:
-        manifest = self.uploader.manifest
-        found = merge_next(manifest.entries, now_us, self.settings)
-        if found is None:
-            return None
-        sources = [manifest.entry(index) for index in range(found[0], found[1] + 1)]
-        return self._install(replacing(merge(self.uploader, sources), sources))
 
     def _put_cursors(self, blob: bytes) -> int:
         return put_cursors(self.uploader, blob, self._cursors_generation)
@@ -247,15 +276,12 @@ class MovedPartition:
                 self._installed_us = now_us
                 self._take_manifest(result[0], result[1], now_us)
                 self._merge_us = min(self._merge_us, now_us + MERGE_INTERVAL_US)
+                self._merged = None
             case Step.REMOVE:
                 for key in result:
                     self._dropped.pop(key, None)
             case Step.CURSORS:
                 self._cursors_us, self._cursors_generation = now_us, result
-            case Step.MERGE:
-                self._merge_us = now_us if result is not None else self._next_merge_us(now_us)
-                if result is not None:
-                    self._take_manifest(result[0], result[1], now_us)
             case Step.SWEEP:
                 self._unnamed_since = result.unnamed_since
                 full = len(result.doomed) >= ROUND_OBJECTS_MAX
@@ -268,11 +294,6 @@ class MovedPartition:
     @property
     def _sweep_interval_us(self) -> int:
         return min(SWEEP_INTERVAL_US, self.settings.orphan_age_us)
-
-    def _next_merge_us(self, now_us: int) -> int:
-        """Nothing can be merged now: when something may be, without another upload."""
-        young = self.manifest.entries["uploaded_us"] > now_us - self.settings.merge_after_us
-        return now_us + MERGE_INTERVAL_US if young.any() else NEVER_US
 
     def _take_manifest(self, manifest: Manifest, dropped: list[str], now_us: int) -> None:
         self.manifest = manifest

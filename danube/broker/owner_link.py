@@ -89,11 +89,14 @@ class OwnerLink(asyncio.Protocol):
         if self._fetches == FETCHES_MAX:
             self._transport.pause_reading()
 
-    def fetch_ended(self, fetch_id: int, error: str) -> None:
+    def fetch_ended(self, fetch_id: int, error: DanubeError | None) -> None:
         if self._fetches == FETCHES_MAX and not self.closed:
             self._transport.resume_reading()
         self._fetches -= 1
-        self.send("fetched", id=fetch_id, error=error)
+        if error is None:
+            self.send("fetched", id=fetch_id, error="")
+        else:
+            self.send("fetched", id=fetch_id, error=str(error), code=error.code)
 
     def close(self) -> None:
         self.closed = True

@@ -21,7 +21,7 @@ def fetch(
     target: tuple[Path, int],
     root: Path,
 ) -> None:
-    """Copy ``source`` (key, start, end) of a segment to ``target`` (an existing file below ``root``, position).
+    """Copy ``source`` (key, start, end) of a segment into ``target`` (file below ``root``, position).
 
     Not synced: what a cache holds may be lost.  Raises InvalidArgument when the key is not of this partition
     or the file lies elsewhere, StorageFailed when the file cannot be written, and what the store raises.

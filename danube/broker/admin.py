@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from danube.broker.arguments import octets, struct_of
+from danube.broker.arguments import integer, octets, struct_of
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
 from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
-from danube.core.wire import Admin
-from danube.errors import Conflict, InvalidArgument, SubscriptionNotFound
+from danube.core.wire import Admin, Frame, error_frame, result_frame
+from danube.errors import Conflict, DanubeError, InvalidArgument, SubscriptionNotFound
 
 _RANGE_BYTES: Final = 16
 _OFFSET_MAX: Final = 1 << 62
@@ -37,6 +37,19 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
 
 def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
     return hosted.statistics()
+
+
+def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """What of the partition is where, and what is not off this host yet."""
+    log, tier = hosted.log, hosted.tier
+    local = {"partition": hosted.name, "local_bytes": log.local_bytes if log is not None else 0}
+    return local | (tier.statistics() if tier is not None else {"tiered": False})
+
+
+def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
+    """Uploaded segments with records at or above ``after_offset``."""
+    tier = hosted.tier
+    return [] if tier is None else tier.segments(integer(args, "after_offset", 0))
 
 
 def _list_subscriptions(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
@@ -118,6 +131,13 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
     return {}
 
 
+def seal_reply(end: int | DanubeError, frame: Frame) -> bytes:
+    """The answer to ``seal``: below which offset all is sealed, or why it is not."""
+    if isinstance(end, DanubeError):
+        return error_frame(end, frame.correlation)
+    return result_frame({"sealed_end": end}, frame.correlation)
+
+
 def _name(args: dict[str, Any]) -> str:
     name = args.get("subscription")
     if not isinstance(name, str):
@@ -130,6 +150,8 @@ CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_fa
 
 _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
     "describe_partition": _describe_partition,
+    "storage": _storage,
+    "list_segments": _list_segments,
     "list_subscriptions": _list_subscriptions,
     "describe_subscription": _describe_subscription,
     "seek": _seek,

@@ -39,6 +39,7 @@ class Chunk:
         self.data = data
         self.first_offset = first_offset
         self.next_offset = next_offset
+        self.hole_before = "damaged"  # why offsets between the one asked for and the first are missing
         self.tail_position = -1  # where the shared tail holds it, once a remote consumer needed it
 
     @cached_property

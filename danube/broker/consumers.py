@@ -16,7 +16,7 @@ from danube.core.grants import Grant, Mode
 from danube.core.rate import RecordRate
 from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
-from danube.errors import OffsetOutOfRange
+from danube.errors import FetchPending, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
@@ -82,6 +82,9 @@ class SubscriptionHost:
         self.stored_version = -1
         self.deadline_ns: int | None = None
         self.rate = RecordRate()
+        self.pending_new: FetchPending | None = None  # what the next new records wait for
+        self.pending_again: FetchPending | None = None  # what redeliveries wait for
+        self._pending_next = -1
 
     def update_ready(self, link: ConsumerLink) -> None:
         """Tell the core whether this consumer can take more bytes now."""
@@ -113,8 +116,15 @@ class SubscriptionHost:
     def _dispatch_again(self, now_ns: int, allowed: int) -> int:
         """Redeliveries whose time has come; return the bytes sent."""
         sent = 0
-        while sent < TURN_BYTES and allowed > 0:
-            due = self.core.due(now_ns, min(DUE_RECORDS_PER_TURN, allowed))
+        if self.pending_again is not None and not self.pending_again.ready():
+            return 0
+        self.pending_again = None
+        while sent < TURN_BYTES and allowed > 0 and self.pending_again is None:
+            try:
+                due = self.core.due(now_ns, min(DUE_RECORDS_PER_TURN, allowed))
+            except FetchPending as pending:
+                self.pending_again = pending
+                break
             if not due:
                 break
             allowed -= sum(grant.record_count for grant in due)
@@ -123,6 +133,17 @@ class SubscriptionHost:
 
     def _dispatch_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
         """Records that were never granted; return the bytes sent."""
+        pending, self.pending_new = self.pending_new, None
+        if pending is not None and not pending.ready() and self._pending_next == self.core.next:
+            self.pending_new = pending
+            return 0
+        try:
+            return self._grant_new(now_ns, allowed, bytes_max)
+        except FetchPending as pending:
+            self.pending_new, self._pending_next = pending, self.core.next
+            return 0
+
+    def _grant_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
         core, hosted = self.core, self.hosted
         sent = 0
         while sent < bytes_max and allowed > 0 and core.wants_records and core.next < hosted.high_watermark:
@@ -148,7 +169,7 @@ class SubscriptionHost:
         if chunk is None:
             return None
         if chunk.first_offset > core.next:
-            core.skip_damaged(core.next, chunk.first_offset)
+            core.skip_damaged(core.next, chunk.first_offset, why=chunk.hole_before)
         return chunk if chunk.next_offset > chunk.first_offset else None
 
     def _chunk_at(self, offset: int) -> Chunk | None:
@@ -172,22 +193,28 @@ class SubscriptionHost:
         self.rate.take(grant.record_count)
         sent = 0
         start = grant.start
+        given = grant.record_count
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
-                chunk = self._chunk_at(start)
+                try:
+                    chunk = self._chunk_at(start)
+                except FetchPending as pending:
+                    self.pending_again = pending
+                    given -= self.core.give_back(grant, start)
+                    break
                 if chunk is None:  # expired since it was granted: the floor is where the log begins now
                     start = min(max(self.core.ack_floor, start + 1), grant.end)
                     continue
                 if chunk.first_offset > start:  # damaged since it was granted: never served, counted
                     hole_start, start = start, min(chunk.first_offset, grant.end)
-                    self.core.skip_damaged(hole_start, start)
+                    self.core.skip_damaged(hole_start, start, why=chunk.hole_before)
                     continue
                 if chunk.next_offset <= start:
                     break  # not readable now: it comes again when it was not acked in time
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
-        self.hosted.counters.add_out(grant.record_count, sent, grant.redelivery_count)
+        self.hosted.counters.add_out(given, sent, grant.redelivery_count)
         self.update_ready(link)
         return sent
 
@@ -201,6 +228,13 @@ class SubscriptionHost:
             return 0
         return link.deliver(chunk.pick(picked), len(picked), grant.redelivery_count, chunk)
 
+    def _pending_state(self) -> str:
+        """Why reading waits for the object store; empty when it does not."""
+        pending = self.pending_new or self.pending_again
+        if pending is None or pending.ready():
+            return ""
+        return f"waiting_for_store: {pending.why}" if pending.why else "waiting_for_store"
+
     def cursor_blob(self) -> bytes:
         state: CursorState = self.core.cursor_state()
         return state.encode()
@@ -210,6 +244,6 @@ class SubscriptionHost:
         return {
             **core.statistics(),
             "lag": self.hosted.high_watermark - core.ack_floor,
-            "state": core.explain(now_ns),
+            "state": self._pending_state() or core.explain(now_ns),
             "consumer_names": [link.name for link in self.links.values()],
         }

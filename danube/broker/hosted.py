@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.opening import OpenedStorage
     from danube.broker.owner_metadata import OwnerMetadata
+    from danube.broker.tier import PartitionTier
     from danube.core.columns import EncodedBatch
     from danube.core.commands import TopicSchema
     from danube.wal.cursors import CursorStore
@@ -86,6 +87,7 @@ class HostedPartition:
         self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
         self.failure: DanubeError | None = None  # why publishes are refused, while the log reopens
         self.metadata: OwnerMetadata | None = None
+        self.tier: PartitionTier | None = None  # where storage is tiered
         self.deleted = False
         self.sync_running = False
         self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
@@ -111,6 +113,13 @@ class HostedPartition:
     @property
     def high_watermark(self) -> int:
         return self.core.high_watermark
+
+    @property
+    def start(self) -> int:
+        """First offset that can be read, in whichever tier; FetchPending while that is not known."""
+        if self.log is None:
+            return self.core.log_end
+        return self.log.start if self.tier is None else self.tier.start
 
     # -- publish ----------------------------------------------------------------------------------
 
@@ -290,7 +299,8 @@ class HostedPartition:
     def chunk(self, offset: int) -> Chunk:
         """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
 
-        Raises OffsetOutOfRange below the log's start and StorageFailed where the disk does not answer.
+        Raises OffsetOutOfRange below the start, StorageFailed where the disk does not answer, and
+        FetchPending where the bytes are not on this host: it tells when to try again.
         """
         recent = self._chunk
         if recent is not None and recent.first_offset <= offset < recent.next_offset:
@@ -300,11 +310,14 @@ class HostedPartition:
         if chunk is None:
             if self.log is None:
                 raise StorageFailed("a non-reliable topic keeps no log")
-            raw = self.log.read(offset, end, READ_CHUNK_BYTES)
+            cold = self.tier is not None and offset < self.log.start
+            tier: Any = self.tier if cold else self.log
+            raw = tier.read(offset, end, READ_CHUNK_BYTES)
             for damage in raw.damage:
                 self._note_damage(int(damage[0]), int(damage[1]))
             # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
             chunk = Chunk(raw.data, raw.first_offset if raw.data else raw.next_offset, raw.next_offset)
+            chunk.hole_before = "damaged" if raw.damage else "compacted"
         self._chunk = chunk
         return chunk
 
@@ -433,9 +446,12 @@ class HostedPartition:
     def statistics(self) -> dict[str, Any]:
         core = self.core
         log = self.log
+        tier = self.tier
         return {
             "partition": self.name,
-            "start": log.start if log else core.log_end,
+            "start": tier.known_start if tier else log.start if log else core.log_end,
+            "local_start": log.start if log else core.log_end,
+            "uploaded_end": tier.uploaded_end if tier else 0,
             "log_end": core.log_end,
             "high_watermark": core.high_watermark,
             "written_end": core.written_end,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from danube import clock, telemetry
+from danube.broker.tier_retention import expired_end
 from danube.core.placement import owner_of
 from danube.errors import DanubeError
 from danube.ipc.counters import Counter
@@ -54,6 +55,8 @@ class Housekeeping:
         worker = self._worker
         worker.counters.block.put(Counter.HEARTBEAT_NS, clock.monotonic_ns())
         worker.shard.tick()
+        if worker.shard.tiers is not None:
+            worker.shard.tiers.tick()
 
     def _sync(self) -> None:
         self._worker.shard.storage.sync_written()
@@ -65,6 +68,8 @@ class Housekeeping:
             door.sweep(worker.loop.time())
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
+        if worker.shard.tiers is not None:
+            worker.shard.tiers.second()
 
     def _retention(self) -> None:
         worker = self._worker
@@ -74,27 +79,35 @@ class Housekeeping:
                 self._retain(hosted, now_us)
 
     def _retain(self, hosted: HostedPartition, now_us: int) -> None:
-        policy = hosted.policy
-        if hosted.log is None or not (policy.retention_ms or policy.retention_bytes):
-            return
+        tiers = self._worker.shard.tiers
         try:
-            deleted = hosted.log.retain(now_us, policy.retention_ms, policy.retention_bytes)
+            if tiers is not None:
+                start = tiers.retain(hosted, now_us)
+            else:
+                start = self._retain_local(hosted, now_us)
         except DanubeError as error:
             _log.warning("retention failed", partition=hosted.name, error=str(error))
             return
-        if hosted.log.should_roll:
+        late = [host for host in hosted.subscriptions.values() if host.core.ack_floor < start]
+        for host in late:
+            host.core.skip_to(start)
+        if late:
+            self._worker.shard.wake(hosted)
+
+    def _retain_local(self, hosted: HostedPartition, now_us: int) -> int:
+        """Delete what has expired; return where the log begins then."""
+        log, policy = hosted.log, hosted.policy
+        if log is None or not (policy.retention_ms or policy.retention_bytes or policy.retention_segments):
+            return 0
+        deleted = log.retain(now_us, policy.retention_ms, policy.retention_bytes)
+        if policy.retention_segments:
+            deleted += log.evict(expired_end(None, 0, log, policy, now_us), sealed=False)
+        if log.should_roll:
             self._worker.shard.storage.roll(hosted)
         if deleted:
-            _log.info(
-                "segments deleted by retention",
-                partition=hosted.name,
-                count=len(deleted),
-                start=hosted.log.start,
-            )
-            for host in hosted.subscriptions.values():
-                if host.core.ack_floor < hosted.log.start:
-                    host.core.skip_to(hosted.log.start)
-            self._worker.shard.wake(hosted)
+            facts = {"count": len(deleted), "start": log.start}
+            _log.info("segments deleted by retention", partition=hosted.name, **facts)
+        return log.start
 
     def _sweep_directories(self) -> None:
         """Open what this worker owns, so that it recovers and expires; remove what was deleted."""

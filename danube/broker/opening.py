@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
+from danube import telemetry
 from danube.broker.hosted import HostedPartition, TrafficCounters
 from danube.core.commands import TopicRecord
 from danube.core.partition import Partition
+from danube.errors import DanubeError, StorageFailed
 from danube.wal.cursors import CursorStore
 from danube.wal.log import Log, LogIdentity, LogOptions
+
+_log = telemetry.events("opening")
+CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
 
 
 class OpenedStorage(NamedTuple):
@@ -56,3 +62,28 @@ def open_partition(
     )
     hosted.load_subscriptions(cursors.load())
     return hosted
+
+
+def outcome_of(name: str, done: Future[HostedPartition]) -> HostedPartition | DanubeError:
+    """What a thread has opened, or the error; anything else than an expected error is raised."""
+    error = done.exception()
+    if error is None:
+        return done.result()
+    if isinstance(error, DanubeError):
+        return error
+    if isinstance(error, OSError):
+        return StorageFailed(f"{name} cannot be opened", why=str(error), hint="see the broker's log")
+    raise error
+
+
+def follow_recovery(hosted: HostedPartition) -> None:
+    """On the loop: store what a long recovery found, so that no other reads it again; tell of damage."""
+    log = hosted.log
+    if log is None:
+        return
+    if log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:
+        log.checkpoint(hosted.core.snapshot(log.synced_end))
+    for found in log.recovery.damaged:
+        _log.error("damage found", partition=hosted.name, damage=str(found))
+    if log.recovery.damaged:
+        hosted.counters.add("damaged_records", len(log.recovery.damaged))

@@ -1,8 +1,7 @@
 """The shard: every partition that this worker owns, driven by frames and by turns of the loop.
 
 Frames of a connection come here whether it is held by this worker or by another one.  A frame only
-notes what is to be done; :meth:`Shard.turn` then writes once per dirty partition, answers, and
-delivers.
+notes what is to be done; :meth:`Shard.turn` then writes once per dirty partition, answers, delivers.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube import clock, telemetry
-from danube.broker.admin import CURSOR_OPERATIONS, partition_operation
+from danube.broker.admin import CURSOR_OPERATIONS, partition_operation, seal_reply
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition, TrafficCounters
-from danube.broker.opening import OpenedStorage, open_log, open_partition
+from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
 from danube.broker.producers import ProducerLink
 from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
@@ -30,10 +29,10 @@ from danube.core.grants import DeadLetter
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
 from danube.errors import (
     DanubeError,
+    FetchPending,
     InvalidArgument,
     OwnerMoved,
     ProtocolError,
-    StorageFailed,
     TopicNotFound,
     broken,
 )
@@ -41,6 +40,7 @@ from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
     from danube.broker.owner_metadata import OwnerMetadata
+    from danube.broker.tiers import Tiers
     from danube.wal.log import LogOptions
     from danube.wal.syncer import Syncer
 
@@ -49,7 +49,7 @@ REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
 READ_RETRY_NS = 1_000_000_000
 DEAD_LETTERS_PER_TURN = 64
-CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
+PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
@@ -79,6 +79,7 @@ class Shard:
         self.counters = counters
         self.draining = False
         self.metadata: OwnerMetadata | None = None
+        self.tiers: Tiers | None = None
         self._root = root
         self._epoch = incarnation * REOPENS_PER_INCARNATION
         self._find_topic = find_topic
@@ -188,12 +189,9 @@ class Shard:
             session.producers[frame.handle] = hosted.producers[session, frame.handle] = link
             policy = hosted.policy
             body = ProducerOpened(
-                grant.producer_id,
-                grant.epoch,
-                grant.next_sequence,
-                policy.durability,
+                grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
                 policy.max_record_bytes,
-            )
+            )  # fmt: skip
             session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
 
         self._with_partition(request.partition, session, frame, opened)
@@ -263,6 +261,9 @@ class Shard:
         request = wire.decode_control(buffer[frame.start : frame.end], Admin)
 
         def opened(hosted: HostedPartition) -> None:
+            if request.op == "seal":
+                self.storage.seal(hosted, lambda end: self._send_later(session, seal_reply(end, frame)))
+                return
             value = partition_operation(hosted, request, clock.monotonic_ns())
             self.wake(hosted)
             reply = wire.result_frame(value, frame.correlation)
@@ -293,6 +294,8 @@ class Shard:
     def _with_partition(
         self, name: str, session: Session, frame: Frame, then: Callable[[HostedPartition], None]
     ) -> None:
+        deadline_ns = clock.monotonic_ns() + PENDING_MAX_NS
+
         def opened(outcome: HostedPartition | DanubeError) -> None:
             if session.closed:
                 return
@@ -301,6 +304,13 @@ class Shard:
                     raise outcome
                 then(outcome)
             except DanubeError as error:
+                if (
+                    isinstance(error, FetchPending)
+                    and self.tiers is not None
+                    and clock.monotonic_ns() < deadline_ns
+                ):
+                    self.tiers.when_ready(error, deadline_ns, lambda: opened(outcome))
+                    return
                 self.counters.add("errors")
                 session.send_error(error, frame.correlation)
             self._schedule_turn()
@@ -329,15 +339,9 @@ class Shard:
 
     def _opened(self, name: str, done: Any) -> None:
         waiters = self._opening.pop(name)
-        error = done.exception()
-        if error is None:
-            outcome = self._adopt(done.result())
-        elif isinstance(error, DanubeError):
-            outcome = error
-        elif isinstance(error, OSError):
-            outcome = StorageFailed(f"{name} cannot be opened", why=str(error), hint="see the broker's log")
-        else:
-            raise error
+        outcome = outcome_of(name, done)
+        if isinstance(outcome, HostedPartition):
+            outcome = self._adopt(outcome)
         if isinstance(outcome, DanubeError):
             self.counters.add("storage_errors")
             _log.error("partition cannot be opened", partition=name, error=str(outcome))
@@ -359,12 +363,9 @@ class Shard:
         hosted.metadata = self.metadata
         if current != hosted.record:  # its policy was changed meanwhile
             hosted.update(current)
-        if hosted.log is not None and hosted.log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:
-            hosted.log.checkpoint(hosted.core.snapshot(hosted.log.synced_end))
-        if hosted.log is not None and hosted.log.recovery.damaged:
-            for found in hosted.log.recovery.damaged:
-                _log.error("damage found", partition=hosted.name, damage=str(found))
-            self.counters.add("damaged_records", len(hosted.log.recovery.damaged))
+        follow_recovery(hosted)
+        if self.tiers is not None:
+            self.tiers.attach(hosted)
         return hosted
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
@@ -385,8 +386,7 @@ class Shard:
         session.closed = True
         now_ns = clock.monotonic_ns()
         touched = {link.hosted for link in session.producers.values()}
-        touched.update(link.hosted for link in session.consumers.values())
-        for hosted in touched:
+        for hosted in touched | {link.hosted for link in session.consumers.values()}:
             hosted.drop_session(session, now_ns)
             self.wake(hosted)
         session.producers.clear()
@@ -395,12 +395,11 @@ class Shard:
     def session_writable(self, session: Session) -> None:
         """The connection takes bytes again (or stopped taking them)."""
         for link in session.consumers.values():
-            host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy.get(
-                link.subscription
-            )
+            hosted = link.hosted
+            host = hosted.subscriptions.get(link.subscription) or hosted.lossy.get(link.subscription)
             if host is not None:
                 host.update_ready(link)
-                self.wake(link.hosted)
+                self.wake(hosted)
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -486,6 +485,8 @@ class Shard:
         for known in (self._dirty, self._dispatch, self._touched, self._deadlines):
             known.pop(hosted, None)
         self.counters.add("partitions_open", -1)
+        if self.tiers is not None:
+            self.tiers.forget(hosted)
         if hosted.log is not None and hosted.directory is not None:
             hosted.log.abandon()
             if hosted.cursors is not None:

@@ -17,7 +17,7 @@ from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.core.policy import Durability
-from danube.errors import DanubeError, StorageFailed, StorageFull
+from danube.errors import DanubeError, InvalidArgument, StorageFailed, StorageFull
 
 if TYPE_CHECKING:
     from danube.wal.log import Log
@@ -48,6 +48,8 @@ class Storage:
         self._call_later = call_later
         self._reopen = reopen
         self._on_progress = on_progress
+        self.on_sealed: Callable[[HostedPartition], None] = lambda hosted: None
+        self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
         self._unsynced: dict[HostedPartition, None] = {}
         self._unsynced_cursors: dict[HostedPartition, None] = {}
 
@@ -138,6 +140,33 @@ class Storage:
         if job is not None:
             self._sealer.submit(job, self._sealed(hosted))
 
+    def seal(self, hosted: HostedPartition, then: Callable[[int | DanubeError], None]) -> None:
+        """End the active segment now; ``then`` gets, on the loop, the offset below which all is sealed.
+
+        Raises InvalidArgument for a partition without a log and the failure of one that reopens.
+        """
+        log = hosted.log
+        if log is None:
+            raise InvalidArgument(f"{hosted.name} keeps no log", why="its topic is not reliable")
+        if hosted.failure is not None:
+            raise hosted.failure
+        end = log.written_end
+        job = log.roll(hosted.core.snapshot(hosted.core.written_end))
+        if job is None:  # what was rolled before is sealed when the jobs before this one are done
+            self._sealer.submit(_Turn(), lambda turn, error: then(end))
+            return
+        sealed = self._sealed(hosted)
+
+        def done(job: Any, error: Exception | None) -> None:
+            sealed(job, error)
+            if error is not None or job.deferred:
+                why = str(error) if error is not None else "the disk is full"
+                then(StorageFailed(f"{hosted.name} was not sealed", why=why, hint="it is tried again"))
+            else:
+                then(end)
+
+        self._sealer.submit(job, done)
+
     def _sealed(self, hosted: HostedPartition) -> Callable[[Any, Exception | None], None]:
         log = hosted.log
 
@@ -146,6 +175,8 @@ class Storage:
                 return
             if error is None:
                 log.sealed(job)
+                if hosted.log is log and not hosted.deleted:
+                    self.on_sealed(hosted)
                 return
             log.seal_failed(job, error)
             if hosted.log is log:
@@ -215,6 +246,7 @@ class Storage:
         hosted.adopt(opened)
         hosted.reopen_delay_ns = 0
         _log.info("log opened anew", partition=hosted.name, epoch=hosted.core.epoch)
+        self.on_reopened(hosted)
         self._on_progress(hosted)
 
     # -- cursors ----------------------------------------------------------------------------------

@@ -22,22 +22,26 @@ LOSSY_RECORDS_MAX = 1_000_000
 
 
 def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
-    """Offset for a start position: earliest, latest, offset or time (microseconds)."""
+    """Offset for a start position: earliest, latest, offset or time (microseconds).
+
+    FetchPending where that must be looked up in the object store first; ask again when it is ready.
+    """
     log = hosted.log
     if log is None or kind == "latest":
         return hosted.high_watermark
     if kind == "earliest":
-        return int(log.start)
+        return hosted.start
     if kind == "time":
-        return min(int(log.offset_at_time(value)), hosted.high_watermark)
+        cold = None if hosted.tier is None else hosted.tier.offset_at_time(value)
+        return min(log.offset_at_time(value) if cold is None else cold, hosted.high_watermark)
     if kind != "offset":
         raise InvalidArgument(f"start {kind!r} is not known", hint="use earliest, latest, offset or time")
-    if not log.start <= value <= hosted.high_watermark:
+    if not hosted.start <= value <= hosted.high_watermark:
         raise OffsetOutOfRange(
             f"offset {value} is not in {hosted.name}",
-            why=f"it holds {log.start} .. {hosted.high_watermark}",
+            why=f"it holds {hosted.start} .. {hosted.high_watermark}",
             hint="start at earliest or latest",
-            start=log.start,
+            start=hosted.start,
             end=hosted.high_watermark,
         )
     return value

@@ -21,14 +21,17 @@ from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.listeners import address_text
+from danube.broker.mover_client import MoverClient
 from danube.broker.proposals import Proposals
 from danube.broker.questions import Questions
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
+from danube.broker.tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import TopicDeleted, TopicUpdated
+from danube.core.placement import owner_of
 from danube.errors import RingDamaged
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
@@ -42,10 +45,12 @@ if TYPE_CHECKING:
 
     from danube.broker.supervisor import WorkerContext
     from danube.config import BrokerConfig
+    from danube.core.commands import TopicRecord
 
 _log = telemetry.events("worker")
 PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
+CACHE_DIRECTORY = "cache"
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -103,6 +108,9 @@ class Worker:
             schedule_turn=self.schedule_turn,
             take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
         )
+        self._mover: MoverClient | None = None
+        if context.mover_address:
+            self._start_tiers(context.mover_address)
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.router = Router(
             context.worker, context.workers, self.shard, self.metadata, self.proposals,
@@ -136,6 +144,25 @@ class Worker:
         self._turn_scheduled = False
         self._flushed = True
         self._servers: list[asyncio.Server] = []
+
+    def _start_tiers(self, mover_address: str) -> None:
+        """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""
+        storage, metadata = self.config.storage, self.metadata
+        options = TierOptions(
+            storage.seal_after_ms, storage.local_retention_ms, storage.local_retention_bytes,
+            storage.cache_bytes // self.context.workers,
+        )  # fmt: skip
+        first = self.index == 0  # one worker is enough to keep the copies of the metadata
+        tiers = Tiers(
+            self.data_dir / CACHE_DIRECTORY / f"worker-{self.index}", options,
+            wake=self.shard.wake,
+            roll=self.shard.storage.roll,
+            metadata=(lambda: (metadata.version, metadata.state.snapshot)) if first else None,
+        )  # fmt: skip
+        tiers.link = self._mover = MoverClient(self.loop, mover_address, tiers.on_connected, tiers.on_frame)
+        self.shard.tiers = tiers
+        self.shard.storage.on_sealed = tiers.sealed
+        self.shard.storage.on_reopened = tiers.attach
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -218,8 +245,14 @@ class Worker:
         for change in self.metadata.refresh():
             if isinstance(change, TopicDeleted):
                 self.shard.delete_topic(change.record)
+                if self.shard.tiers is not None and self._owns_first(change.record):
+                    self.shard.tiers.delete(change.record)
             elif isinstance(change, TopicUpdated):
                 self.shard.update_policy(change.record)
+
+    def _owns_first(self, record: TopicRecord) -> bool:
+        """Whether this worker owns the topic's first partition, and so speaks for it."""
+        return owner_of(record.topic_id, 0, self.context.workers) == self.index
 
     def metadata_changed(self) -> None:
         """This worker committed something: follow it and tell the others."""
@@ -255,6 +288,8 @@ class Worker:
         self.syncer.start()
         self.sealer.start()
         self.proposals.start()
+        if self._mover is not None:
+            self._mover.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
         for name, door in doors.items():
             listener = self.context.listeners[name]
@@ -299,6 +334,10 @@ class Worker:
         self.examinations.close()
         self.proposals.stop()
         self.shard.close()
+        if self.shard.tiers is not None and self._mover is not None:
+            self.shard.tiers.close()
+            self._mover.stop()
+            await asyncio.sleep(0)
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
         _log.info("worker stopped", worker=self.index)

@@ -74,7 +74,7 @@ def encode(stored: Stored) -> bytes:
         for record in stored.topics
     ]  # fmt: skip
     fields: list[Any] = [
-        stored.index, stored.next_topic_id, stored.namespaces, in_full(list(policies)), topics
+        stored.index, stored.next_topic_id, stored.namespaces, _in_full(list(policies)), topics
     ]  # fmt: skip
     more: list[Any] = [
         [(record.topic_id, in_full(record.schema)) for record in stored.topics if record.schema is not None],
@@ -89,6 +89,15 @@ def encode(stored: Stored) -> bytes:
     alone = stored.next_schema_id == 1 and not any(part for part in more if part != 1)
     content = _encoder.encode(fields if alone else fields + more)
     return (_MAGIC_TOPICS if alone else _MAGIC) + crc32c(content).to_bytes(4, "little") + content
+
+
+def _in_full(policies: list[TopicPolicy]) -> list[dict[str, Any]]:
+    """Every field but one that came later and says nothing: so the bytes of old policies stay."""
+    found: list[dict[str, Any]] = in_full(policies)
+    return [
+        {name: value for name, value in policy.items() if value or name != "retention_segments"}
+        for policy in found
+    ]
 
 
 def decode(snapshot: bytes) -> Stored:

@@ -67,14 +67,15 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of a topic; they hold for each of its partitions.
 
-    ``retention_ms`` and ``retention_bytes`` (per partition) delete whole sealed segments from the
-    front; 0 keeps for ever.
+    ``retention_ms``, ``retention_bytes`` and ``retention_segments`` (per partition) delete whole
+    sealed segments from the front; 0 keeps for ever.
     """
 
     reliable: bool = True
     durability: str = "written"
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = 0
+    retention_segments: int = 0
     max_record_bytes: int = 1 * MIB
     max_unacked: int = MAX_UNACKED_DEFAULT
     max_dispatch_rate: int = 0  # records a second to each subscription of a partition; 0: no limit
@@ -99,7 +100,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         check_max_unacked(self.max_unacked)
         if self.max_dispatch_rate < 0:
             raise InvalidArgument("max_dispatch_rate must not be negative", hint="0 is no limit")
-        if self.retention_ms < 0 or self.retention_bytes < 0:
+        if min(self.retention_ms, self.retention_bytes, self.retention_segments) < 0:
             raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
         self.failure.check()
 

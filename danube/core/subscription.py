@@ -360,9 +360,9 @@ class Subscription:
 
     # -- what became of them -----------------------------------------------------------------------
 
-    def give_back(self, grant: Grant, start: int) -> None:
-        """Records of a grant from ``start`` on could not be sent: as if they had not been granted again."""
-        take_back(self._window, self._consumers, grant, start)
+    def give_back(self, grant: Grant, start: int) -> int:
+        """Records of a grant from ``start`` on could not be sent: ready again, as if not granted; how many."""
+        return take_back(self._window, self._consumers, grant, start)
 
     def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
         """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in

@@ -276,6 +276,17 @@ class CursorStore:
         self._changed[name] = None
 
     @property
+    def version(self) -> int:
+        """Grows whenever something was written."""
+        return self._version
+
+    def copy(self) -> bytes:
+        """What is written, as the bytes of a cursor file of its own."""
+        generation = self._generation + 1
+        base = b"".join(pack_entry(_encode(name), blob, generation) for name, blob in self._states.items())
+        return pack_header(self.identity, generation, base) + base
+
+    @property
     def dirty(self) -> bool:
         """Something was noted and not written, or written and not synced."""
         return bool(self._changed) or self._version > self._requested

@@ -1,0 +1,282 @@
+"""The cold tier of one partition at its owner: its manifest, reads below the local start, its condition.
+
+Offsets ``start .. log.start`` are read from objects, through the cache; the rest from local files.  A
+read that must wait raises FetchPending, which tells when to try again; it never skips a record because
+the store is away, an object is missing or its bytes are wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from danube import clock, telemetry
+from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
+from danube.wal.cold_cache import Ticket
+from danube.wal.cold_segment import BLOCK_BYTES, ColdSegment, Missing
+from danube.wal.manifest import Manifest, SegmentEntry
+from danube.wal.manifest_keys import segment_key
+from danube.wal.reading import Chunk, OffsetRange
+from danube.wal.segment import NO_HASH, LogIdentity
+
+if TYPE_CHECKING:
+    from danube.broker.hosted import HostedPartition
+    from danube.wal.cold_cache import ColdCache
+    from danube.wal.log import Log
+
+_log = telemetry.events("tier")
+WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
+SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
+AHEAD_STEP_BYTES: Final = 2 * BLOCK_BYTES
+
+
+class PartitionTier:
+    """Made for a hosted partition with a log; all methods run on the worker's loop."""
+
+    def __init__(self, hosted: HostedPartition, cache: ColdCache) -> None:
+        self.hosted = hosted
+        self.identity = LogIdentity(hosted.topic_id, hosted.index)
+        self.manifest: Manifest | None = None
+        self.known = Ticket()  # done once the mover has told what is in the store
+        self.error = ""  # why nothing can be uploaded now
+        self.pending_bytes = 0
+        self.oldest_pending_us = 0
+        self.trimmed = 0  # records below have expired, whatever the manifest says
+        self.cursors_sent = -1
+        self._cache = cache
+        self._told = ""
+
+    @property
+    def log(self) -> Log:
+        log = self.hosted.log
+        if log is None:
+            broken("a partition without a log has a cold tier", partition=self.hosted.name)
+        return log
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """First offset that can be read; FetchPending while that is not known."""
+        local_start = self.log.start
+        if local_start == 0:
+            return 0
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        if manifest.uploaded_end < local_start:  # what lay between has expired
+            return local_start
+        return min(local_start, max(manifest.start_offset, self.trimmed))
+
+    @property
+    def known_start(self) -> int:
+        """Like ``start``; the local start while nothing else is known."""
+        return self.start if self.manifest is not None else self.log.start
+
+    @property
+    def uploaded_end(self) -> int:
+        """Records below it that have not expired are in the store, verified."""
+        return 0 if self.manifest is None else self.manifest.uploaded_end
+
+    def _unknown(self) -> FetchPending:
+        return FetchPending(
+            f"it is not known yet what of {self.hosted.name} is in the object store",
+            why=self.error, ready=lambda: self.known.done, hint="it goes on by itself",
+        )  # fmt: skip
+
+    # -- what the mover tells ---------------------------------------------------------------------
+
+    def on_state(self, frame: dict[str, Any]) -> bool:
+        """Take the mover's word; True when the manifest is a new one."""
+        if frame["error"] and frame["error"] != self.error:
+            _log.warning("not uploaded", partition=self.hosted.name, error=frame["error"])
+        self.error = frame["error"]
+        self.pending_bytes = frame["pending_bytes"]
+        self.oldest_pending_us = frame["oldest_pending_us"]
+        if not frame["manifest"]:
+            return False
+        try:
+            manifest = Manifest.decode(frame["manifest"])
+        except DanubeError as error:
+            self.error = str(error)
+            return False
+        known = self.manifest
+        if known is None and not manifest.generation and manifest.start_offset < self.log.start:
+            return False  # the mover has not read the store yet
+        if manifest.identity != self.identity or manifest.topic != self.hosted.record.topic:
+            self.error = f"the store's manifest is of {manifest.topic}, not of this topic"
+            return False
+        if known is not None and (manifest.epoch, manifest.generation) < (known.epoch, known.generation):
+            return False
+        if manifest.uploaded_end > self.log.log_end:
+            self.error = (
+                f"the store holds records up to {manifest.uploaded_end}, this host's log ends at"
+                f" {self.log.log_end}: local data was lost; restore the broker from the store"
+            )
+            _log.error("log is shorter than its objects", partition=self.hosted.name, error=self.error)
+            return False
+        self.manifest = manifest
+        self.known.done = True
+        self._link_hashes(manifest)
+        return True
+
+    def _link_hashes(self, manifest: Manifest) -> None:
+        """The next segment names the hash of the one before it also when that one is only remote."""
+        log = self.log
+        number = manifest.find(log.start) - 1
+        if log.front_hash == NO_HASH and number >= 0 and manifest.entry(number).end_offset == log.start:
+            log.front_hash = manifest.entry(number).chain_hash
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, end: int, bytes_max: int) -> Chunk:
+        """Stored batches from ``offset``, which lies below the local start.
+
+        Raises FetchPending, OffsetOutOfRange below ``start``, StorageFailed where this host's disk fails.
+        """
+        start = self.start
+        if not start <= offset < self.log.start:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in {self.hosted.name}",
+                why=f"it begins at {start}", start=start, end=self.hosted.high_watermark,
+            )  # fmt: skip
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        number = manifest.find(offset)
+        entry = manifest.entry(number)
+        if offset < entry.base_offset:  # the manifest says that what lies before it is lost
+            return Chunk(b"", offset, entry.base_offset, (OffsetRange(offset, entry.base_offset),))
+        segment = self._cache.segment(self.identity, entry)
+        now_ns = clock.monotonic_ns()
+        try:
+            found = segment.read(offset, end, bytes_max)
+        except StoreDamaged as error:
+            raise self._pending(segment, self._pause(segment, error, now_ns)) from error
+        except OSError as error:
+            raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
+        if isinstance(found, Missing):
+            raise self._pending(segment, self._need(segment, found, offset, now_ns))
+        if self._told and not self._cache.errors(self.identity):
+            self._told = ""
+            _log.info("object store is read again", partition=self.hosted.name, offset=offset)
+        chunk, position, ahead_end = found
+        self._cache.touch(segment, position - len(chunk.data), position)
+        self._read_ahead(manifest, number, segment, Missing(position, ahead_end), now_ns)
+        return chunk
+
+    def _need(self, segment: ColdSegment, missing: Missing, offset: int, now_ns: int) -> Ticket:
+        if not segment.footer_there and missing.start >= segment.data_end:
+            # One round trip instead of two where it is known which bytes will be wanted.
+            if segment.size_bytes <= WHOLE_BYTES_MAX:
+                missing = Missing(0, segment.size_bytes)
+            elif offset == segment.base_offset:
+                self._cache.need(segment, Missing(0, BLOCK_BYTES), now_ns)
+        return self._cache.need(segment, missing, now_ns)
+
+    def _pause(self, segment: ColdSegment, error: StoreDamaged, now_ns: int) -> Ticket:
+        pause = self._cache.pause_of(segment, now_ns) or self._cache.pause(segment, error, now_ns)
+        return pause.ticket
+
+    def _pending(self, segment: ColdSegment, ticket: Ticket) -> FetchPending:
+        pause = self._cache.pause_of(segment, clock.monotonic_ns())
+        why = "" if pause is None else str(pause.error)
+        if why and why != self._told:
+            self._told = why
+            _log.warning("object store cannot be read", partition=self.hosted.name, error=why)
+        return FetchPending(
+            f"offsets {segment.base_offset} .. {segment.end_offset} of {self.hosted.name} are being fetched",
+            why=why, ready=lambda: ticket.done, hint="it goes on by itself",
+        )  # fmt: skip
+
+    def _read_ahead(
+        self, manifest: Manifest, number: int, segment: ColdSegment, span: Missing, now_ns: int
+    ) -> None:
+        """Ask for what a reader that goes on will want, in steps worth a request."""
+        inside = min(span.end, segment.data_end)
+        absent = sum(run.end - run.start for run in segment.absent(span.start, inside))
+        if absent >= AHEAD_STEP_BYTES or (absent and inside == segment.data_end):
+            self._cache.ahead(segment, Missing(span.start, inside), now_ns)
+        beyond = span.end - segment.data_end
+        if beyond <= 0 or segment.end_offset >= self.log.start or number + 1 >= len(manifest):
+            return
+        following = self._cache.segment(self.identity, manifest.entry(number + 1))
+        wanted = max(BLOCK_BYTES, min(beyond, following.data_end))
+        if not following.footer_there:
+            self._cache.ahead(following, Missing(following.data_end, following.size_bytes), now_ns)
+        if following.absent(0, wanted):
+            self._cache.ahead(following, Missing(0, wanted), now_ns)
+
+    def offset_at_time(self, time_us: int) -> int | None:
+        """First offset below the local start appended at or after ``time_us``; None: all are older."""
+        start = self.start
+        manifest = self.manifest
+        if manifest is None or start >= self.log.start:
+            return None
+        for number in range(max(manifest.at_time(time_us), manifest.find(start)), len(manifest)):
+            entry = manifest.entry(number)
+            if entry.base_offset >= self.log.start:
+                return None
+            segment = self._cache.segment(self.identity, entry)
+            now_ns = clock.monotonic_ns()
+            try:
+                found = segment.offset_at_time(time_us)
+            except StoreDamaged as error:
+                raise self._pending(segment, self._pause(segment, error, now_ns)) from error
+            except OSError as error:
+                raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
+            if isinstance(found, Missing):
+                raise self._pending(segment, self._cache.need(segment, found, now_ns))
+            if found is not None:
+                return max(found, start)
+        return None
+
+    # -- for people -------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """What of the partition is where; no key is removed once it is here."""
+        errors = [str(error) for error in self._cache.errors(self.identity)]
+        now_us = clock.wall_us()
+        age_us = now_us - self.oldest_pending_us if self.oldest_pending_us else 0
+        return {
+            "start": self.known_start,
+            "local_start": self.log.start,
+            "uploaded_end": self.uploaded_end,
+            "uploaded_bytes": 0 if self.manifest is None else self.manifest.size_bytes,
+            "objects": 0 if self.manifest is None else len(self.manifest),
+            "pending_bytes": self.pending_bytes + self._active_bytes(),
+            "pending_seconds": max(0, age_us, self._active_age_us(now_us)) / 1e6,
+            "upload_error": self.error,
+            "read_error": errors[0] if errors else "",
+            "known": self.manifest is not None,
+        }
+
+    def segments(self, after_offset: int) -> list[dict[str, Any]]:
+        """Uploaded segments with records at or above ``after_offset``, at most SEGMENTS_LISTED_MAX."""
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        first = manifest.find(after_offset)
+        listed = range(first, min(first + SEGMENTS_LISTED_MAX, len(manifest)))
+        return [_described(self.identity, manifest.entry(number)) for number in listed]
+
+    def _active_bytes(self) -> int:
+        active = self.log.active
+        return active.data_end if active is not None and active.batch_count else 0
+
+    def _active_age_us(self, now_us: int) -> int:
+        active = self.log.active
+        return now_us - active.first_append_us if active is not None and active.batch_count else 0
+
+
+def _described(identity: LogIdentity, entry: SegmentEntry) -> dict[str, Any]:
+    return {
+        "key": segment_key(identity, entry),
+        "start_offset": entry.base_offset,
+        "end_offset": entry.end_offset,
+        "size_bytes": entry.size_bytes,
+        "record_count": entry.record_count,
+        "first_append_us": entry.first_append_us,
+        "last_append_us": entry.last_append_us,
+        "uploaded_us": entry.uploaded_us,
+        "content_hash": entry.content_hash.hex(),
+    }

@@ -1,0 +1,283 @@
+"""The cold tiers of all partitions of one worker: what the mover is told, and what follows from its word.
+
+Everything said to the mover is said again on a new connection, so a mover that starts anew, or a lost
+frame, costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from danube import clock, telemetry
+from danube.broker.tier import PartitionTier
+from danube.broker.tier_retention import evictable_end, expired_end
+from danube.errors import DanubeError, FetchPending, StoreUnavailable, error_for_code
+from danube.wal.cold_cache import ColdCache, Fetch
+from danube.wal.segment import LogIdentity
+
+if TYPE_CHECKING:
+    from danube.broker.hosted import HostedPartition
+    from danube.core.commands import TopicRecord
+
+_log = telemetry.events("tiers")
+CURSORS_INTERVAL_NS: Final = 5_000_000_000
+METADATA_INTERVAL_NS: Final = 2_000_000_000
+DELETED_REMEMBERED_MAX: Final = 10_000
+
+
+class TierOptions(NamedTuple):
+    """Of the configuration's section ``storage``; 0 keeps for ever."""
+
+    seal_after_ms: int = 60_000
+    local_retention_ms: int = 0
+    local_retention_bytes: int = 0
+    cache_bytes: int = 1 << 30
+
+
+class Link(Protocol):
+    """What is needed of the connection to the mover."""
+
+    @property
+    def crowded(self) -> bool: ...
+    def send(self, kind: str, **fields: Any) -> None: ...
+
+
+class _Waiter(NamedTuple):
+    pending: FetchPending
+    deadline_ns: int
+    again: Callable[[], None]
+
+
+Snapshot = Callable[[], tuple[int, Callable[[], bytes]]]
+
+
+class Tiers:
+    """Made once for each worker; all methods run on its loop.
+
+    ``wake`` looks at a partition's subscriptions, ``roll`` ends its active segment, and
+    ``metadata`` gives the version of the metadata and how to take its snapshot (None: another
+    worker keeps the copies).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: TierOptions,
+        *,
+        wake: Callable[[HostedPartition], None],
+        roll: Callable[[HostedPartition], None],
+        metadata: Snapshot | None = None,
+    ) -> None:
+        self.options = options
+        self.link: Link | None = None
+        self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed)
+        self._wake = wake
+        self._roll = roll
+        self._metadata = metadata
+        self._metadata_sent = -1
+        self._metadata_ns = self._cursors_ns = 0
+        self._tiers: dict[LogIdentity, PartitionTier] = {}
+        self._deleted: dict[int, int] = {}  # topic id -> partitions
+        self._waiters: list[_Waiter] = []
+        self._looked: set[PartitionTier] = set()  # their manifest is new: something may leave this host
+
+    # -- partitions -------------------------------------------------------------------------------
+
+    def attach(self, hosted: HostedPartition) -> None:
+        """This worker owns the partition now, or has opened its log anew under another epoch."""
+        if hosted.log is None:
+            return
+        if hosted.tier is None:
+            hosted.tier = PartitionTier(hosted, self.cache)
+            self._tiers[hosted.tier.identity] = hosted.tier
+        self._say(hosted.tier)
+
+    def _say(self, tier: PartitionTier) -> None:
+        hosted = tier.hosted
+        self._send(
+            "attach", tier, topic=hosted.record.topic, epoch=hosted.core.epoch,
+            directory=str(hosted.directory), log_start=tier.log.start,
+        )  # fmt: skip
+        if tier.trimmed:
+            self._send("trim", tier, start_offset=tier.trimmed)
+        tier.cursors_sent = -1
+
+    def _send(self, kind: str, tier: PartitionTier, **fields: Any) -> None:
+        if self.link is not None:
+            topic_id, partition = tier.identity
+            self.link.send(kind, topic_id=topic_id, partition=partition, **fields)
+
+    def forget(self, hosted: HostedPartition) -> None:
+        """The partition is not hosted here any more."""
+        tier = hosted.tier
+        if tier is not None and self._tiers.get(tier.identity) is tier:
+            del self._tiers[tier.identity]
+            self._looked.discard(tier)
+            self._send("detach", tier)
+            self.cache.forget(tier.identity)
+
+    def delete(self, record: TopicRecord) -> None:
+        """The topic was deleted: its objects go too."""
+        if record.policy.reliable and len(self._deleted) < DELETED_REMEMBERED_MAX:
+            self._deleted[record.topic_id] = max(1, record.partition_count)
+            self._say_deleted(record.topic_id)
+
+    def _say_deleted(self, topic_id: int) -> None:
+        if self.link is not None:
+            self.link.send("delete", topic_id=topic_id, partitions=self._deleted[topic_id])
+
+    def sealed(self, hosted: HostedPartition) -> None:
+        """A segment was sealed: the mover may look."""
+        if hosted.tier is not None:
+            self._send("sealed", hosted.tier)
+
+    # -- the link ---------------------------------------------------------------------------------
+
+    def on_connected(self) -> None:
+        """A new connection: say everything."""
+        for tier in self._tiers.values():
+            self._say(tier)
+        for topic_id in self._deleted:
+            self._say_deleted(topic_id)
+        self._metadata_sent = -1
+        self.cache.ask_again(clock.monotonic_ns())
+
+    def on_frame(self, frame: Mapping[str, Any]) -> None:
+        """What the mover says."""
+        kind = frame["kind"]
+        if kind == "fetched":
+            self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
+        elif kind == "state":
+            tier = self._tiers.get(LogIdentity(frame["topic_id"], frame["partition"]))
+            if tier is not None and tier.on_state(dict(frame)):
+                self._looked.add(tier)
+                self._changed(tier.identity)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        if self.link is not None:
+            topic_id, partition = fetch.segment.identity
+            self.link.send(
+                "fetch", id=fetch.number, topic_id=topic_id, partition=partition, key=fetch.segment.key,
+                start=fetch.start, end=fetch.end, path=str(fetch.segment.file.path), position=fetch.start,
+            )  # fmt: skip
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _changed(self, identity: LogIdentity) -> None:
+        tier = self._tiers.get(identity)
+        if tier is not None:
+            self._wake(tier.hosted)
+        self._serve_waiters(clock.monotonic_ns())
+
+    def when_ready(self, pending: FetchPending, deadline_ns: int, again: Callable[[], None]) -> None:
+        """Call ``again`` when it is worth asking again, or when ``deadline_ns`` has passed."""
+        self._waiters.append(_Waiter(pending, deadline_ns, again))
+
+    def _serve_waiters(self, now_ns: int) -> None:
+        if not self._waiters:
+            return
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.pending.ready() or now_ns >= waiter.deadline_ns:
+                waiter.again()
+            else:
+                self._waiters.append(waiter)
+
+    # -- timers -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Several times a second: what waits in the cache."""
+        now_ns = clock.monotonic_ns()
+        self.cache.tick(now_ns)
+        self._serve_waiters(now_ns)
+
+    def second(self) -> None:
+        """About once a second: seal old segments, evict, keep the copies of cursors and metadata."""
+        now_ns, now_us = clock.monotonic_ns(), clock.wall_us()
+        oldest_us = now_us - self.options.seal_after_ms * 1000
+        for tier in self._tiers.values():
+            active = tier.log.active
+            if active is not None and active.batch_count and active.first_append_us < oldest_us:
+                self._roll(tier.hosted)
+        looked, self._looked = self._looked, set()
+        for tier in looked:
+            self._evict(tier, now_us)
+        self._copy_metadata(now_ns)
+        if now_ns - self._cursors_ns >= CURSORS_INTERVAL_NS:
+            self._cursors_ns = now_ns
+            self.copy_cursors()
+
+    def copy_cursors(self) -> None:
+        """Send the cursors that changed since the last time."""
+        for tier in self._tiers.values():
+            cursors = tier.hosted.cursors
+            if self.link is None or self.link.crowded:
+                return
+            if cursors is not None and cursors.version != tier.cursors_sent:
+                tier.cursors_sent = cursors.version
+                self._send("cursors", tier, blob=cursors.copy())
+
+    def _copy_metadata(self, now_ns: int) -> None:
+        if self._metadata is None or self.link is None or self.link.crowded:
+            return
+        version, snapshot = self._metadata()
+        if version == self._metadata_sent or now_ns - self._metadata_ns < METADATA_INTERVAL_NS:
+            return
+        self._metadata_sent, self._metadata_ns = version, now_ns
+        self.link.send("metadata", version=version, blob=snapshot())
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def retain(self, hosted: HostedPartition, now_us: int) -> int:
+        """Delete what has expired in both tiers, evict what may leave; return the new start of the log."""
+        tier = hosted.tier
+        if tier is None or hosted.failure is not None:
+            return 0
+        end = expired_end(tier.manifest, tier.trimmed, tier.log, hosted.policy, now_us)
+        if end > max(tier.trimmed, tier.known_start):
+            tier.trimmed = end
+            self._send("trim", tier, start_offset=end)
+            tier.log.evict(end, sealed=False)
+            _log.info("records expired", partition=hosted.name, start=tier.known_start)
+        self._evict(tier, now_us)
+        return tier.known_start
+
+    def _evict(self, tier: PartitionTier, now_us: int) -> None:
+        if tier.manifest is None or tier.hosted.failure is not None:
+            return
+        options = self.options
+        end = evictable_end(
+            tier.manifest, tier.log, now_us, options.local_retention_ms, options.local_retention_bytes
+        )
+        if not end:
+            return
+        try:
+            evicted = tier.log.evict(end)
+        except DanubeError as error:
+            _log.warning("segments not evicted", partition=tier.hosted.name, error=str(error))
+            return
+        if evicted:
+            facts = {"count": len(evicted), "local_start": tier.log.start}
+            _log.info("segments evicted", partition=tier.hosted.name, **facts)
+
+    def close(self) -> None:
+        """The worker ends: last copies, and the cache goes."""
+        self.copy_cursors()
+        self._metadata_ns = -METADATA_INTERVAL_NS
+        self._copy_metadata(clock.monotonic_ns())
+        self.cache.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for people."""
+        return {"partitions": len(self._tiers), "cache": self.cache.statistics()}
+
+
+def _error_of(frame: Mapping[str, Any]) -> DanubeError | None:
+    """Why a fetch failed; its ``code`` names the class of the error."""
+    text = str(frame["error"])
+    if not text:
+        return None
+    code = frame.get("code", 0)
+    return error_for_code(code, text) if isinstance(code, int) and code else StoreUnavailable(text)

@@ -269,6 +269,7 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
                 "set subscriptions.dead_letter_topic, for example /default/dead-letters",
             )
         )
+    problems += _storage_contradictions(config.storage, origins)
     if bool(config.grpc.cert_file) != bool(config.grpc.key_file):
         missing = "key_file" if config.grpc.cert_file else "cert_file"
         problems.append(
@@ -293,6 +294,23 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
             if not problems:
                 problems.append(Problem("topics", str(error), error.hint))
     return problems
+
+
+def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    scheme = storage.url.partition("://")[0]
+    mode = storage.mode
+    if mode == "local" and scheme:
+        wanted = "shared_fs" if scheme == "file" else "object_store"
+        what = "storage.url names a store and storage.mode is local"
+        yield Problem(origins["storage.url"], what, f"set storage.mode to {wanted}")
+    elif mode != "local" and not scheme:
+        hint = "set storage.url, for example s3://bucket/prefix or file:///directory"
+        yield Problem(origins["storage.mode"], f"storage.mode is {mode} and there is no storage.url", hint)
+    elif mode != "local" and (mode == "shared_fs") != (scheme == "file"):
+        hint = "shared_fs takes file:///directory, object_store takes s3://, gs:// or az://"
+        yield Problem(origins["storage.url"], f"storage.mode {mode} does not go with {scheme}://", hint)
+    if storage.merge_below_bytes > storage.merge_to_bytes:
+        yield Problem(origins["storage.merge_below"], "storage.merge_below is above storage.merge_to")
 
 
 def suggestion(wrong: str, known: list[str]) -> str:
@@ -335,8 +353,17 @@ def environment_name(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
 
 
+_FLAGS: Final = {
+    "storage.url": "--storage",
+    "storage.mode": "--storage",
+    "storage.endpoint": "--s3-endpoint",
+}
+
+
 def flag_name(key: str) -> str:
     """The flag of ``danube start`` that sets a key, where there is one: ``log.level`` is ``--log-level``."""
+    if key in _FLAGS:
+        return _FLAGS[key]
     section, _, name = key.rpartition(".")
     named = f"{section}-{name}" if section in ("log", "grpc", "admin") else name
     return "--" + named.replace("_", "-")

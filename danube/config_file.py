@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from danube import config_aliases
 from danube.config import FILE_BYTES_MAX, Problem, suggestion
 from danube.config_sections import Setting
 from danube.errors import ConfigInvalid
@@ -20,6 +21,19 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
     """Yield ``(key, text, origin)`` of every known key; add what is wrong with the others to ``problems``."""
+    origins: dict[str, str] = {}
+    for key, text, origin in _found(path, known, problems):
+        if key in origins:
+            hint = "one of the two goes by another name of the key"
+            problems.append(Problem(origin, f"{key} is given twice, first at {origins[key]}", hint))
+        else:
+            origins[key] = origin
+            yield key, text, origin
+
+
+def _found(
+    path: Path, known: Mapping[str, Setting], problems: list[Problem]
+) -> Iterator[tuple[str, str, str]]:
     root = _compose(path)
     if root is None:
         return
@@ -33,10 +47,28 @@ def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> I
             yield from _scalar(path, name, value, problems)
         elif isinstance(value, yaml.MappingNode):
             inner = [key.partition(".")[2] for key in known if key.startswith(name + ".")]
-            for key, _, leaf in _entries(path, value, inner, problems, name + "."):
-                yield from _scalar(path, f"{name}.{key}", leaf, problems)
+            leaves = _leaves(path, value, inner + config_aliases.names(name), problems, name + ".")
+            yield from config_aliases.translate(name, leaves, path.absolute().parent, problems)
         elif not _empty(value):
             problems.append(Problem(_place(path, node), f"{name} is a section, not a value"))
+
+
+def _leaves(
+    path: Path, node: yaml.MappingNode, allowed: list[str], problems: list[Problem], prefix: str
+) -> Iterator[tuple[str, str, str]]:
+    """``(key, text, origin)`` of the values in a section and in the sections inside it."""
+    here = list(dict.fromkeys(name.partition(".")[0] for name in allowed))
+    for key, key_node, value in _entries(path, node, here, problems, prefix):
+        deeper = [name.partition(".")[2] for name in allowed if name.startswith(key + ".")]
+        reason = config_aliases.REFUSED.get(prefix + key)
+        if reason is not None:
+            problems.append(Problem(_place(path, key_node), f"{prefix}{key} cannot be had here", reason))
+        elif deeper and isinstance(value, yaml.MappingNode):
+            yield from _leaves(path, value, deeper, problems, f"{prefix}{key}.")
+        elif key in allowed or not deeper:
+            yield from _scalar(path, prefix + key, value, problems)
+        elif not _empty(value):
+            problems.append(Problem(_place(path, key_node), f"{prefix}{key} is a section, not a value"))
 
 
 def _compose(path: Path) -> yaml.Node | None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 )
 @click.option("--grpc-port", metavar="PORT", help="Port of the Danube gRPC API; 0 takes a free one.  [6650]")
 @click.option("--admin-port", metavar="PORT", help="Port of the gRPC administration API.  [50051]")
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Object store for sealed segments: s3://bucket/prefix, file:///directory.",
+)
+@click.option("--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port.")
 @config_file_option
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
@@ -40,6 +46,8 @@ def start(
     native_port: str | None,
     grpc_port: str | None,
     admin_port: str | None,
+    storage: str | None,
+    s3_endpoint: str | None,
     file: Path | None,
     log_level: str | None,
     log_format: str | None,
@@ -52,6 +60,10 @@ def start(
     danube start                                 embedded defaults, loopback, port 6660 (gRPC: 6650)
     danube start --workers 2 --data-dir ./data
     danube start --config danube.yml --log-format json
+    danube start --storage s3://bucket/prefix --s3-endpoint http://127.0.0.1:9000
+
+    Keys of the object store come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or files that
+    storage.access_key_file and storage.secret_key_file name; never from flags, which every process sees.
     """
     from danube.config import load
 
@@ -62,6 +74,9 @@ def start(
         "server.native_port": native_port,
         "grpc.port": grpc_port,
         "admin.port": admin_port,
+        "storage.url": storage,
+        "storage.mode": storage and ("shared_fs" if storage.startswith("file:") else "object_store"),
+        "storage.endpoint": s3_endpoint,
         "log.level": log_level,
         "log.format": log_format,
     }

@@ -258,7 +258,7 @@ class _Listing:
         self._folder = prefix.rpartition("/")[0] or None  # obstore takes whole parts of a key alone
         self._offset = after
         self._sorted = sorted_lists
-        self._pages: Iterator[Any] | None = None
+        self._pages: Any = None
 
     def next_page(self) -> Sequence[ObjectInfo]:
         """The next objects, ascending; empty at the end."""

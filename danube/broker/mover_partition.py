@@ -119,7 +119,12 @@ class MovedPartition:
             return Step.SCAN, now_us
         times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
         if not stopping:
-            times += [(self._remove_due(), Step.REMOVE), (self._sweep_us, Step.SWEEP)]
+            # A sweep must not see an object that a merge has made and nobody names yet.
+            merging = self.merging or self._merged is not None
+            times += [
+                (self._remove_due(), Step.REMOVE),
+                (NEVER_US if merging else self._sweep_us, Step.SWEEP),
+            ]
         for due_us, step in times:
             if due_us <= now_us:
                 return step, now_us
@@ -192,7 +197,7 @@ class MovedPartition:
         """
         if not self.loaded or self.retired or self.fenced or self.merging or self._merged is not None:
             return None
-        if now_us < max(self._merge_us, self._retry_us) or self.backlog.segments:
+        if now_us < max(self._merge_us, self._retry_us) or self.backlog.segments or self.busy is Step.SWEEP:
             return None
         manifest = self.manifest
         found = merge_next(manifest.entries, now_us, self.settings)

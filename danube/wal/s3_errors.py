@@ -34,7 +34,7 @@ _HINT: Final[Mapping[str, str]] = {
     "RequestTimeTooSkewed": "set this host's clock: it differs from the store's",
     "InvalidBucketName": "correct the bucket in storage.url",
 }
-_CODE: Final = re.compile(r"[A-Za-z]{1,64}\Z")
+_CODE: Final = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}\Z")
 _RETRY_AFTER_S_MAX: Final = 60.0
 
 

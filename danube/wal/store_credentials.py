@@ -127,12 +127,10 @@ class CredentialSource:
     def _sections(self, path: Path, *, wanted: bool) -> Mapping[str, Mapping[str, str]]:
         if not wanted and not path.is_file():
             return {}
-        parser = configparser.RawConfigParser(default_section="")
-        try:
-            parser.read_string(self._read(path, "profile file").decode("utf-8", "replace"))
-        except configparser.Error:
-            raise StoreRefused(f"{path} is not a file of profiles", hint="check its syntax") from None
-        return {name: dict(parser[name]) for name in parser.sections()}
+        found = _parse(self._read(path, "profile file").decode("utf-8", "replace"))
+        if found is None:
+            raise StoreRefused(f"{path} is not a file of profiles", hint="check its syntax")
+        return found
 
     def _read(self, path: Path, what: str) -> bytes:
         """Content of a small file, read once per change of it."""
@@ -150,3 +148,13 @@ class CredentialSource:
                 hint="check its permissions",
             ) from None
         return known[1]
+
+
+def _parse(text: str) -> Mapping[str, Mapping[str, str]] | None:
+    """Sections of an AWS file; None for another syntax, whose complaint would quote the line."""
+    parser = configparser.RawConfigParser(default_section="")
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return None
+    return {name: dict(parser[name]) for name in parser.sections()}

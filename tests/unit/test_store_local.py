@@ -1,0 +1,209 @@
+"""A store in a directory: crash-safe puts, file systems that vanish, failures in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube import files
+from danube.config_sections import StorageSettings
+from danube.errors import ConfigInvalid, InvalidArgument, ObjectMissing, StoreRefused, StoreUnavailable
+from danube.wal.local_store import UPLOADS, LocalStore
+from danube.wal.memory_store import MemoryStore
+from danube.wal.open_store import open_store
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    return LocalStore(root)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, name, fail)
+
+
+def leftovers(root: Path) -> list[str]:
+    return os.listdir(root / UPLOADS) if (root / UPLOADS).exists() else []
+
+
+def test_bytes_are_synced_before_they_get_their_name_and_the_name_after(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a/first", b"")
+    done: list[str] = []
+    plain_sync, plain_rename, plain_directory = os.fsync, files.rename, files.fsync_directory
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append("sync") or plain_sync(fd))
+    monkeypatch.setattr(files, "rename", lambda *two: done.append("rename") or plain_rename(*two))
+    monkeypatch.setattr(
+        files, "fsync_directory", lambda path: done.append(f"directory {path.name}") or plain_directory(path)
+    )
+    store.put("a/b", b"1")
+    assert done == ["sync", "rename", "directory a", "sync"]
+
+
+@pytest.mark.parametrize("step", ["pwritev", "rename", "fsync_directory", "open_new"])
+@pytest.mark.parametrize("how", ["put", "put_file"])
+def test_a_put_that_fails_leaves_the_old_object(
+    store: LocalStore, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, how: str
+) -> None:
+    store.put("k", b"old")
+    (tmp_path / "new").write_bytes(b"new")
+    with monkeypatch.context() as patch:
+        failing(patch, files, step, errno.EIO)
+        with pytest.raises(StoreUnavailable):
+            if how == "put":
+                store.put("k", b"new")
+            else:
+                store.put_file("k", tmp_path / "new")
+    assert store.get("k") == (b"new" if step == "fsync_directory" else b"old")
+    assert leftovers(root) == []
+
+
+def test_a_full_disk_is_unavailable_and_leaves_nothing(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, files, "pwritev", errno.ENOSPC)
+        with pytest.raises(StoreUnavailable, match="space"):
+            store.put("k", b"1")
+    assert leftovers(root) == []
+    assert store.head("k") is None
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM])
+def test_what_an_operator_must_change_is_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failing(monkeypatch, files, "open_new", number)
+    with pytest.raises(StoreRefused):
+        store.put("k", b"1")
+
+
+@pytest.mark.parametrize("call", ["get", "get_to", "head", "list", "delete", "clean"])
+def test_a_failing_disk_is_unavailable(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store.put("k", b"123")
+    module, name = {
+        "get": (files, "pread"), "get_to": (files, "pread"), "head": (os, "stat"),
+        "list": (os, "scandir"), "delete": (files, "unlink"), "clean": (os, "scandir"),
+    }[call]  # fmt: skip
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    try:
+        with monkeypatch.context() as patch:
+            failing(patch, module, name, errno.EIO)
+            with pytest.raises(StoreUnavailable):
+                {
+                    "get": lambda: store.get("k"),
+                    "get_to": lambda: store.get_to("k", 0, 3, fd, 0),
+                    "head": lambda: store.head("k"),
+                    "list": lambda: list(store.list("")),
+                    "delete": lambda: store.delete(["k"]),
+                    "clean": lambda: store.clean_uploads(0),
+                }[call]()
+    finally:
+        os.close(fd)
+    assert store.get("k") == b"123"
+
+
+def test_a_root_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreRefused) as caught:
+        LocalStore(tmp_path / "none")
+    assert "mkdir" in caught.value.hint
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreRefused):
+        LocalStore(tmp_path / "file")
+
+
+def test_a_file_system_that_was_unmounted_is_not_written_beside(store: LocalStore, root: Path) -> None:
+    store.put("k", b"1")
+    root.rename(root.with_name("elsewhere"))
+    with pytest.raises(StoreUnavailable):
+        store.put("k2", b"2")
+    root.mkdir()  # the empty mount point
+    calls = [
+        lambda: store.put("k2", b"2"), lambda: store.get("k"), lambda: store.head("k"),
+        lambda: list(store.list("")), lambda: store.delete(["k"]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreUnavailable):
+            call()
+    assert os.listdir(root) == []
+    root.rmdir()
+    root.with_name("elsewhere").rename(root)
+    assert store.get("k") == b"1"
+
+
+def test_what_a_killed_upload_left_is_cleaned_at_its_age(store: LocalStore, root: Path) -> None:
+    assert store.clean_uploads(0) == 0
+    store.put("k", b"1")
+    (root / UPLOADS / "left").write_bytes(b"half")
+    assert store.clean_uploads(60_000_000) == 0
+    assert [info.key for info in store.list("")] == ["k"], "never listed"
+    assert store.clean_uploads(0) == 1
+    assert leftovers(root) == []
+
+
+def test_stray_dot_files_are_no_objects(store: LocalStore, root: Path) -> None:
+    store.put("a/k", b"1")
+    (root / "a" / ".nfs0001").write_bytes(b"")
+    (root / ".snapshot").mkdir()
+    (root / ".snapshot" / "old").write_bytes(b"")
+    assert [info.key for info in store.list("")] == ["a/k"]
+
+
+def test_an_object_that_shrinks_while_it_is_read_is_damage(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from danube.errors import StoreDamaged
+
+    store.put("k", b"123")
+    monkeypatch.setattr(files, "pread", lambda *arguments: b"")
+    with pytest.raises(StoreDamaged):
+        store.get("k")
+
+
+def test_a_url_opens_its_store(root: Path) -> None:
+    opened = open_store(StorageSettings(url=f"file://{root}"))
+    opened.put("k", b"1")
+    assert (root / "k").read_bytes() == b"1"
+    named = open_store(StorageSettings(url="memory://one"))
+    named.put("k", b"2")
+    assert open_store(StorageSettings(url="memory://one")).get("k") == b"2"
+    with pytest.raises(ObjectMissing):
+        open_store(StorageSettings(url="memory://two")).get("k")
+    assert MemoryStore().head("k") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["", "file://relative/x", "file://", "ftp://x/y", "s3://", "s3:///prefix", "gs://", "/plain/path"]
+)
+def test_an_unusable_url_is_told(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match="cannot be used"):
+        open_store(StorageSettings(url=url))
+    with pytest.raises(InvalidArgument):
+        open_store(StorageSettings(url="s3://bucket/pre fix"))
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "minio", None)
+    monkeypatch.delitem(sys.modules, "danube.wal.minio_store", raising=False)
+    with pytest.raises(ConfigInvalid) as caught:
+        open_store(StorageSettings(url="s3://bucket"))
+    assert "danube-broker[minio]" in caught.value.hint

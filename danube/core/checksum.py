@@ -36,6 +36,11 @@ def key_hash(key: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key)
 
 
+def keyed_hash(key: bytes, seed: int) -> bytes:
+    """16-byte XXH3-128 digest of a key with a 64-bit seed, for tables whose keys a stranger chooses."""
+    return xxhash.xxh3_128_digest(key, seed)
+
+
 def content_hash(data: bytes | memoryview) -> bytes:
     """16-byte XXH3-128 digest, used to name whole files."""
     return xxhash.xxh3_128_digest(data)

@@ -26,7 +26,8 @@ class Chunk(NamedTuple):
 
     ``first_offset`` is the first record in ``data`` (it may lie below the offset asked for, whose
     batch it starts); reading goes on at ``next_offset``.  ``damage`` holds the ranges between the
-    offset asked for and ``next_offset`` that cannot be read any more.
+    offset asked for and ``next_offset`` that cannot be read any more.  Of a compacted segment there may
+    be offsets that no batch holds: before ``first_offset``, between batches and inside them.
     """
 
     data: bytes
@@ -57,7 +58,9 @@ def read_segment(
     damage: list[OffsetRange] = []
     while place.position < extent.limit and place.offset < end:
         known = segment.gaps.get(place.position)
-        run = None if known else read_run(extent.fd, place.position, extent.limit, place.offset, bytes_max)
+        run = None
+        if not known:
+            run = read_run(extent.fd, place.position, extent.limit, place.offset, bytes_max, extent.sparse)
         if run is None:
             gap = segment.gap_at(place)
             if gap.end > offset:
@@ -67,10 +70,14 @@ def read_segment(
             place = Place(gap.resume, gap.end)
         elif run.offset_end <= offset:
             place = Place(run.position_end, run.offset_end)
+        elif int(run.batches.base_offsets[0]) >= end:  # a compacted segment's first batches are gone
+            return SegmentReading(Chunk(b"", offset, end, tuple(damage)), place, tuple(gaps))
         else:
             data, first_offset, place = cut_run(run, offset, end, bytes_max)
             chunk = Chunk(data, first_offset, place.offset, tuple(damage))
             return SegmentReading(chunk, place, tuple(gaps))
+    if segment.compacted and place.position >= extent.limit:  # nothing is left behind ``offset``
+        place, offset = Place(extent.limit, segment.end_offset), segment.end_offset
     return SegmentReading(Chunk(b"", offset, offset, tuple(damage)), place, tuple(gaps))
 
 

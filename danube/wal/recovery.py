@@ -247,7 +247,9 @@ class Recovery:
         place = Place(HEADER_BYTES, segment.base_offset)
         extent = segment.extent()
         while place.position < segment.data_end and place.offset < segment.end_offset:
-            run = read_run(extent.fd, place.position, segment.data_end, place.offset, WINDOW_BYTES)
+            run = read_run(
+                extent.fd, place.position, segment.data_end, place.offset, WINDOW_BYTES, extent.sparse
+            )
             if run is None:
                 gap = segment.gap_at(place)
                 place = Place(gap.resume, gap.end)

@@ -21,11 +21,12 @@
     footer                                      88  16  the same of the previous segment, or zeros
      0   8  magic        b"DANUBFTR"           104   4  entry_count
      8   4  entry_count                        108   4  snapshot_size
-    12   4  snapshot_size                      112   4  flags: bit 0, there is a snapshot
-    16      index entries, 24 bytes each:      116   4  CRC32C of the footer before the summary
-            u64 base_offset, u64 position,     120   4  footer size, summary included
-            i64 append_time_us                 124   2  version 1
-            snapshot, padded to 8              126   2  zero
+    12   4  snapshot_size                      112   4  flags: bit 0, there is a snapshot; bit 1,
+    16      index entries, 24 bytes each:               compacted; bit 2, there is a chain hash
+            u64 base_offset, u64 position,     116   4  CRC32C of the footer before the summary
+            i64 append_time_us                 120   4  footer size, summary included
+            snapshot, padded to 8              124   2  version 1
+            chain hash, 16 bytes, if any       126   2  zero
             summary                            128   4  CRC32C of bytes 0 .. 128
                                                132   4  zero
                                                136   8  magic b"DANUBEND"
@@ -54,13 +55,17 @@ FOOTER_HEAD_BYTES: Final = 16
 ENTRY_BYTES: Final = 24
 SUMMARY_BYTES: Final = 144
 SNAPSHOT_BYTES_MAX: Final = 64 * 1024 * 1024
-NO_HASH: Final = bytes(16)
+HASH_BYTES: Final = 16
+NO_HASH: Final = bytes(HASH_BYTES)
 
 _HEADER: Final = struct.Struct("<8sHHIQQqI16s")
 _SUMMARY: Final = struct.Struct("<QIIQQQQqqQ16s16sIIIIIHH")
 _CRC: Final = struct.Struct("<I")
 _FOOTER_HEAD: Final = struct.Struct("<8sII")
 _FLAG_SNAPSHOT: Final = 1
+_FLAG_COMPACTED: Final = 2
+_FLAG_CHAINED: Final = 4
+_FLAGS_KNOWN: Final = 7
 _NAME: Final = re.compile(r"([0-9]{20})\.seg\Z")
 
 if (_HEADER.size, _SUMMARY.size) != (HEADER_BYTES - 4, SUMMARY_BYTES - 16):
@@ -87,7 +92,11 @@ class SegmentHeader(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The fixed part of a footer; ``has_snapshot`` tells an empty snapshot from none."""
+    """The fixed part of a footer; ``has_snapshot`` tells an empty snapshot from none.
+
+    ``compacted``: records are missing between its batches, and in them, on purpose.  ``chained``: it was
+    merged, and the footer holds the content hash of the last original segment in it.
+    """
 
     identity: LogIdentity
     epoch: int
@@ -105,6 +114,8 @@ class Summary(NamedTuple):
     has_snapshot: bool
     footer_crc: int
     footer_size: int
+    compacted: bool = False
+    chained: bool = False
 
 
 def file_name(base_offset: int) -> str:
@@ -144,12 +155,15 @@ def read_header(data: bytes) -> SegmentHeader:
     return SegmentHeader(LogIdentity(topic_id, partition), epoch, base_offset, created_us)
 
 
-def pack_footer(summary: Summary, entries: bytes, snapshot: bytes | None) -> bytes:
-    """The whole footer; the sizes, flags and CRC in ``summary`` are computed here."""
+def pack_footer(
+    summary: Summary, entries: bytes, snapshot: bytes | None, chain_hash: bytes | None = None
+) -> bytes:
+    """The whole footer; its sizes, its CRC and all flags but ``compacted`` are computed here."""
     blob = snapshot or b""
     head = _FOOTER_HEAD.pack(FOOTER_MAGIC, len(entries) // ENTRY_BYTES, len(blob))
-    body = head + entries + blob + bytes(padded(len(blob)) - len(blob))
+    body = head + entries + blob + bytes(padded(len(blob)) - len(blob)) + (chain_hash or b"")
     flags = 0 if snapshot is None else _FLAG_SNAPSHOT
+    flags |= _FLAG_COMPACTED * summary.compacted | _FLAG_CHAINED * (chain_hash is not None)
     fields = (*summary.identity, *summary[1:11], len(entries) // ENTRY_BYTES, len(blob))
     packed = _SUMMARY.pack(*fields, flags, crc32c(body), len(body) + SUMMARY_BYTES, VERSION, 0)
     return body + packed + _CRC.pack(crc32c(packed)) + bytes(4) + END_MAGIC
@@ -177,11 +191,14 @@ def read_summary(data: bytes, file_size: int) -> Summary | None:
         bool(flags & _FLAG_SNAPSHOT),
         footer_crc,
         footer_size,
+        bool(flags & _FLAG_COMPACTED),
+        bool(flags & _FLAG_CHAINED),
     )
     summary = Summary._make(known)
-    expected = (
-        FOOTER_HEAD_BYTES + summary.entry_count * ENTRY_BYTES + padded(summary.snapshot_size) + SUMMARY_BYTES
-    )
+    body_size = FOOTER_HEAD_BYTES + summary.entry_count * ENTRY_BYTES + padded(summary.snapshot_size)
+    expected = body_size + HASH_BYTES * summary.chained + SUMMARY_BYTES
+    if flags & ~_FLAGS_KNOWN:
+        raise Damage("segment footer has unknown flags", flags=flags)
     if summary.footer_size != expected or summary.data_end + expected != file_size:
         raise Damage("segment footer does not fit its file", file_size=file_size)
     return summary
@@ -194,6 +211,11 @@ def split_footer(data: bytes, summary: Summary) -> tuple[bytes, bytes | None]:
     entries_end = FOOTER_HEAD_BYTES + summary.entry_count * ENTRY_BYTES
     snapshot = data[entries_end : entries_end + summary.snapshot_size]
     return data[FOOTER_HEAD_BYTES:entries_end], snapshot if summary.has_snapshot else None
+
+
+def chain_hash_of(data: bytes, summary: Summary) -> bytes:
+    """What the next segment's ``previous_hash`` is, from the footer bytes before the summary."""
+    return data[-HASH_BYTES:] if summary.chained else summary.content_hash
 
 
 def _check_version(what: str, version: int) -> None:

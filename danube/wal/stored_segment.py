@@ -32,12 +32,13 @@ class StoredSegment:
 
     ``index`` is None for a sealed segment: its entries are read from the footer when needed and
     cached for the process.  ``gaps`` are places already known to hold no readable batch.
+    ``compacted``: records are missing on purpose.
     """
 
     __slots__ = (
-        "base_offset", "batch_count", "content_hash", "data_end", "directory", "end_offset", "epoch", "file",
-        "first_append_us", "gaps", "has_snapshot", "identity", "index", "last_append_us", "record_count",
-        "sealed", "sealing", "size_bytes",
+        "base_offset", "batch_count", "compacted", "content_hash", "data_end", "directory", "end_offset",
+        "epoch", "file", "first_append_us", "gaps", "has_snapshot", "identity", "index", "last_append_us",
+        "record_count", "sealed", "sealing", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, identity: LogIdentity, base_offset: int, epoch: int) -> None:
@@ -61,6 +62,7 @@ class StoredSegment:
         self.last_append_us = 0
         self.record_count = 0
         self.batch_count = 0
+        self.compacted = False
         self.index: SparseIndex | None = SparseIndex()
         self.gaps: dict[int, Gap] = {}
 
@@ -81,6 +83,7 @@ class StoredSegment:
         self.batch_count = summary.batch_count
         self.content_hash = summary.content_hash
         self.has_snapshot = summary.has_snapshot
+        self.compacted = summary.compacted
         self.sealed = True
         self.index = None
 
@@ -125,10 +128,14 @@ class StoredSegment:
         body = files.pread(fd, summary.footer_size - SUMMARY_BYTES, summary.data_end)
         return split_footer(body, summary)
 
+    @property
+    def sparse(self) -> Place | None:
+        """The end of a compacted segment; None for any other."""
+        return Place(self.data_end, self.end_offset) if self.compacted else None
+
     def extent(self) -> Extent:
-        return Extent(
-            descriptors.fd(self.file, writing=False), self.data_end, self.end_offset, self.end_offset
-        )
+        fd = descriptors.fd(self.file, writing=False)
+        return Extent(fd, self.data_end, self.end_offset, self.end_offset, self.sparse)
 
     def place_below(self, offset: int) -> Place:
         """A place at or before the batch that holds ``offset``."""

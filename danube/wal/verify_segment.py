@@ -87,6 +87,11 @@ class Segment:
     def compacted(self) -> bool:
         return bool(self.flags & COMPACTED)
 
+    @property
+    def chained(self) -> bool:
+        """Made from several segments, so that its chain hash is another than its content hash."""
+        return bool(self.flags & CHAINED)
+
     def note(self, kind: FindingKind, what: str, position: int, start: int = 0, end: int = 0) -> None:
         self.problems.append(Problem(kind, what, position, start, end))
 

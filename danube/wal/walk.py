@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from danube import files
 from danube.core.batch import HEADER_BYTES, MAGIC, BatchHeader, header_intact, read_header
-from danube.core.columns import ScanResult, StopReason, scan
+from danube.core.columns import BatchView, ScanResult, StopReason, scan
 from danube.errors import LimitExceeded, ProtocolError
 from danube.limits import MIB
 
@@ -25,13 +28,18 @@ _ZEROS: Final = bytes(WINDOW_BYTES)
 
 
 class Run(NamedTuple):
-    """Consecutive intact batches: ``data`` as read from file position ``position``."""
+    """Consecutive intact batches: ``data`` as read from file position ``position``.
+
+    In a compacted segment the record counts in ``batches`` are of the offsets that belong to each
+    batch; ``stored_counts`` are of the records in it.
+    """
 
     data: bytes
     position: int
     batches: ScanResult
     position_end: int
     offset_end: int
+    stored_counts: NDArray[np.int64]
 
 
 class Gap(NamedTuple):
@@ -52,35 +60,79 @@ class Extent(NamedTuple):
     """What of a file may hold batches.
 
     ``limit``: position behind the last one.  ``end_offset``: offset behind the last record, or None
-    while unknown.  ``synced_offset``: records below it were certainly on disk once.
+    while unknown.  ``synced_offset``: records below it were certainly on disk once.  ``sparse``: the
+    end of a compacted segment, else None.
     """
 
     fd: int
     limit: int
     end_offset: int | None
     synced_offset: int = 0
+    sparse: Place | None = None
 
 
-def read_run(fd: int, position: int, limit: int, expected: int, size: int) -> Run | None:
+def read_run(
+    fd: int, position: int, limit: int, expected: int, size: int, sparse: Place | None = None
+) -> Run | None:
     """Read about ``size`` bytes at ``position``: the intact batches there from offset ``expected`` on.
 
     None: there is no such batch.  A batch larger than ``size`` is read whole; no length is believed
-    beyond ``limit`` or BATCH_BYTES_MAX.
+    beyond ``limit`` or BATCH_BYTES_MAX.  ``sparse`` is the end of a compacted segment, where offsets
+    may be missing between batches: each batch has all offsets up to the next one.
     """
     if position >= limit:
         return None
     data = files.pread(fd, min(max(size, _READ_BYTES_MIN), limit - position), position)
-    batches = scan(data, 0, None, expected)
+    dense = expected if sparse is None else None
+    batches = scan(data, 0, None, dense)
     if not len(batches.positions) and batches.reason is StopReason.CUT:
         header = intact_header(data)
         if header is None or header.size <= len(data) or header.size > limit - position:
             return None
         data = files.pread(fd, header.size, position)
-        batches = scan(data, 0, None, expected)
+        batches = scan(data, 0, None, dense)
+    stored_counts = batches.record_counts
+    if sparse is not None:
+        batches = _ascending(batches, expected)
     if not len(batches.positions):
         return None
+    if sparse is not None:
+        stored_counts = batches.record_counts
+        batches = _covering(fd, data, position, batches, sparse)
     offset_end = int(batches.base_offsets[-1] + batches.record_counts[-1])
-    return Run(data, position, batches, position + batches.stop, offset_end)
+    return Run(data, position, batches, position + batches.stop, offset_end, stored_counts)
+
+
+def _ascending(batches: ScanResult, expected: int) -> ScanResult:
+    """The batches up to the first that does not lie behind the one before it."""
+    bases = batches.base_offsets
+    ends = np.concatenate((np.array([expected]), (bases + batches.record_counts)[:-1]))
+    wrong = np.flatnonzero(bases < ends[: len(bases)])
+    if not len(wrong):
+        return batches
+    kept = int(wrong[0])
+    stop = int(batches.positions[kept])
+    positions, sizes, bases, counts, _, _ = batches
+    return ScanResult(
+        positions[:kept], sizes[:kept], bases[:kept], counts[:kept], stop, StopReason.OFFSET_MISMATCH
+    )
+
+
+def _covering(fd: int, data: bytes, position: int, batches: ScanResult, sparse: Place) -> ScanResult:
+    """The batches with the numbers of offsets that belong to them, up to the next batch."""
+    bases, stop = batches.base_offsets, batches.stop
+    last = int(batches.positions[-1])
+    if position + stop == sparse.position:
+        end = sparse.offset
+    else:
+        following = data[stop : stop + HEADER_BYTES]
+        if len(following) < HEADER_BYTES:
+            following = files.pread(fd, HEADER_BYTES, position + stop)
+        header = intact_header(following)
+        end = int(BatchView(data, position=last).offsets[-1]) + 1
+        if header is not None and header.base_offset >= end:
+            end = header.base_offset
+    return batches._replace(record_counts=np.diff(bases, append=end))
 
 
 def intact_header(data: bytes | memoryview) -> BatchHeader | None:
@@ -135,10 +187,14 @@ def resume(
         found = _search(extent, start, Place(boundary, offset), expected, depth)
         if found is not None:
             return found
-        if read_run(extent.fd, boundary, extent.limit, offset, WINDOW_BYTES) is not None:
+        if _run_at(extent, boundary, offset) is not None:
             return Place(boundary, offset)
         start = boundary
     return _search(extent, start, None, expected, depth)
+
+
+def _run_at(extent: Extent, position: int, offset: int) -> Run | None:
+    return read_run(extent.fd, position, extent.limit, offset, WINDOW_BYTES, extent.sparse)
 
 
 def _at(extent: Extent, position: int, expected: int) -> Place | None:
@@ -148,13 +204,18 @@ def _at(extent: Extent, position: int, expected: int) -> Place | None:
     header = intact_header(files.pread(extent.fd, HEADER_BYTES, position))
     if header is None or header.base_offset <= expected:
         return None
-    if read_run(extent.fd, position, extent.limit, header.base_offset, WINDOW_BYTES) is None:
+    if _run_at(extent, position, header.base_offset) is None:
         return None
     return Place(position, header.base_offset)
 
 
 def _search(extent: Extent, start: int, boundary: Place | None, expected: int, depth: int) -> Place | None:
-    """Look for a batch before ``boundary`` (None: the extent's limit) whose followers lead there."""
+    """Look for a batch before ``boundary`` (None: the extent's limit) whose followers lead there.
+
+    Not in a compacted segment: where offsets may be missing, a payload's batches could lead there too.
+    """
+    if extent.sparse is not None:
+        return None
     limit = extent.limit if boundary is None else boundary.position
     end_offset = extent.end_offset if boundary is None else boundary.offset
     while True:

@@ -1,0 +1,307 @@
+"""The independent reader of a data directory: every partition's files and the metadata log.
+
+Changes nothing and may run beside a broker.  A file that a broker works on is read anew while it
+changes; what a crash may leave behind (a torn tail above the mark, an unfinished replacement) is a
+remark, not a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from danube.errors import NotFound, StorageFailed
+from danube.wal.verify_bytes import FileSource, Finding, FindingKind
+from danube.wal.verify_segment import OnBatch, Problem, Segment, read_segment
+from danube.wal.verify_state import Identity, Mark, read_cursors, read_mark, read_metadata_log, read_producers
+
+ATTEMPTS: Final = 5
+_STATE_BYTES_MAX: Final = 2 << 30
+_SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
+_PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
+_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b"}
+
+Progress = Callable[[str], None]
+Wanted = Callable[[Identity], bool]
+
+
+@dataclass
+class LocalPartition:
+    """One partition's directory.  ``segments`` by base offset, with the names of their files."""
+
+    identity: Identity
+    directory: Path
+    segments: list[tuple[str, Segment]] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)  # files with findings
+
+    @property
+    def start(self) -> int:
+        return self.segments[0][1].base_offset if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        return max((segment.end_offset for _, segment in self.segments), default=0)
+
+
+@dataclass
+class Verified:
+    """What was read, and what is wrong with it.  ``remarks`` are for people and no fault."""
+
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    partitions: int = 0
+    segments: int = 0
+    objects: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    def add(self, where: str, problems: list[Problem]) -> None:
+        for kind, what, position, start, end in problems:
+            self.findings.append(Finding(kind, where, what, position, start, end))
+
+
+def every_partition(_: Identity) -> bool:
+    return True
+
+
+def partitions_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
+    """The partitions of a data directory, by name."""
+    try:
+        paths = sorted((directory / "partitions").iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageFailed(f"{directory} cannot be read", why=str(error)) from error
+    for path in paths:
+        match = _PARTITION.match(path.name)
+        if match and path.is_dir():
+            yield (int(match[1], 16), int(match[2])), path
+
+
+def verify_tree(
+    directory: Path,
+    verified: Verified,
+    wanted: Wanted = every_partition,
+    progress: Progress = lambda _: None,
+) -> list[LocalPartition]:
+    """Check a data directory; NotFound where there is none, StorageFailed where it cannot be read."""
+    if not directory.is_dir():
+        raise NotFound(f"there is no directory {directory}", hint="name a broker's data directory")
+    if (directory / "metadata").is_dir() or (directory / "partitions").is_dir():
+        _verify_metadata(directory / "metadata" / "metadata.log", verified)
+        found = list(partitions_in(directory))
+        for name in sorted(path.name for path in (directory / "partitions").glob("*")):
+            if not _PARTITION.match(name):
+                verified.remarks.append(f"partitions/{name}: not a partition's directory")
+    else:
+        match = _PARTITION.match(directory.name)
+        identity = (int(match[1], 16), int(match[2])) if match else (-1, -1)
+        found = [(identity, directory)]
+    locals_: list[LocalPartition] = []
+    for identity, path in found:
+        if wanted(identity):
+            progress(path.name)
+            locals_.append(verify_partition(path, identity, verified))
+    return locals_
+
+
+def _verify_metadata(path: Path, verified: Verified) -> None:
+    problems: list[Problem] = []
+    for _ in range(ATTEMPTS):
+        data = _content(path)
+        if data is None:
+            verified.remarks.append(f"{path}: there is none")
+            return
+        problems = read_metadata_log(data).problems
+        if not problems:
+            break
+    verified.add(str(path), problems)
+
+
+def _content(path: Path) -> bytes | None:
+    """A small file; None where it is not there (any more)."""
+    try:
+        with FileSource(path) as source:
+            return source.read(0, min(source.size, _STATE_BYTES_MAX))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+
+
+def verify_partition(path: Path, identity: Identity, verified: Verified) -> LocalPartition:
+    """Check one partition's directory."""
+    partition = LocalPartition(identity, path)
+    verified.partitions += 1
+    mark = _verify_mark(path, identity, verified)
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError:
+        return partition
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+    numbered = [(name, int(match[1])) for name in names if (match := _SEGMENT.match(name))]
+    for name, base_offset in numbered:
+        segment = _verify_file(path / name, base_offset, identity, mark, verified)
+        if segment is not None:
+            partition.segments.append((name, segment))
+            verified.segments += 1
+            verified.records += segment.record_count
+            verified.bytes += segment.size
+    partition.damaged = {
+        Path(finding.where).name for finding in verified.findings if Path(finding.where).parent == path
+    }
+    _verify_order(partition, verified)
+    if mark.number and partition.end < mark.synced_end:
+        what = f"records below offset {mark.synced_end} were synced, and are not there"
+        where = str(path / "mark")
+        verified.findings.append(Finding(FindingKind.GAP, where, what, 32, partition.end, mark.synced_end))
+    _verify_cursors(path, identity, verified)
+    _verify_producers(path, identity, verified)
+    for name in names:
+        if ".seg.aside" in name:
+            verified.remarks.append(f"{path / name}: set aside at an opening, never read")
+        elif name.endswith(".new"):
+            verified.remarks.append(f"{path / name}: an unfinished replacement")
+        elif name not in _KNOWN_FILES and not _SEGMENT.match(name):
+            verified.remarks.append(f"{path / name}: not one of Danube's files")
+    return partition
+
+
+def _verify_mark(path: Path, identity: Identity, verified: Verified) -> Mark:
+    mark = Mark()
+    for _ in range(ATTEMPTS):  # a broker may be writing one of the slots
+        mark = read_mark(_content(path / "mark") or b"")
+        if not mark.problems:
+            break
+    verified.add(str(path / "mark"), mark.problems)
+    _check_identity(mark.identity if mark.number else None, identity, path / "mark", verified)
+    return mark
+
+
+def _check_identity(found: Identity | None, identity: Identity, path: Path, verified: Verified) -> None:
+    if found is not None and identity[0] >= 0 and found != identity:
+        what = f"it is of partition {found[0]:016x}-{found[1]}"
+        verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, 12))
+
+
+def read_file(path: Path, base_offset: int, on_batch: OnBatch | None = None) -> Segment | None:
+    """A segment file, read anew while it changes and looks wrong; None where it was deleted meanwhile."""
+    segment: Segment | None = None
+    try:
+        for _ in range(ATTEMPTS):
+            with FileSource(path) as source:
+                segment = read_segment(source, base_offset, on_batch)
+            status = path.stat()
+            clean = not segment.problems and segment.tail is None
+            if clean or (status.st_size == segment.size and segment.sealed):
+                break
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+    return segment
+
+
+def _verify_file(
+    path: Path, base_offset: int, identity: Identity, mark: Mark, verified: Verified
+) -> Segment | None:
+    segment = read_file(path, base_offset)
+    if segment is None:
+        return None
+    verified.add(str(path), segment.problems)
+    if segment.has_header or segment.sealed:
+        _check_identity((segment.topic_id, segment.partition), identity, path, verified)
+    if segment.tail is not None:
+        position, end = segment.tail
+        synced = mark.position if mark.base_offset == base_offset else 0
+        synced = end if mark.base_offset > base_offset else synced
+        if position < synced:
+            what = f"no batch can be read from position {position} to {end}, which was synced"
+            verified.findings.append(
+                Finding(
+                    FindingKind.CHECKSUM, str(path), what, position, segment.end_offset, segment.end_offset
+                )
+            )
+        else:
+            verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
+    return segment
+
+
+def _verify_order(partition: LocalPartition, verified: Verified) -> None:
+    """How the files follow each other."""
+    for (name, before), (after_name, after) in zip(partition.segments, partition.segments[1:], strict=False):
+        where = str(partition.directory / after_name)
+        if after.base_offset < before.end_offset and after.batch_count:
+            what = f"it repeats offsets that {name} holds"
+            end = min(before.end_offset, after.end_offset)
+            verified.findings.append(Finding(FindingKind.OVERLAP, where, what, -1, after.base_offset, end))
+        elif after.base_offset > before.end_offset:
+            what = f"offsets are missing between {name} and this file"
+            verified.findings.append(
+                Finding(FindingKind.GAP, where, what, -1, before.end_offset, after.base_offset)
+            )
+        hashes = (before.content_hash, before.chain_hash)
+        if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
+            what = f"its previous hash is not the content hash of {name}"
+            verified.findings.append(Finding(FindingKind.CHAIN, where, what, after.data_end))
+        if after.has_header and before.has_header and after.epoch < before.epoch:
+            what = f"its epoch {after.epoch} is lower than that of {name}"
+            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
+
+
+def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
+    """Both files; the older one may be in the middle of being overwritten."""
+    found = []
+    for _ in range(ATTEMPTS):
+        found = [
+            (name, read_cursors(data))
+            for name in ("cursors-a", "cursors-b")
+            if (data := _content(path / name)) is not None
+        ]
+        if not any(cursors.problems for _, cursors in found):
+            break
+    newest = max((cursors.generation for _, cursors in found), default=0)
+    for name, cursors in found:
+        if cursors.generation == newest or not any(
+            other.generation == newest and not other.problems for _, other in found
+        ):
+            verified.add(str(path / name), cursors.problems)
+        elif cursors.problems:
+            verified.remarks.append(f"{path / name}: an older generation, which is not whole")
+        _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
+
+
+def _verify_producers(path: Path, identity: Identity, verified: Verified) -> None:
+    data = _content(path / "producers")
+    if data is not None:
+        producers = read_producers(data)
+        verified.add(str(path / "producers"), producers.problems)
+        _check_identity(None if producers.problems else producers.identity, identity, path, verified)
+
+
+def topic_id_of(directory: Path, topic: str) -> int:
+    """Id of a topic in a data directory's metadata.
+
+    TopicNotFound where it has none of that name; StorageFailed where the metadata cannot be read.
+    """
+    from danube.core.commands import decode_commands
+    from danube.core.metadata import Metadata
+
+    log = read_metadata_log(_content(directory / "metadata" / "metadata.log") or b"")
+    if log.problems:
+        raise StorageFailed(
+            "no topic can be found by its name",
+            why=f"{directory / 'metadata' / 'metadata.log'}: {log.problems[0].what}",
+            hint="verify without --topic",
+        )
+    state = Metadata.restore(log.snapshot)
+    index = log.snapshot_version
+    for entry in log.entries:
+        for command in decode_commands(entry.content):
+            index += 1
+            state.apply(index, command)
+    return state.topic(topic).topic_id

@@ -1,0 +1,583 @@
+"""One stream over objects, local files and the tail: what a consumer sees while segments move under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from danube import clock
+from danube.broker.tiers import TierOptions
+from danube.core.wire import Kind
+from danube.errors import (
+    FetchPending,
+    ObjectMissing,
+    OffsetOutOfRange,
+    StoreDamaged,
+    StoreUnavailable,
+)
+from danube.wal import cold_cache, cold_segment
+from danube.wal.manifest_keys import segment_key
+from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
+from tests.unit.tier_parts import TieredBench
+from tests.unit.wal_samples import memory_directory
+
+
+class Time:
+    """A monotonic and a wall clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000_000_000_000
+
+    def monotonic_ns(self) -> int:
+        return self.ns
+
+    def wall_us(self) -> int:
+        return self.ns // 1000
+
+    def pass_s(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9)
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(clock, "monotonic_ns", made.monotonic_ns)
+    monkeypatch.setattr(clock, "wall_us", made.wall_us)
+    return made
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cold_cache, cold_segment):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(cold_cache, "FETCH_BYTES_MAX", 1024)
+
+
+def publish(bench: TieredBench, session: RecordingSession, start: int, count: int) -> None:
+    bench.publish(session, numbered(count, start=start))
+    bench.turn()
+
+
+def filled(
+    root: Path, segments: int = 3, records: int = 20, **options: Any
+) -> tuple[TieredBench, RecordingSession]:
+    """A topic with so many uploaded and evicted segments, and as many records again that are active."""
+    bench = TieredBench(root, **options)
+    session = RecordingSession()
+    bench.open_producer(session)
+    for number in range(segments):
+        publish(bench, session, number * records, records)
+        bench.seal()
+    publish(bench, session, segments * records, records)
+    bench.evict()
+    session.take()
+    return bench, session
+
+
+def drain(bench: TieredBench, session: RecordingSession, turns: int = 50) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    for _ in range(turns):
+        bench.turn()
+        found += session.records()
+    return found
+
+
+def test_a_consumer_reads_objects_then_files_then_the_tail(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    assert bench.hosted.log is not None and bench.hosted.log.start == 60
+    assert bench.hosted.start == 0 and bench.tier.uploaded_end == 60
+    bench.subscribe(session, start="earliest")
+    assert drain(bench, session) == expected(0, 80)
+    publish(bench, session, 80, 5)
+    assert drain(bench, session) == expected(80, 85)
+
+
+def test_reading_waits_while_the_manifest_is_unknown(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.mover.prompt = False
+    bench.shard.close()
+    again = TieredBench(tmp_path)
+    again.mover.prompt = False
+    again.mover.store = bench.mover.store
+    again.mover.manifests = bench.mover.manifests
+    answers: list[Any] = []
+    again.shard.open(TOPIC, answers.append)
+    assert again.hosted.log is not None and again.hosted.log.start == 60
+    with pytest.raises(FetchPending):
+        _ = again.hosted.start
+    assert again.tier.known_start == 60, "people are told what is known"
+    with pytest.raises(FetchPending) as raised:
+        again.hosted.chunk(3)
+    assert not raised.value.ready()
+    again.ask(session, Kind.SUBSCRIBE, _subscribe("earliest"), 2)
+    assert session.take() == [], "the answer waits for the mover's word"
+    again.mover.prompt = True
+    again.mover.step()
+    assert raised.value.ready()
+    again.syncer.step()
+    assert [frame.kind for frame in session.take()] == [Kind.SUBSCRIBED]
+    assert again.hosted.start == 0
+    assert drain(again, session) == expected(0, 80)
+
+
+def _subscribe(start: str, value: int = 0, **fields: Any) -> Any:
+    from danube.core import wire
+
+    fields = {"consumer": "c", "credit_records": 1000, "credit_bytes": 1 << 20, **fields}
+    return wire.Subscribe(TOPIC, "s", start=start, start_value=value, **fields)
+
+
+def test_a_request_that_waits_too_long_is_told_so(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    bench.shard.close()
+    again = TieredBench(tmp_path)
+    again.mover.prompt = False
+    again.ask(session, Kind.SUBSCRIBE, _subscribe("earliest"), 2)
+    time.pass_s(10)
+    again.tiers.tick()
+    assert session.take() == []
+    time.pass_s(11)
+    again.tiers.tick()
+    assert isinstance(session.only(Kind.ERROR).error, FetchPending)
+
+
+@pytest.mark.parametrize("kind", ["offset", "time"])
+def test_a_start_in_the_cold_tier_is_exact(tmp_path: Path, time: Time, kind: str) -> None:
+    bench = TieredBench(tmp_path)
+    session = RecordingSession()
+    bench.open_producer(session)
+    moments = []
+    for number in range(30):
+        time.pass_s(1)
+        moments.append(clock.wall_us())
+        publish(bench, session, number, 1)
+        if number % 10 == 9:
+            bench.seal()
+    bench.evict()
+    session.take()
+    value = 17 if kind == "offset" else moments[17]
+    bench.subscribe(session, start=kind, start_value=value)
+    assert drain(bench, session) == expected(17, 30)
+
+
+def test_a_time_between_the_tiers_finds_the_local_one(tmp_path: Path, time: Time) -> None:
+    bench = TieredBench(tmp_path)
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 5)
+    bench.seal()
+    bench.evict()
+    time.pass_s(100)
+    between = clock.wall_us()
+    time.pass_s(100)
+    publish(bench, session, 5, 5)
+    session.take()
+    bench.subscribe(session, start="time", start_value=between)
+    assert drain(bench, session) == expected(5, 10)
+
+
+def test_seek_goes_back_into_the_cold_tier(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="latest")
+    assert drain(bench, session) == []
+    bench.admin(session, "seek", subscription="s", kind="offset", value=35)
+    assert drain(bench, session) == expected(35, 80)
+
+
+def test_an_outage_stops_cold_readers_only_and_says_why(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    bench.mover.fetch_error = StoreUnavailable("the store does not answer")
+    hot = RecordingSession(2)
+    bench.subscribe(session, start="earliest")
+    bench.subscribe(hot, handle=3, name="hot", start="latest")
+    assert drain(bench, session) == []
+    publish(bench, session, 80, 3)
+    assert drain(bench, hot) == expected(80, 83)
+    host = bench.hosted.subscriptions["s"]
+    assert "does not answer" in host.statistics(0)["state"]
+    assert "does not answer" in bench.tier.statistics()["read_error"]
+    asked = bench.mover.kinds().count("fetch")
+    drain(bench, session)
+    assert bench.mover.kinds().count("fetch") == asked, "it is not asked again before the pause is over"
+    bench.mover.fetch_error = None
+    session.take()
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(0, 83)
+    assert bench.tier.statistics()["read_error"] == ""
+    assert host.statistics(0)["state"] == "caught_up"
+
+
+def test_a_missing_object_is_never_skipped(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    key = segment_key(bench.tier.identity, bench.entry(1))
+    kept = bench.mover.store.get(key)
+    bench.mover.store.delete([key])
+    bench.subscribe(session, start="earliest")
+    for _ in range(200):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(0, 20), "up to what is missing, and no further"
+    assert isinstance(bench.tiers.cache.errors(bench.tier.identity)[0], ObjectMissing)
+    assert key in bench.tier.statistics()["read_error"]
+    asked = bench.mover.kinds().count("fetch")
+    assert asked < 60, "a store that has lost an object is asked slowly"
+    bench.mover.store.put(key, kept)
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(20, 80)
+
+
+@pytest.mark.parametrize("damage", ["data", "footer", "other", "zeros"])
+def test_damage_in_the_store_is_told_and_never_served(tmp_path: Path, time: Time, damage: str) -> None:
+    bench, session = filled(tmp_path)
+    key = segment_key(bench.tier.identity, bench.entry(1))
+    kept = bench.mover.store.get(key)
+    if damage == "data":
+        wrong = bytearray(kept)
+        wrong[200] ^= 1
+    elif damage == "footer":
+        wrong = bytearray(kept)
+        wrong[bench.entry(1).data_end + 20] ^= 1
+    elif damage == "other":  # whole and intact, but another segment
+        wrong = bytearray(bench.mover.store.get(segment_key(bench.tier.identity, bench.entry(0))))
+        wrong += bytes(len(kept) - len(wrong))
+        wrong = wrong[: len(kept)]
+    else:
+        wrong = bytearray(len(kept))
+    bench.mover.store.put(key, bytes(wrong))
+    bench.subscribe(session, start="earliest")
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(0, 20)
+    (error,) = bench.tiers.cache.errors(bench.tier.identity)
+    assert isinstance(error, StoreDamaged) and error.facts["key"] == key
+    assert 20 <= error.facts["start"] < error.facts["end"] <= 40
+    bench.mover.store.put(key, kept)
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(20, 80)
+
+
+def test_one_wrong_answer_is_asked_for_again_at_once(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, name="other", handle=9, start="latest")
+    key = segment_key(bench.tier.identity, bench.entry(0))
+    kept = bench.mover.store.get(key)
+    wrong = bytearray(kept)
+    wrong[200] ^= 8
+    bench.mover.store.put(key, bytes(wrong))
+    bench.mover.prompt = False
+    bench.ask(session, Kind.SUBSCRIBE, _subscribe("earliest"), 2)
+    bench.syncer.step()
+    bench.turn()
+    bench.mover.step()
+    bench.mover.store.put(key, kept)  # only the first answer was wrong
+    bench.mover.prompt = True
+    assert drain(bench, session) == expected(0, 80), "without a pause"
+
+
+def test_a_cut_cache_file_is_fetched_again(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="earliest")
+    assert drain(bench, session) == expected(0, 80)
+    for path in (tmp_path / "cache").iterdir():
+        data = bytearray(path.read_bytes())
+        data[100:] = bytes(len(data) - 100)
+        path.write_bytes(data)
+    bench.admin(session, "seek", subscription="s", kind="earliest")
+    assert drain(bench, session) == expected(0, 80)
+
+
+def test_a_redelivery_from_the_cold_tier_keeps_its_count_and_its_credit(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, mode="shared", start="earliest", credit_records=20)
+    assert drain(bench, session) == expected(0, 20)
+    bench.tiers.cache.forget(bench.tier.identity)  # as if evicted from the cache
+    bench.mover.prompt = False
+    session.closed = False
+    bench.shard.drop_session(session)
+    second = RecordingSession(5)
+    bench.subscribe(second, handle=4, mode="shared", credit_records=20)
+    host = bench.hosted.subscriptions["s"]
+    assert drain(bench, second) == [] and host.pending_again is not None
+    assert host.core.statistics()["in_flight"] == 0 and host.core.statistics()["waiting_redelivery"] == 20
+    host.core.check()
+    bench.mover.prompt = True
+    bench.mover.step()
+    bench.turn()
+    frames = second.take(Kind.DELIVER)
+    assert [record for frame in frames for record in frame.records] == expected(0, 20)
+    bench.ack(second, 0, 20, handle=4)
+    assert host.core.ack_floor == 20
+    host.core.check()
+
+
+def test_retention_trims_both_tiers_and_a_late_reader_is_told_the_new_start(
+    tmp_path: Path, time: Time
+) -> None:
+    bench, session = filled(tmp_path, retention_ms=10_000)
+    bench.subscribe(session, start="earliest", credit_records=5)
+    assert drain(bench, session) == expected(0, 5)
+    time.pass_s(60)
+    bench.seal()
+    publish(bench, session, 80, 4)
+    start = bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert start == 80 and bench.hosted.log is not None and bench.hosted.log.start == 80
+    manifest = bench.mover.manifests[bench.tier.identity]
+    assert manifest.start_offset == 80 and not len(manifest)
+    with pytest.raises(OffsetOutOfRange) as raised:
+        bench.hosted.chunk(7)
+    assert raised.value.facts["start"] == 80
+    bench.hosted.subscriptions.clear()
+    session.take()
+    bench.ask(session, Kind.SUBSCRIBE, _subscribe("offset", 7), 8)
+    error = session.only(Kind.ERROR).error
+    assert isinstance(error, OffsetOutOfRange) and error.facts["start"] == 80
+
+
+def test_nothing_unverified_leaves_this_host_while_it_has_not_expired(tmp_path: Path, time: Time) -> None:
+    options = TierOptions(local_retention_ms=1, cache_bytes=1 << 20)
+    bench = TieredBench(tmp_path, options, retention_ms=3_600_000)
+    session = RecordingSession()
+    bench.open_producer(session)
+    bench.mover.upload = False
+    for number in range(3):
+        publish(bench, session, number * 10, 10)
+        bench.seal()
+    time.pass_s(60)
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.hosted.log is not None and bench.hosted.log.start == 0, "the mover is paused"
+    bench.mover.upload = True
+    bench.mover.look(bench.tier.identity)
+    bench.tiers.second()
+    assert bench.hosted.log.start == 30 and bench.hosted.start == 0
+    publish(bench, session, 30, 10)
+    bench.mover.upload = False
+    bench.seal()
+    time.pass_s(7200)
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.hosted.start == 40, "what has expired goes, uploaded or not"
+
+
+def test_an_object_of_other_content_keeps_the_local_segment(tmp_path: Path, time: Time) -> None:
+    bench = TieredBench(tmp_path, TierOptions(local_retention_ms=1, cache_bytes=1 << 20))
+    session = RecordingSession()
+    bench.open_producer(session)
+    bench.mover.upload = False
+    publish(bench, session, 0, 10)
+    bench.seal()
+    identity = bench.tier.identity
+    bench.mover.upload = True
+    bench.mover.look(identity)
+    manifest = bench.mover.manifests[identity]
+    entry = manifest.entry(0)._replace(content_hash=bytes(range(16)), chain_hash=bytes(range(16)))
+    empty = manifest.trimmed(0)
+    bench.mover.manifests[identity] = type(empty)(
+        empty.topic, empty.topic_id, empty.partition, empty.epoch, empty.generation + 1, 0, empty.entries[:0]
+    ).with_added(entry)
+    bench.mover.tell(identity)
+    time.pass_s(60)
+    bench.tiers.second()
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.hosted.log is not None and bench.hosted.log.start == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [({"retention_bytes": 4000, "retention_ms": 0}, 40), ({"retention_segments": 2, "retention_ms": 0}, 40)],
+)
+def test_bytes_and_segments_are_counted_over_both_tiers(
+    tmp_path: Path, policy: dict[str, int], left: int
+) -> None:
+    bench = TieredBench(tmp_path, **policy)
+    session = RecordingSession()
+    bench.open_producer(session)
+    payload = b"x" * 100
+    from tests.unit.broker_parts import batch
+
+    for _ in range(4):
+        bench.publish(session, batch(*([payload] * 20)))
+        bench.seal()
+        if bench.tier.uploaded_end == 40:
+            bench.evict()
+    start = bench.tiers.retain(bench.hosted, 1)
+    assert start == left and bench.hosted.start == left
+
+
+def test_old_active_segments_are_sealed_and_uploaded(tmp_path: Path, time: Time) -> None:
+    bench = TieredBench(tmp_path, TierOptions(seal_after_ms=5_000, cache_bytes=1 << 20))
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 10)
+    bench.tiers.second()
+    time.pass_s(4)
+    bench.tiers.second()
+    bench.sealer.step()
+    assert bench.tier.uploaded_end == 0
+    assert bench.tier.statistics()["pending_seconds"] == pytest.approx(4)
+    assert bench.tier.statistics()["pending_bytes"] > 0
+    time.pass_s(2)
+    bench.tiers.second()
+    bench.sealer.step()
+    assert bench.tier.uploaded_end == 10
+    assert bench.tier.statistics()["pending_seconds"] == 0
+    assert bench.tier.statistics()["pending_bytes"] == 0
+
+
+def test_a_new_connection_is_told_everything_again(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="earliest")
+    bench.mover.prompt = False
+    bench.tiers.delete(bench.add_topic("/default/gone", 9))
+    bench.tiers.second()
+    bench.turn()
+    waiting = bench.mover.kinds().count("fetch")
+    bench.mover.frames.clear()  # the mover died
+    bench.mover.said.clear()
+    bench.tiers.on_connected()
+    bench.tiers.copy_cursors()
+    kinds = bench.mover.kinds()
+    assert {"attach", "delete", "cursors"} <= set(kinds) and waiting and kinds.count("fetch")
+    bench.mover.prompt = True
+    bench.mover.step()
+    assert drain(bench, session) == expected(0, 80)
+
+
+def test_copies_of_cursors_and_metadata_are_sent_once_for_each_change(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="earliest")
+    drain(bench, session)
+    bench.ack(session, 0, 33)
+    bench.turn()
+    bench.shard.store_cursors()
+    for _ in range(5):
+        time.pass_s(6)
+        bench.tiers.second()
+    frames = [frame for frame in bench.mover.said if frame["kind"] == "cursors"]
+    assert len(frames) == 1
+    target = tmp_path / "restored"
+    target.mkdir()
+    (target / "cursors-a").write_bytes(frames[0]["blob"])
+    from danube.core.cursor import CursorState
+    from danube.wal.cursors import CursorStore
+
+    store = CursorStore(target, bench.tier.identity)
+    assert CursorState.decode(store.load()["s"]).ack_floor == 33 and not store.damage
+    metadata = [frame for frame in bench.mover.said if frame["kind"] == "metadata"]
+    assert [(frame["version"], frame["blob"]) for frame in metadata] == [(7, b"snapshot")]
+
+
+def test_a_log_shorter_than_its_objects_is_named_and_nothing_is_evicted(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    other = TieredBench(tmp_path / "other")
+    other.mover.manifests = bench.mover.manifests
+    other.shard.open(TOPIC, lambda outcome: None)
+    assert "local data was lost" in other.tier.statistics()["upload_error"]
+    assert other.tier.manifest is None
+
+
+def test_seal_on_demand_answers_when_all_is_sealed(tmp_path: Path) -> None:
+    bench = TieredBench(tmp_path)
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 10)
+    session.take()
+    from danube.core import wire
+
+    bench.ask(session, Kind.ADMIN, wire.Admin("seal", TOPIC, {}))
+    assert session.take() == []
+    bench.sealer.step()
+    assert wire.decode_result(session.only(Kind.RESULT).body) == {"sealed_end": 10}
+    bench.ask(session, Kind.ADMIN, wire.Admin("seal", TOPIC, {}))
+    bench.sealer.step()
+    assert wire.decode_result(session.only(Kind.RESULT).body) == {"sealed_end": 10}
+    bench.shard.storage.request_sync(bench.hosted)
+    bench.syncer.step()
+    value = wire.decode_result(bench.admin(session, "storage").body)
+    assert value["uploaded_end"] == 10 and value["objects"] == 1
+    (segment,) = wire.decode_result(bench.admin(session, "list_segments", after_offset=0).body)
+    assert (segment["start_offset"], segment["end_offset"]) == (0, 10)
+
+
+# -- a model: any schedule of publishing, sealing, uploading, evicting and fetching ---------------------
+
+STEPS = st.lists(
+    st.sampled_from(["publish", "seal", "upload", "evict", "turn", "fetch", "forget", "seek", "restart"]),
+    min_size=10, max_size=60,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with memory_directory(tmp_path_factory.mktemp("tiers")) as path:
+        yield path
+
+
+@pytest.mark.usefixtures("small_blocks")
+@settings(
+    max_examples=200, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(steps=STEPS, mode=st.sampled_from(["exclusive", "shared"]))
+def test_every_record_comes_once_and_in_order_under_any_schedule(
+    scratch: Path, steps: list[str], mode: str
+) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        _schedule(Path(name), steps, mode)
+
+
+def _schedule(root: Path, steps: list[str], mode: str) -> None:
+    bench = TieredBench(root, TierOptions(cache_bytes=2048))
+    session = RecordingSession()
+    bench.open_producer(session)
+    bench.mover.prompt = False
+    bench.subscribe(session, mode=mode, start="earliest", credit_records=100_000)
+    published, found = 0, []
+    for step in steps:
+        if step == "publish":
+            publish(bench, session, published, 7)
+            published += 7
+        elif step == "seal":
+            bench.seal()
+        elif step == "upload":
+            bench.mover.step(1)
+        elif step == "evict":
+            bench.tiers._evict(bench.tier, 1 << 60)
+            bench.evict()
+        elif step == "fetch":
+            bench.mover.step()
+        elif step == "forget":
+            bench.tiers.cache.forget(bench.tier.identity)
+        elif step == "restart":
+            bench.tiers.on_connected()
+        elif step == "seek":
+            found += session.records()
+            assert found == expected(0, published)[: len(found)]
+            bench.hosted.subscriptions["s"].core.seek(bench.hosted.start, bench.hosted.high_watermark, 0)
+            bench.shard.wake(bench.hosted)
+            found = []
+        bench.turn()
+        found += session.records()
+        bench.hosted.subscriptions["s"].core.check()
+        assert found == expected(0, published)[: len(found)]
+    bench.mover.prompt = True
+    bench.mover.step()
+    found += drain(bench, session, turns=200)
+    assert found == expected(0, published)

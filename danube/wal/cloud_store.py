@@ -73,7 +73,7 @@ def open_cloud(settings: StorageSettings, scheme: str, bucket: str, prefix: str)
     }
     try:
         if scheme == "gs":
-            inner: Any = GCSStore(bucket, config=_google(settings, source), **options)
+            inner: Any = GCSStore(bucket, config=_google(settings), **options)
         else:
             inner = AzureStore(bucket, config=_azure(settings, source), **options)
     except (exceptions.BaseError, ValueError, OSError):
@@ -91,7 +91,7 @@ def open_directory(directory: str) -> CloudStore:
     return CloudStore(LocalStore(directory), f"obstore-file://{directory}", sorted_lists=False)
 
 
-def _google(settings: StorageSettings, source: CredentialSource) -> Any:
+def _google(settings: StorageSettings) -> Any:
     given = {
         "base_url": settings.endpoint,
         "service_account_key": settings.credentials.reveal(),

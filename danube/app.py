@@ -33,9 +33,26 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         progress=announce,
         on_ready=announce,
     )
+    _restore(config, announce)
     _import_worker_parts()
     tls = _tls_contexts(config)
     return supervisor.run(settings, lambda context: run_worker(context, config, tls), _mover_main(config))
+
+
+def _restore(config: BrokerConfig, announce: Callable[[str | Started], None]) -> None:
+    """End a restore that was cut off; begin one where nothing is here and the configuration asks for it."""
+    from danube.broker import restore
+
+    if config.storage.mode == "local" or config.storage.restore != "if_empty":
+        restore.finish_restore(config.data_dir)
+        return
+    from danube.wal.open_store import open_store
+
+    restored = restore.restore_if_empty(open_store(config.storage), config.data_dir)
+    if restored is not None:
+        announce(f"restored {restored.topics} topics, {restored.objects} objects from the store")
+        for problem in restored.problems:
+            announce(problem)
 
 
 def _mover_main(config: BrokerConfig) -> MoverMain | None:

@@ -128,6 +128,11 @@ class DataDir:
         self._store_incarnation(first + count - 1)
         return first
 
+    def advance_incarnation(self, least: int) -> None:
+        """From now on all numbers drawn are above ``least``: epochs up to its own are in use elsewhere."""
+        if self._stored_incarnation() < least:
+            self._store_incarnation(least)
+
     def _stored_incarnation(self) -> int:
         path = self.path / INCARNATION_NAME
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from danube import telemetry
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
@@ -37,7 +37,7 @@ class MoverClient(asyncio.Protocol):
         self._address = address
         self._on_connected = on_connected
         self._on_frame = on_frame
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._retry_s = RETRY_FIRST_S
         self._stopped = False
@@ -91,12 +91,10 @@ class MoverClient(asyncio.Protocol):
     # -- asyncio.Protocol -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.WriteTransport):
-            raise TypeError("a stream transport is needed")
-        self._transport = transport
+        self._transport = made = cast(asyncio.Transport, transport)  # the loop's own class need not be one
         self._reader = FrameReader()
         if self._stopped:
-            transport.close()
+            made.close()
         else:
             self._on_connected()
 

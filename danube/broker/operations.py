@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker import access_operations, schema_operations, topic_operations
+from danube.broker import access_operations, schema_operations, storage_operations, topic_operations
 from danube.broker.arguments import Args
 from danube.errors import DanubeError, InvalidArgument, TopicNotFound
 from danube.ids import check_topic_name
@@ -34,6 +34,7 @@ _TABLE: dict[str, Operation] = {
     **topic_operations.TABLE,
     **schema_operations.TABLE,
     **access_operations.TABLE,
+    **storage_operations.TABLE,
 }
 
 

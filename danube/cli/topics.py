@@ -46,6 +46,9 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--retention-time", "retention_ms", type=duration, help="Delete older; 0 keeps for ever."
         ),
         click.option("--retention-size", "retention_bytes", type=size, help="Per partition; 0: no bound."),
+        click.option(
+            "--retention-segments", type=click.IntRange(min=0), help="Sealed segments; 0: no bound."
+        ),
         click.option("--max-record-size", "max_record_bytes", type=size),
         click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
         click.option(
@@ -155,6 +158,26 @@ def delete(services: Services, /, topic: str, service_addr: Address, yes: bool, 
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
         client.admin.delete_topic(topic)
     show({"topic": topic, "deleted": True}, output)
+
+
+@topics.command("seal", short_help="Seal what is written, so that it can be uploaded.")
+@_topic_argument
+@address_option()
+@click.option("--wait", is_flag=True, help="Until it is in the object store, too.")
+@click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]")
+@output_option()
+@click.pass_obj
+def seal(
+    services: Services, /, topic: str, service_addr: Address, wait: bool, timeout: int, output: str
+) -> None:
+    """End the active segment of every partition now, instead of when it is full or old."""
+    from danube.cli.sealing import wait_uploaded
+
+    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
+        ends = client.admin.seal(topic)
+        if wait:
+            wait_uploaded(client, topic, ends, timeout)
+    show({"topic": topic, "sealed_ends": ends, "uploaded": wait}, output)
 
 
 def topic_object(entry: Any) -> dict[str, Any]:

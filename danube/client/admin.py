@@ -191,6 +191,14 @@ class AdminPlans:
         policy = msgspec.to_builtins(failure_policy_of(failure))
         yield from self._everywhere("set_failure_policy", topic, subscription=subscription, failure=policy)
 
+    def seal(self, topic: str) -> Plan[list[int]]:
+        answers = yield from self._everywhere("seal", topic)
+        return [int(answer["sealed_end"]) for answer in answers]
+
+    def storage_status(self, topic: str) -> Plan[dict[str, Any]]:
+        answer = yield self._session.admin("storage_status", topic=topic)
+        return dict(answer)
+
     def status(self) -> Plan[dict[str, Any]]:
         answer = yield self._session.admin("status")
         return dict(answer)

@@ -275,6 +275,7 @@ class Admin:
         durability: str | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
+        retention_segments: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
@@ -286,6 +287,7 @@ class Admin:
             durability,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
+            retention_segments=retention_segments,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
@@ -304,6 +306,7 @@ class Admin:
         durability: str | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
+        retention_segments: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
@@ -315,6 +318,7 @@ class Admin:
             durability,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
+            retention_segments=retention_segments,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
@@ -359,6 +363,14 @@ class Admin:
     ) -> None:
         """Change what happens to records of a subscription that are nacked or not acked in time."""
         self._run(lambda plans: plans.set_failure_policy(topic, subscription, failure))
+
+    def seal(self, topic: str) -> list[int]:
+        """Seal what each partition has written so far; below which offset, in partition order."""
+        return self._run(lambda plans: plans.seal(topic))
+
+    def storage_status(self, topic: str = "") -> dict[str, Any]:
+        """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
+        return self._run(lambda plans: plans.storage_status(topic))
 
     def status(self) -> dict[str, Any]:
         """The broker's own account of itself."""

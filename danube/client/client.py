@@ -283,6 +283,7 @@ class Admin:
         durability: str | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
+        retention_segments: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
@@ -294,6 +295,7 @@ class Admin:
             durability,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
+            retention_segments=retention_segments,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
@@ -312,6 +314,7 @@ class Admin:
         durability: str | None = None,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
+        retention_segments: int | None = None,
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
@@ -323,6 +326,7 @@ class Admin:
             durability,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
+            retention_segments=retention_segments,
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
@@ -367,6 +371,14 @@ class Admin:
     ) -> None:
         """Change what happens to records of a subscription that are nacked or not acked in time."""
         await self._client._live.run(self._plans.set_failure_policy(topic, subscription, failure))
+
+    async def seal(self, topic: str) -> list[int]:
+        """Seal what each partition has written so far; below which offset, in partition order."""
+        return await self._client._live.run(self._plans.seal(topic))
+
+    async def storage_status(self, topic: str = "") -> dict[str, Any]:
+        """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
+        return await self._client._live.run(self._plans.storage_status(topic))
 
     async def status(self) -> dict[str, Any]:
         """The broker's own account of itself."""

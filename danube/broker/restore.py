@@ -1,0 +1,330 @@
+"""A data directory from an object store: metadata, cursors and producers; records stay where they are.
+
+Everything is written below ``restoring`` first.  Then a file ``complete`` is put there, and only then
+do the parts get their names, so a restore that was cut off is begun anew or ended, and a directory
+that holds data is never touched.
+
+    restoring/metadata/metadata.log          the newest metadata snapshot that can be read
+    restoring/partitions/<id>/<offset>.seg   an empty log that numbers on where uploading had come
+                             /producers      what is remembered of producers there
+                             /cursors-*      the newest copy of the cursors, none beyond that offset
+    restoring/complete                       the store's identity and the largest epoch
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from danube import files, telemetry
+from danube.broker.data_dir import DataDir
+from danube.cluster import log_file
+from danube.core.batch import BatchHeader, read_header
+from danube.core.columns import scan
+from danube.core.commands import TopicRecord
+from danube.core.cursor import CursorState
+from danube.core.metadata import Metadata
+from danube.core.partition import Partition
+from danube.errors import Damage, ObjectMissing, StorageFailed, StoreDamaged, WrongState
+from danube.wal.carry import create_empty
+from danube.wal.cursors import CursorStore, read_cursor_file
+from danube.wal.manifest import Manifest
+from danube.wal.manifest_keys import (
+    METADATA_PREFIX,
+    PARTITIONS_PREFIX,
+    cursors_prefix,
+    manifest_prefix,
+    parse_key,
+    segment_key,
+)
+from danube.wal.objects import ObjectStore
+from danube.wal.producers import Checkpoint, write_checkpoint
+from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, read_summary, split_footer
+from danube.wal.store_binding import StoreIdentity, bind, stored_identity
+
+EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard
+THREADS: Final = 16
+STAGING: Final = "restoring"
+COMPLETE: Final = "complete"
+_COMPLETE_BYTES_MAX: Final = 4096
+_log = telemetry.events("restore")
+
+
+class Restored(NamedTuple):
+    """What came back; ``problems`` are sentences about what did not."""
+
+    topics: int
+    partitions: int
+    objects: int
+    bytes: int
+    subscriptions: int
+    problems: list[str]
+
+
+class _Complete(msgspec.Struct, frozen=True):
+    store: StoreIdentity
+    epoch: int
+
+
+class _Found(NamedTuple):
+    """One partition that came back."""
+
+    epoch: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    subscriptions: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def holds_data(data_dir: Path) -> bool:
+    """Whether a broker has kept something there."""
+    partitions = data_dir / "partitions"
+    if partitions.is_dir() and next(partitions.iterdir(), None) is not None:
+        return True
+    return (data_dir / "metadata" / "metadata.log").exists()
+
+
+def finish_restore(data_dir: Path) -> bool:
+    """End a restore that was cut off after everything was written; False when there is none."""
+    staging = data_dir / STAGING
+    try:
+        done = msgspec.json.decode(
+            files.read_bounded(staging / COMPLETE, _COMPLETE_BYTES_MAX), type=_Complete
+        )
+    except FileNotFoundError:
+        return False
+    data = DataDir(data_dir)
+    try:
+        data.advance_incarnation(done.epoch // EPOCHS_PER_INCARNATION)
+        for name in ("partitions", "metadata"):
+            source, target = staging / name, data_dir / name
+            if source.is_dir():
+                if target.is_dir():
+                    _remove_empty(target)
+                files.rename(source, target)
+        files.fsync_directory(data_dir)
+        bind(data_dir, done.store)
+        files.unlink(staging / COMPLETE)
+        files.fsync_directory(staging)
+        shutil.rmtree(staging)
+    except OSError as error:
+        raise StorageFailed("the restore cannot be ended", why=str(error), hint="run it again") from error
+    finally:
+        data.close()
+    return True
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove what an unused broker leaves; OSError when there is more."""
+    for name in ("metadata.lock",):
+        (directory / name).unlink(missing_ok=True)
+    directory.rmdir()
+
+
+def restore_if_empty(store: ObjectStore, data_dir: Path) -> Restored | None:
+    """At a start: restore when nothing is here and the store holds a broker's data."""
+    if finish_restore(data_dir) or holds_data(data_dir):
+        return None
+    if stored_identity(store) is None or next(iter(store.list(METADATA_PREFIX)), None) is None:
+        return None
+    return restore_from(store, data_dir)
+
+
+def restore_from(
+    store: ObjectStore, data_dir: Path, *, progress: Callable[[str], None] = lambda line: None
+) -> Restored:
+    """Fill ``data_dir`` from ``store``; takes a request or two for each partition.
+
+    Raises WrongState where the directory holds data, AlreadyRunning, ObjectMissing where the store holds
+    no broker's data, StoreDamaged where no copy of the metadata can be read, StoreUnavailable, StorageFailed.
+    """
+    if finish_restore(data_dir):
+        progress("a restore that was cut off has been ended; nothing was read from the store")
+        return Restored(0, 0, 0, 0, 0, [])
+    if holds_data(data_dir):
+        raise WrongState(
+            f"{data_dir} holds data", why="a restore never overwrites", hint="give an empty --data-dir"
+        )
+    data = DataDir(data_dir)
+    try:
+        restored = _stage(store, data_dir / STAGING, progress)
+    except OSError as error:
+        raise StorageFailed(f"{data_dir} cannot be written", why=str(error)) from error
+    finally:
+        data.close()
+    finish_restore(data_dir)
+    return restored
+
+
+def _stage(store: ObjectStore, staging: Path, progress: Callable[[str], None]) -> Restored:
+    identity = stored_identity(store)
+    if identity is None:
+        raise ObjectMissing(f"{store.name} holds no broker's data", hint="check the bucket and the prefix")
+    shutil.rmtree(staging, ignore_errors=True)
+    files.make_directory(staging / "partitions")
+    metadata, problems = _newest_metadata(store)
+    problems += _pass_unknown_ids(store, metadata)
+    progress(f"metadata version {metadata.version}: {metadata.topic_count} topics")
+    files.make_directory(staging / "metadata")
+    files.replace_durably(staging / "metadata" / "metadata.log", log_file.new_file(1, metadata.snapshot()))
+    records = [record for record in metadata.topics(None) if record.policy.reliable]
+    jobs = [(record, index) for record in records for index in range(record.partition_count)]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="danube-restore") as pool:
+        found = list(pool.map(lambda job: _restore_partition(store, staging / "partitions", *job), jobs))
+    files.fsync_directory(staging / "partitions")
+    files.fsync_directory(staging)
+    epoch = max((one.epoch for one in found), default=0)
+    files.replace_durably(staging / COMPLETE, msgspec.json.encode(_Complete(identity, epoch)))
+    for one in found:
+        problems += one.problems
+    return Restored(
+        metadata.topic_count, len(jobs), sum(one.objects for one in found),
+        sum(one.size_bytes for one in found), sum(one.subscriptions for one in found), problems,
+    )  # fmt: skip
+
+
+def _newest_metadata(store: ObjectStore) -> tuple[Metadata, list[str]]:
+    """The newest snapshot that can be read, and what is wrong with newer ones."""
+    problems: list[str] = []
+    for key in sorted((one.key for one in store.list(METADATA_PREFIX)), reverse=True):
+        try:
+            return Metadata.restore(store.get(key)), problems
+        except Damage as error:
+            problems.append(f"{key} cannot be read: {error}")
+    if problems:
+        raise StoreDamaged("no copy of the metadata can be read", why=problems[0], hint="see `danube verify`")
+    raise ObjectMissing(f"{store.name} holds no metadata", hint="check the bucket and the prefix")
+
+
+def _pass_unknown_ids(store: ObjectStore, metadata: Metadata) -> list[str]:
+    """Topics that were made after the metadata was copied: their ids must not be given again."""
+    problems: list[str] = []
+    after = f"{PARTITIONS_PREFIX}{metadata.next_topic_id - 1:016x}-~"
+    while (found := next(iter(store.list(PARTITIONS_PREFIX, after)), None)) is not None:
+        parsed = parse_key(found.key)
+        if parsed is None or parsed.identity is None:
+            after = found.key
+            continue
+        topic_id = parsed.identity.topic_id
+        problems.append(
+            f"topic {topic_id:x} is newer than the copy of the metadata; its objects are left alone"
+        )
+        metadata.next_topic_id = max(metadata.next_topic_id, topic_id + 1)
+        after = f"{PARTITIONS_PREFIX}{topic_id:016x}-~"
+    return problems
+
+
+def _restore_partition(store: ObjectStore, root: Path, record: TopicRecord, index: int) -> _Found:
+    identity = LogIdentity(record.topic_id, index)
+    name = record.physical_name(index)
+    manifest, problems = _newest_manifest(store, identity)
+    if manifest is None:
+        return _Found(problems=tuple(f"{name}: {problem}" for problem in problems))
+    directory = root / identity.directory_name
+    files.make_directory(directory)
+    end = manifest.uploaded_end
+    created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
+    create_empty(directory, identity, manifest.epoch, end, created_us)
+    try:
+        snapshot = _producers(store, manifest, record, name)
+        write_checkpoint(directory, identity, Checkpoint(end, snapshot))
+    except Damage as error:
+        problems.append(f"producers are forgotten: {error}")
+    subscriptions = 0
+    try:
+        subscriptions = _restore_cursors(store, identity, directory, end)
+    except Damage as error:
+        problems.append(f"cursors are lost: {error}")
+    told = tuple(f"{name}: {problem}" for problem in problems)
+    return _Found(manifest.epoch, len(manifest), manifest.size_bytes, subscriptions, told)
+
+
+def _newest_manifest(store: ObjectStore, identity: LogIdentity) -> tuple[Manifest | None, list[str]]:
+    problems: list[str] = []
+    for key in sorted((one.key for one in store.list(manifest_prefix(identity))), reverse=True):
+        try:
+            manifest = Manifest.decode(store.get(key))
+        except Damage as error:
+            problems.append(f"{key} cannot be read: {error}")
+            continue
+        if manifest.identity == identity:
+            return manifest, problems
+        problems.append(f"{key} is of another partition")
+    return None, problems
+
+
+def _producers(store: ObjectStore, manifest: Manifest, record: TopicRecord, name: str) -> bytes:
+    """What is remembered of producers at the end of the last object: the newest snapshot in a footer, and
+    the headers of the batches behind it."""
+    number, snapshot = len(manifest), None
+    while number > 0 and snapshot is None:
+        number -= 1
+        snapshot = _footer_snapshot(store, manifest, number)
+    core = Partition(name, manifest.epoch, record.policy, manifest.uploaded_end)
+    first = number + 1 if snapshot is not None else 0
+    core.restore(snapshot, _headers(store, manifest, first))
+    return core.snapshot(manifest.uploaded_end)
+
+
+def _footer_snapshot(store: ObjectStore, manifest: Manifest, number: int) -> bytes | None:
+    entry = manifest.entry(number)
+    data = store.get(segment_key(manifest.identity, entry), entry.data_end, entry.size_bytes)
+    summary = read_summary(data[-SUMMARY_BYTES:], entry.size_bytes)
+    if summary is None:
+        raise Damage("an object has no footer")
+    return split_footer(data[:-SUMMARY_BYTES], summary)[1]
+
+
+def _headers(store: ObjectStore, manifest: Manifest, first: int) -> Iterator[BatchHeader]:
+    for number in range(first, len(manifest)):
+        entry = manifest.entry(number)
+        data = store.get(segment_key(manifest.identity, entry), HEADER_BYTES, entry.data_end)
+        for position in scan(data).positions.tolist():
+            yield read_header(data, position)
+
+
+def _restore_cursors(store: ObjectStore, identity: LogIdentity, directory: Path, end: int) -> int:
+    """Write the newest copy that can be read; no cursor is beyond ``end``, or it would skip records."""
+    keys = sorted((one.key for one in store.list(cursors_prefix(identity))), reverse=True)
+    problem: Damage | None = None
+    for key in keys:
+        copy = directory / "cursors-copy"
+        files.replace_durably(copy, store.get(key))
+        held = read_cursor_file(copy, identity)
+        files.unlink(copy)
+        if held is None or held.damaged:
+            problem = Damage(f"{key} cannot be read")
+            continue
+        states = {name: _clamped(blob, end) for name, blob in held.states.items() if blob is not None}
+        cursors = CursorStore(directory, identity)
+        cursors.load()
+        for name, blob in states.items():
+            cursors.store(name, blob)
+        cursors.write()
+        job = cursors.sync_job()
+        if job is not None:
+            job.run()
+        cursors.close()
+        if problem is not None:
+            _log.warning("an older copy of cursors is used", key=key, why=str(problem))
+        return len(states)
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _clamped(blob: bytes, end: int) -> bytes:
+    state = CursorState.decode(blob)
+    floor = min(state.ack_floor, end)
+    acked = state.acked[state.acked[:, 0] < end].copy() if floor == state.ack_floor else state.acked[:0]
+    acked[:, 1] = acked[:, 1].clip(max=end)
+    if len(acked) and int(acked[0, 0]) <= floor:
+        acked = acked[1:]
+    fields: dict[str, Any] = {"ack_floor": floor, "acked": acked}
+    return dataclasses.replace(state, **fields).encode()

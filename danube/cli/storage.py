@@ -1,0 +1,74 @@
+"""``danube storage``: what is not off this host yet, and getting it back from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from danube.cli.addressing import Address, address_option, explaining, topic_name
+from danube.cli.config import config_file_option
+from danube.cli.lazy import LazyGroup
+from danube.cli.output import note, output_option, plain, show
+from danube.cli.services import Services
+
+COLUMNS = (
+    "topic", "partitions", "local_bytes", "uploaded_bytes", "objects", "pending_bytes", "pending_seconds",
+    "error",
+)  # fmt: skip
+
+
+@click.group(cls=LazyGroup)
+def storage() -> None:
+    """Show tiered storage, and restore a broker from its object store.
+
+    \b
+    danube storage status
+    danube storage restore s3://bucket/prefix --data-dir ./data
+    """
+
+
+@storage.command("status", short_help="Show what is not off this host yet.")
+@address_option()
+@click.option("--topic", type=topic_name, default="", help="Only this topic.")
+@output_option()
+@click.pass_obj
+def status(services: Services, /, service_addr: Address, topic: str, output: str) -> None:
+    """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
+
+    Exit code 0 also when something cannot be uploaded now: the column error says why.
+    """
+    with explaining(service_addr), services.connect(service_addr.url) as client:
+        found = plain(client.admin.storage_status(topic))
+    if output == "json":
+        show(found, output)
+        return
+    show(found["topics"], output, COLUMNS)
+    if not found["tiered"]:
+        note("storage is local: no object store is set up")
+
+
+@storage.command("restore", short_help="Fill an empty data directory from an object store.")
+@click.argument("url", metavar="URL")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Empty or missing; where the data goes.")
+@click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
+@config_file_option
+@output_option()
+@click.pass_obj
+def restore(
+    services: Services, /, url: str, data_dir: Path | None, s3_endpoint: str | None, file: Path | None,
+    output: str,
+) -> None:  # fmt: skip
+    """Bring back every topic, schema, cursor and uploaded record that URL holds.
+
+    Records stay in the store and are read from there; local disk is needed for what is published from
+    now on.  Start the broker afterwards with the same URL.  A directory that holds data is refused.
+    """
+    from danube.broker.restore import restore_from
+    from danube.config import load
+    from danube.wal.open_store import open_store
+
+    flags = {"storage.url": url, "storage.mode": "object_store", "storage.endpoint": s3_endpoint}
+    config = load(file, services.environ, {**flags, "data_dir": data_dir}).config
+    restored = restore_from(open_store(config.storage), config.data_dir, progress=note)
+    show({**restored._asdict(), "data_dir": str(config.data_dir)}, output)

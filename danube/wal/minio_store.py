@@ -138,8 +138,10 @@ class MinioStore:
             return None
         headers = response.headers
         modified_us = s3_answers.http_moment_us(headers.get("Last-Modified", ""))
-        length = int(headers.get("Content-Length", "0"))
-        return ObjectInfo(key, length, headers.get("ETag", "").strip('"'), modified_us)
+        length = headers.get("Content-Length", "")
+        if not length.isdigit():
+            raise StoreUnavailable(f"store {self.name} did not say the length of {key}", store=self.name)
+        return ObjectInfo(key, int(length), headers.get("ETag", "").strip('"'), modified_us)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         query = {"list-type": "2", "encoding-type": "url", "prefix": self._prefix + prefix}
@@ -166,7 +168,7 @@ class MinioStore:
         bound_us = wall_us() - older_than_us
         count = 0
         for upload in self._all_uploads():
-            if upload.begun_us <= bound_us:
+            if 0 < upload.begun_us <= bound_us:
                 key = upload.key.removeprefix(self._prefix)
                 try:
                     self.retries.run(partial(self.abort_upload, key, upload.upload_id))
@@ -190,7 +192,9 @@ class MinioStore:
         found: dict[int, tuple[str, int]] = {}
         query = {"uploadId": upload_id, "max-parts": "1000"}
         while True:
-            answer = Answer(self._ask("list parts", "GET", key, query=query).data, "ListPartsResult")
+            answer = Answer(
+                self._ask("list parts", "GET", key, query=query).data, "ListPartsResult", "ListPartsResponse"
+            )
             found.update((number, (etag, size)) for number, etag, size in answer.parts())
             if not answer.truncated:
                 return found

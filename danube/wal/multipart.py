@@ -55,6 +55,11 @@ class PartCalls(Protocol):
 
 def run_parallel(calls: Iterable[Callable[[], None]], parallel: int) -> None:
     """Run the calls, ``parallel`` at a time; after one failed no further one begins, and it is raised."""
+    waiting = list(calls)
+    if len(waiting) <= 1:
+        for call in waiting:
+            call()
+        return
     failed = threading.Event()
 
     def guarded(call: Callable[[], None]) -> None:
@@ -67,7 +72,7 @@ def run_parallel(calls: Iterable[Callable[[], None]], parallel: int) -> None:
             raise
 
     with ThreadPoolExecutor(parallel, thread_name_prefix="store") as pool:
-        futures = [pool.submit(guarded, call) for call in calls]
+        futures = [pool.submit(guarded, call) for call in waiting]
     for future in futures:
         future.result()
 

@@ -29,9 +29,9 @@ class Upload(NamedTuple):
 
 
 class Answer:
-    """One parsed document; ``root`` is the name of its outermost element."""
+    """One parsed document; ``roots`` are the names that its outermost element may have."""
 
-    def __init__(self, data: bytes, root: str) -> None:
+    def __init__(self, data: bytes, *roots: str) -> None:
         try:
             self._element = ElementTree.fromstring(data)  # noqa: S314 - expat bounds the growth of entities
         except ElementTree.ParseError:
@@ -39,8 +39,8 @@ class Answer:
                 "the store's answer is not XML", why="it was cut, or is another's"
             ) from None
         self._decoded = self.text("EncodingType") == "url"
-        if _name(self._element) != root:
-            raise StoreUnavailable(f"the store answered {_name(self._element)[:40]} instead of {root}")
+        if _name(self._element) not in roots:
+            raise StoreUnavailable(f"the store answered {_name(self._element)[:40]} instead of {roots[0]}")
 
     def text(self, name: str) -> str:
         """Text of a direct child, or empty."""

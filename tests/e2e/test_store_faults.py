@@ -401,7 +401,8 @@ def test_orphaned_parts_are_removed_at_their_age_and_others_are_left(setup: Setu
     other = stranger.begin_upload("theirs")
     stranger.put_part("theirs", other, 1, bytes(5 * MIB))
     store = setup.store()
-    assert store.clean_uploads(3_600_000_000) == 0, "it is young"
+    if setup.server.kind == "minio":  # moto begins all of them in 2010
+        assert store.clean_uploads(3_600_000_000) == 0, "it is young"
     assert store.clean_uploads(0) == 1
     assert direct.find_uploads("dir/orphan") == []
     assert stranger.find_uploads("theirs") == [other], "another prefix is another's"

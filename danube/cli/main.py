@@ -24,7 +24,10 @@ COMMANDS = {
     "subscriptions": Entry(
         "danube.cli.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
     ),
+    "storage": Entry("danube.cli.storage:storage", "Show tiered storage; restore from an object store."),
     "schema": Entry("danube.cli.schema:schema", "Register, compare and look up schemas."),
+    "verify": Entry("danube.cli.verify:verify", "Check stored data: every segment, manifest and object."),
+    "inspect": Entry("danube.cli.inspect:inspect", "Say in words what one stored file or object holds."),
     "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
     "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
@@ -69,7 +72,7 @@ def root(context: click.Context, version: bool) -> None:
 
     Data goes to standard output, everything else to standard error.  Exit codes: 0 success, 2 usage,
     3 not found, 4 conflict, 6 broker unreachable, 7 timed out, 8 invalid data, 9 partial success,
-    11 configuration invalid, 12 storage problem, 130 interrupted.
+    10 check found something, 11 configuration invalid, 12 storage problem, 130 interrupted.
     """
     context.obj = context.obj or Services()
     if version:

@@ -34,6 +34,7 @@ from danube.wal.verify_tree import ATTEMPTS, LocalPartition, Progress, Verified,
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
 PARALLEL: Final = 4
+_NOT_WHOLE: Final = (FindingKind.CHECKSUM, FindingKind.TRUNCATED, FindingKind.VERSION)
 
 Listed = list[tuple[ObjectInfo, Name]]
 WantedTopic = Callable[[Identity, str], bool]
@@ -200,7 +201,7 @@ def _read_manifests(store: ObjectStore, listed: Listed, stored: StoredPartition)
             for kind, what, position, start, end in facts.problems
             if kind not in harmless
         ]
-        if not any(problem.position <= 0 for problem in facts.problems):
+        if not any(problem.kind in _NOT_WHOLE for problem in facts.problems):
             whole[info.key] = facts
     return whole
 

@@ -91,7 +91,8 @@ def verify_tree(
     if not directory.is_dir():
         raise NotFound(f"there is no directory {directory}", hint="name a broker's data directory")
     if (directory / "metadata").is_dir() or (directory / "partitions").is_dir():
-        _verify_metadata(directory / "metadata" / "metadata.log", verified)
+        whole = (directory / "format").exists() or (directory / "metadata").is_dir()
+        _verify_metadata(directory / "metadata" / "metadata.log", verified, whole)
         found = list(partitions_in(directory))
         for name in sorted(path.name for path in (directory / "partitions").glob("*")):
             if not _PARTITION.match(name):
@@ -108,12 +109,16 @@ def verify_tree(
     return locals_
 
 
-def _verify_metadata(path: Path, verified: Verified) -> None:
+def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
     problems: list[Problem] = []
     for _ in range(ATTEMPTS):
         data = _content(path)
         if data is None:
-            verified.remarks.append(f"{path}: there is none")
+            if expected:
+                what = "without it nobody knows which topics there are"
+                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+            else:
+                verified.remarks.append(f"{path}: there is none")
             return
         problems = read_metadata_log(data).problems
         if not problems:

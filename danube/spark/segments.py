@@ -1,0 +1,44 @@
+"""What a plan knows of a segment and of a partition, from names, headers, footers and manifests alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from danube.wal.segment import LogIdentity
+
+
+class SegmentRef(NamedTuple):
+    """One segment of a partition: offsets ``start .. end`` of it count, its batches end at ``data_end``.
+
+    ``key``: the file's name or the object's key.  ``base_offset`` and ``end_offset``: as the segment says;
+    ``start`` is more where records have expired, ``end`` less where the next segment takes over.
+    ``size_bytes``: with the footer.  ``hole_before``: records in front of it are lost.  Times are append
+    times in microseconds, 0 where they are not known.  ``data_end`` of an unsealed segment is a bound.
+    """
+
+    key: str
+    base_offset: int
+    end_offset: int
+    start: int
+    end: int
+    size_bytes: int
+    data_end: int
+    record_count: int
+    first_append_us: int
+    last_append_us: int
+    epoch: int
+    sealed: bool
+    compacted: bool
+    hole_before: bool
+
+
+class PartitionHistory(NamedTuple):
+    """What a place holds of a partition: records from ``start_offset`` on, in ``segments`` by offset."""
+
+    identity: LogIdentity
+    start_offset: int
+    segments: list[SegmentRef]
+
+    @property
+    def end_offset(self) -> int:
+        return self.segments[-1].end if self.segments else self.start_offset

@@ -82,6 +82,7 @@ class ColdSegment(StoredSegment):
         self.record_count = entry.record_count
         self.batch_count = entry.batch_count
         self.content_hash = entry.content_hash
+        self.compacted = bool(entry.flags & EntryFlag.COMPACTED)
         self.sealed = True
         self.index = None
         self.blocks: set[int] = set()
@@ -222,7 +223,7 @@ class ColdSegment(StoredSegment):
         if limit <= place.position:
             return None
         fd = descriptors.fd(self.file, writing=False)
-        return read_run(fd, place.position, limit, place.offset, bytes_max)
+        return read_run(fd, place.position, limit, place.offset, bytes_max, self.sparse)
 
     def _judge(
         self, run: Run | None, place: Place, limit: int, index: SparseIndex

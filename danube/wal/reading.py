@@ -70,8 +70,6 @@ def read_segment(
             place = Place(gap.resume, gap.end)
         elif run.offset_end <= offset:
             place = Place(run.position_end, run.offset_end)
-        elif int(run.batches.base_offsets[0]) >= end:  # a compacted segment's first batches are gone
-            return SegmentReading(Chunk(b"", offset, end, tuple(damage)), place, tuple(gaps))
         else:
             data, first_offset, place = cut_run(run, offset, end, bytes_max)
             chunk = Chunk(data, first_offset, place.offset, tuple(damage))
@@ -84,6 +82,8 @@ def read_segment(
 def cut_run(run: Run, offset: int, end: int, bytes_max: int) -> tuple[bytes, int, Place]:
     """The batches of ``run`` from the one that holds ``offset`` up to the last that starts below ``end``."""
     positions, sizes, base_offsets, record_counts, stop, _ = run.batches
+    if int(base_offsets[0]) >= end:  # a compacted segment holds nothing below ``end`` any more
+        return b"", end, Place(run.position, end)
     first, last, start = 0, len(positions), 0
     if int(base_offsets[0]) + int(record_counts[0]) <= offset:
         first = int(np.searchsorted(base_offsets + record_counts, offset, "right"))

@@ -361,3 +361,34 @@ def test_a_plain_log_still_takes_no_selection(tmp_path: Path) -> None:
     del data[start:]
     found = read_independently(BytesSource(bytes(data)), 0)
     assert any("not compacted" in problem.what for problem in found.problems)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_compacted_object_is_read_through_the_cache(tmp_path: Path, seed: int) -> None:
+    from danube.wal.cold_segment import ColdSegment, Missing
+    from tests.unit.store_samples import entry_for
+
+    sources = sealed_log(tmp_path / "log", random_segments(seed))
+    compact(sources, keys_of(sources), target_of(tmp_path))
+    data = target_of(tmp_path).read_bytes()
+    expected = records_of([SealedRange(target_of(tmp_path))])
+    chance = random.Random(seed)
+    for bytes_max in (1, 1 << 20):
+        cache = tmp_path / f"cache-{bytes_max}"
+        cache.write_bytes(bytes(len(data)))
+        segment = ColdSegment(cache, IDENTITY, entry_for(data), "key")
+        found: dict[int, Record] = {}
+        offset = 0
+        while offset < segment.end_offset:
+            end = chance.randrange(offset + 1, segment.end_offset + 1)
+            reading = segment.read(offset, end, bytes_max)
+            if isinstance(reading, Missing):
+                with cache.open("r+b") as file:
+                    file.seek(reading.start)
+                    file.write(data[reading.start : reading.end])
+                segment.take(reading.start, reading.end)
+                continue
+            assert reading.chunk.damage == () and reading.chunk.next_offset > offset
+            found |= stored_records(reading.chunk.data)
+            offset = reading.chunk.next_offset
+        assert found == expected

@@ -1,0 +1,99 @@
+"""``df.write.format("danube")``: a DataFrame's rows into topics.
+
+A task publishes under the name ``spark/<job>/<partition>``.  Without the option ``jobId`` the job is this
+one write: attempts of its tasks store each row once.  With it, every write under the same id (and
+``batchId``, for foreachBatch) is the same work, also by another application after this one was killed.
+That holds while a task's rows are the same in the same order, so a write that is to be repeated comes
+from a source that can be read again, and without a shuffle that orders rows by chance.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from danube.client.blocking_client import connect
+from danube.errors import InvalidArgument, WrongState
+from danube.spark.publishing import Publisher, PublishOptions
+from danube.spark.sink_options import SinkOptions, check_columns, read_sink_options
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+_logger = logging.getLogger("danube.spark")
+
+
+@dataclass
+class Published(WriterCommitMessage):
+    """What a task published: rows it was given, and those of them that an earlier attempt had stored."""
+
+    rows: int
+    passed_over: int
+    payload_bytes: int
+
+
+def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeArrowWriter:
+    """The writer of one ``save()``; options and columns are checked here, on the driver."""
+    if overwrite:
+        raise InvalidArgument("a topic is not overwritten", hint='use .mode("append")')
+    read = read_sink_options(options)
+    check_columns(schema, read.publish.topic)
+    return DanubeArrowWriter(read)
+
+
+class DanubeArrowWriter(DataSourceArrowWriter):
+    """Publishes each partition of a DataFrame by a task of its own."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._job = options.job or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Published:
+        """One task: publish its rows, wait until the broker has acknowledged all of them."""
+        task = current_task()
+        stem = f"spark/{self._job}/{task.partitionId()}"
+        return publish_rows(
+            iterator, self._options.publish, stem, self._options.round_number, task.partitionId()
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done, and what they published was acknowledged before."""
+        told = [each for each in messages if isinstance(each, Published)]
+        _logger.info("job %s published %d rows", self._job, sum(each.rows for each in told))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """A log keeps what it has: rows of tasks that were done stay, and a write under the same jobId
+        goes on behind them."""
+        _logger.warning("job %s failed; what its tasks had published stays", self._job)
+
+
+def publish_rows(
+    rows: Iterator[RecordBatch], options: PublishOptions, name: str, round_number: int, spread: int
+) -> Published:
+    """Publish a task's rows over a connection of its own."""
+    with connect(
+        options.broker, token=options.token, name=f"danube-spark {name}", timeout=options.timeout_s
+    ) as client:
+        publisher = Publisher(client, options, name, round_number, spread)
+        try:
+            for batch in rows:
+                publisher.publish(batch)
+            done = publisher.finish()
+        finally:
+            publisher.close()
+    return Published(done.rows, done.passed_over, done.payload_bytes)
+
+
+def current_task() -> TaskContext:
+    """The Spark task that runs this."""
+    task = TaskContext.get()
+    if task is None:
+        raise WrongState("a writer works inside a Spark task")
+    return task

@@ -37,25 +37,25 @@ def open_store(settings: StorageSettings) -> ObjectStore:
     if prefix:
         check_key(prefix)
     if parts.scheme == "s3":
-        made = _door("danube.wal.minio_store", "minio", "minio").MinioStore(settings, bucket, prefix)
+        from danube.wal.minio_store import MinioStore
+
+        made = MinioStore(settings, bucket, prefix)
     else:
-        made = _door("danube.wal.cloud_store", "obstore", "cloud").open_cloud(
-            settings, parts.scheme, bucket, prefix
-        )
+        made = _cloud_store().open_cloud(settings, parts.scheme, bucket, prefix)
     store: ObjectStore = made
     return store
 
 
-def _door(module: str, library: str, extra: str) -> Any:
+def _cloud_store() -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("danube.wal.cloud_store")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != library:
+        if (error.name or "").partition(".")[0] != "obstore":
             raise
         raise ConfigInvalid(
-            f"this store needs the package {library}",
+            "this store needs the package obstore",
             why="it is not installed",
-            hint=f"pip install 'danube-broker[{extra}]'",
+            hint="pip install 'danube-broker[cloud]'",
         ) from None
 
 

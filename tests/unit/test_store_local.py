@@ -202,8 +202,8 @@ def test_an_unusable_url_is_told(url: str) -> None:
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "minio", None)
-    monkeypatch.delitem(sys.modules, "danube.wal.minio_store", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "danube.wal.cloud_store", raising=False)
     with pytest.raises(ConfigInvalid) as caught:
-        open_store(StorageSettings(url="s3://bucket"))
-    assert "danube-broker[minio]" in caught.value.hint
+        open_store(StorageSettings(url="gs://bucket"))
+    assert "danube-broker[cloud]" in caught.value.hint

@@ -30,16 +30,16 @@ def storage() -> None:
 
 @storage.command("status", short_help="Show what is not off this host yet.")
 @address_option()
-@click.option("--topic", type=topic_name, default="", help="Only this topic.")
+@click.option("--topic", type=topic_name, help="Only this topic.")
 @output_option()
 @click.pass_obj
-def status(services: Services, /, service_addr: Address, topic: str, output: str) -> None:
+def status(services: Services, /, service_addr: Address, topic: str | None, output: str) -> None:
     """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
 
     Exit code 0 also when something cannot be uploaded now: the column error says why.
     """
     with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = plain(client.admin.storage_status(topic))
+        found = plain(client.admin.storage_status(topic or ""))
     if output == "json":
         show(found, output)
         return
@@ -68,7 +68,8 @@ def restore(
     from danube.config import load
     from danube.wal.open_store import open_store
 
-    flags = {"storage.url": url, "storage.mode": "object_store", "storage.endpoint": s3_endpoint}
+    mode = "shared_fs" if url.startswith("file:") else "object_store"
+    flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": s3_endpoint}
     config = load(file, services.environ, {**flags, "data_dir": data_dir}).config
     restored = restore_from(open_store(config.storage), config.data_dir, progress=note)
     show({**restored._asdict(), "data_dir": str(config.data_dir)}, output)

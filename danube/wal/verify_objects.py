@@ -23,11 +23,12 @@ _TRAILER: Final = struct.Struct("<II")
 _PARTITION: Final = re.compile(r"partitions/([0-9a-f]{16})-(\d{1,10})/(.+)\Z")
 _SEGMENT: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{16})\.seg\Z")
 _NUMBERED: Final = re.compile(r"(manifest|cursors)-(\d{10})-(\d{10})\Z")
+_OWNER: Final = re.compile(r"owner-(\d{10})\Z")
 _METADATA: Final = re.compile(r"metadata/(\d{20})\Z")
 
 
 class Name(NamedTuple):
-    """What a key says; ``kind`` is store, metadata, segment, manifest, cursors or unknown."""
+    """What a key says; ``kind`` is store, metadata, segment, manifest, cursors, owner or unknown."""
 
     kind: str
     identity: Identity = (-1, -1)
@@ -83,6 +84,8 @@ def name_of(key: str) -> Name:
         return Name("segment", identity, (int(segment[1]), int(segment[2])), segment[3])
     if numbered := _NUMBERED.match(place[3]):
         return Name(numbered[1], identity, (int(numbered[2]), int(numbered[3])))
+    if owner := _OWNER.match(place[3]):
+        return Name("owner", identity, (int(owner[1]), 0))
     return Name("unknown", identity)
 
 

@@ -110,10 +110,12 @@ def verify_store(
         verified.remarks += stored.remarks
         verified.partitions += identity not in kept
         verified.objects += stored.objects
-        verified.records += stored.records if identity not in kept else 0
+        verified.records += stored.records
         verified.bytes += stored.bytes
         if identity in kept:
-            _compare(kept[identity], stored, verified)
+            _compare(kept.pop(identity), stored, verified)
+    for identity, partition in kept.items():
+        _compare(partition, StoredPartition(identity), verified)
     _verify_other(store, metadata, verified)
 
 
@@ -358,7 +360,13 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
 
 def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified) -> None:
     """Local segments that the store claims to hold too must be the same batches; nothing may be between."""
-    manifest = stored.manifest
+    manifest, copy = stored.manifest, local.manifest
+    newest = (manifest.epoch, manifest.generation) if manifest is not None else (0, 0)
+    if copy is not None and newest < (copy.epoch, copy.generation) and copy.generation:
+        what = f"{local.directory / 'manifest'} was installed, and the store does not have it"
+        where = f"partitions/{local.directory.name}/manifest-{copy.epoch:010d}-{copy.generation:010d}"
+        span = (copy.start_offset, copy.uploaded_end)
+        verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
     if manifest is None:
         return
     if local.segments and local.start > manifest.uploaded_end:
@@ -366,8 +374,16 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
         verified.findings.append(
             Finding(FindingKind.GAP, stored.where, what, -1, manifest.uploaded_end, local.start)
         )
+    _compare_batches(local, stored, manifest, verified)
+
+
+def _compare_batches(
+    local: LocalPartition, stored: StoredPartition, manifest: ManifestFacts, verified: Verified
+) -> None:
     spoilt = {finding.where for finding in stored.findings}
     for name, segment in local.segments:
+        if manifest.start_offset <= segment.base_offset < manifest.uploaded_end:
+            verified.records -= segment.record_count  # counted in the store, too
         span = (segment.base_offset, segment.end_offset)
         held = [
             entry for entry in manifest.entries if entry.base_offset < span[1] and span[0] < entry.end_offset
@@ -379,12 +395,12 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
         if span[1] > manifest.uploaded_end or span[0] < manifest.start_offset:
             continue
         digests = SpanDigests([span])
-        where = local.directory / name
-        if read_file(where, segment.base_offset, digests) is None:
+        path = local.directory / name
+        if read_file(path, segment.base_offset, digests) is None:
             continue
         if stored.digests.get(span) != digests.digests.get(span):
             what = f"the store holds other batches for these offsets than {name}"
-            verified.findings.append(Finding(FindingKind.DISAGREEMENT, str(where), what, -1, *span))
+            verified.findings.append(Finding(FindingKind.DISAGREEMENT, str(path), what, -1, *span))
 
 
 def _verify_other(store: ObjectStore, listed: Listed, verified: Verified) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from danube.errors import NotFound, StorageFailed
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
+from danube.wal.verify_objects import ManifestFacts, read_manifest
 from danube.wal.verify_segment import OnBatch, Problem, Segment, read_segment
 from danube.wal.verify_state import Identity, Mark, read_cursors, read_mark, read_metadata_log, read_producers
 
@@ -22,7 +23,7 @@ ATTEMPTS: Final = 5
 _STATE_BYTES_MAX: Final = 2 << 30
 _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
-_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b"}
+_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b", "manifest"}
 
 Progress = Callable[[str], None]
 Wanted = Callable[[Identity], bool]
@@ -36,6 +37,7 @@ class LocalPartition:
     directory: Path
     segments: list[tuple[str, Segment]] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)  # files with findings
+    manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
 
     @property
     def start(self) -> int:
@@ -48,7 +50,10 @@ class LocalPartition:
 
 @dataclass
 class Verified:
-    """What was read, and what is wrong with it.  ``remarks`` are for people and no fault."""
+    """What was read, and what is wrong with it.  ``remarks`` are for people and no fault.
+
+    ``records`` counts what lies in a directory and in its store once; ``bytes`` are all that were read.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -166,6 +171,7 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
         verified.findings.append(Finding(FindingKind.GAP, where, what, 32, partition.end, mark.synced_end))
     _verify_cursors(path, identity, verified)
     _verify_producers(path, identity, verified)
+    _verify_copy(partition, verified)
     for name in names:
         if ".seg.aside" in name:
             verified.remarks.append(f"{path / name}: set aside at an opening, never read")
@@ -286,6 +292,20 @@ def _verify_producers(path: Path, identity: Identity, verified: Verified) -> Non
         producers = read_producers(data)
         verified.add(str(path / "producers"), producers.problems)
         _check_identity(None if producers.problems else producers.identity, identity, path, verified)
+
+
+def _verify_copy(partition: LocalPartition, verified: Verified) -> None:
+    """The manifest that this host installed last."""
+    path = partition.directory / "manifest"
+    data = _content(path)
+    if data is None:
+        return
+    facts = read_manifest(data)
+    problems = [problem for problem in facts.problems if problem.kind is not FindingKind.GAP]
+    verified.add(str(path), problems)
+    if not problems:
+        partition.manifest = facts
+        _check_identity(facts.identity, partition.identity, path, verified)
 
 
 def topic_id_of(directory: Path, topic: str) -> int:

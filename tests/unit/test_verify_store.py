@@ -384,3 +384,29 @@ def test_a_manifest_of_a_newer_version_is_told(world: World) -> None:
     data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
     world.store.put(world.newest, bytes(data))
     assert FindingKind.VERSION in world.kinds(local=False)
+
+
+def test_an_owner_s_claim_is_one_of_our_names(world: World) -> None:
+    world.store.put("partitions/0000000000001234-3/owner-0000000001", b"")
+    assert world.findings() == []
+
+
+def test_a_manifest_that_was_installed_and_is_not_there(world: World) -> None:
+    copy = world.directory / "manifest"
+    copy.write_bytes(world.manifest.encode())
+    assert world.findings() == [] == world.verified().remarks[1:]
+    world.store.delete([world.newest])
+    (finding,) = [one for one in world.findings() if one.kind is FindingKind.MISSING]
+    assert finding.where == world.newest and str(copy) in finding.what
+    for key in list(world.store.list("partitions/")):
+        world.store.delete([key.key])
+    world.store.put("partitions/0000000000001234-3/owner-0000000001", b"")
+    assert FindingKind.MISSING in world.kinds()
+    copy.write_bytes(b"damaged")
+    assert {one.where for one in world.findings()} == {str(copy)}
+
+
+def test_a_partition_that_the_store_does_not_know_at_all(world: World) -> None:
+    (world.directory / "manifest").write_bytes(world.manifest.encode())
+    world.store.delete([info.key for info in world.store.list("partitions/")])
+    assert FindingKind.MISSING in world.kinds()

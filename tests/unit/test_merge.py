@@ -225,3 +225,28 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space"):
         merge(sources, target_of(tmp_path))
     assert list(target_of(tmp_path).parent.iterdir()) == []
+
+
+def test_large_segments_are_merged_and_verified_in_little_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    from danube.wal.log import Log, LogOptions
+    from danube.wal.verify_bytes import FileSource
+    from tests.unit.wal_samples import append, roll
+
+    log = Log.open(tmp_path / "log", IDENTITY, 1, LogOptions())
+    for number in range(2):
+        for _ in range(12):
+            append(log, b"%d" % number * (4 << 20))
+            log.write()
+        roll(log)
+    log.abandon()
+    sources = [SealedRange(tmp_path / "log" / file_name(start)) for start in (0, 12)]
+    tracemalloc.start()
+    merge(sources, target_of(tmp_path))
+    with FileSource(target_of(tmp_path)) as source:
+        found = read_independently(source, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.size > 96 << 20 and not found.problems and found.record_count == 24
+    assert peak < 40 << 20

@@ -1,0 +1,45 @@
+"""The sealed segments that the golden vectors pin: plain, merged and compacted."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from danube.wal.key_compaction import LatestKeys, compact
+from danube.wal.merge import merge
+from danube.wal.verify_bytes import BytesSource
+from danube.wal.verify_segment import read_segment
+from tests.unit.merge_samples import Record, sealed_log
+
+FOLDER = Path(__file__).resolve().parent / "segments"
+BATCHES: list[list[list[Record]]] = [
+    [[(b"a", b"1"), (b"b", b"2"), (None, b"3")], [(b"a", b"4")]],
+    [[(b"b", b"5"), (b"c", b"")]],
+]
+
+
+def vectors() -> dict[str, bytes]:
+    """Bytes of each segment, made through the log's own path."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        sources = sealed_log(directory / "log", BATCHES)
+        made = {"first": sources[0].path.read_bytes(), "second": sources[1].path.read_bytes()}
+        merge(sources, directory / "merged")
+        latest = LatestKeys()
+        latest.add(sources)
+        compact(sources, latest, directory / "compacted")
+        compact(sources, latest, directory / "emptied", tombstones_before_us=1 << 60)
+        return made | {name: (directory / name).read_bytes() for name in ("merged", "compacted", "emptied")}
+
+
+def describe(data: bytes) -> dict[str, Any]:
+    """What the independent reader sees, as JSON; hashes are in hexadecimal."""
+    batches: list[list[Any]] = []
+    segment = read_segment(
+        BytesSource(data), 0 if data[24:32] == bytes(8) else 4, lambda batch, _: batches.append(list(batch))
+    )
+    values = {
+        name: value.hex() if isinstance(value, bytes) else value for name, value in vars(segment).items()
+    }
+    return values | {"batches": batches}

@@ -74,18 +74,26 @@ def tier_settings(storage: StorageConfig) -> TierSettings:
 class Mover:
     """Partitions by identity, the slots of the thread groups, and the timers between them."""
 
-    def __init__(self, context: MoverContext, storage: StorageConfig, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        context: MoverContext,
+        storage: StorageConfig,
+        store: ObjectStore,
+        settings: TierSettings | None = None,
+    ) -> None:
         self._context = context
         self._storage = storage
         self.store = store
         self._data_dir = context.settings.data_dir
-        self._settings = tier_settings(storage)
+        self._settings = settings or tier_settings(storage)
         self._uploads = ThreadPoolExecutor(storage.upload_parallel, thread_name_prefix="danube-upload")
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="danube-merge")
         self._merging = False
         self._uploading = 0
+        self._stepping = 0
+        self._ready: dict[MovedPartition, None] = {}  # with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
         self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
         self._open_links: set[OwnerLink] = set()
@@ -96,6 +104,7 @@ class Mover:
         self._random = random.SystemRandom()
         self._bound = False
         self._stopping = False
+        self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
@@ -108,17 +117,20 @@ class Mover:
         """Until the supervisor says stop and what was begun has ended, or its time is over."""
         self._loop = loop = asyncio.get_running_loop()
         last_resort.install(loop)
-        stopped = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
         if self._context.drain.requested:
-            stopped.set()
+            self.stop()
         self._beat()
         server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
         self._bind()
         _log.info("mover serves", store=self.store.name)
-        await stopped.wait()
+        await self._stop.wait()
         server.close()
         await self._drain()
+
+    def stop(self) -> None:
+        """Make run() finish what is under way and return."""
+        self._stop.set()
 
     def _beat(self) -> None:
         self._context.heartbeat()
@@ -252,6 +264,7 @@ class Mover:
         if not partition.idle:
             self._ending.add(partition)
         self._waiting.pop(partition, None)
+        self._ready.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:
             timer.cancel()
@@ -298,7 +311,9 @@ class Mover:
         if timer is not None:
             timer.cancel()
         if step is not None:
-            if self._gate.admit(now_us):
+            if self._stepping >= STEP_THREADS:
+                self._ready[partition] = None
+            elif self._gate.admit(now_us):
                 self._begin(partition, step, now_us)
             else:
                 self._wake_later(partition, 1_000_000)
@@ -316,11 +331,13 @@ class Mover:
 
     def _begin(self, partition: MovedPartition, step: Step, now_us: int) -> None:
         job = partition.job(step, now_us)
+        self._stepping += 1
         self._in_thread(self._steps, job, partial(self._step_ended, partition, step))
 
     def _step_ended(
         self, partition: MovedPartition, step: Step, result: Any, error: DanubeError | None
     ) -> None:
+        self._stepping -= 1
         now_us = clock.wall_us()
         self._judge(error, now_us)
         if error is None:
@@ -330,6 +347,10 @@ class Mover:
             self._complain(partition, step, error)
             partition.failed(step, error, now_us, self._random.random())
             self._tell(partition)
+        while self._ready and self._stepping < STEP_THREADS:
+            waiting = next(iter(self._ready))  # before who has just had a thread
+            del self._ready[waiting]
+            self.advance(waiting)
         self._after(partition)
 
     def _after(self, partition: MovedPartition) -> None:

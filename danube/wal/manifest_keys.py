@@ -6,10 +6,12 @@
         <base, 20 digits>-<end, 20 digits>-<content hash, 16 hex>.seg     a sealed segment
         manifest-<epoch, 10 digits>-<generation, 10 digits>               what the partition's objects are
         cursors-<epoch, 10 digits>-<generation, 10 digits>                its subscriptions' states
+        owner-<epoch, 10 digits>                                          empty: that owner is at work
 
 Numbers have all their digits, so the order of names is the order of numbers.  A segment is named
 after its content: the same name is never given to other bytes.  Epoch and generation name a manifest
-or cursors object once; the largest pair is in force.
+or cursors object once; the largest pair is in force.  An owner says ``owner-`` before its first manifest, so
+that an older one that is still at work sees it; the largest one is kept.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ _PATTERN: Final = re.compile(
     r"(?P<store>store\.json)|metadata/(?P<version>[0-9]{20})|"
     + _PARTITION
     + r"(?:(?P<base>[0-9]{20})-(?P<end>[0-9]{20})-(?P<hash>[0-9a-f]{16})\.seg"
+    r"|owner-(?P<owner>[0-9]{10})"
     r"|(?P<kind>manifest|cursors)-(?P<epoch>[0-9]{10})-(?P<generation>[0-9]{10}))"
 )
 _U32: Final = 0xFFFF_FFFF
@@ -40,6 +43,7 @@ class KeyKind(StrEnum):
     SEGMENT = "segment"
     MANIFEST = "manifest"
     CURSORS = "cursors"
+    OWNER = "owner"
 
 
 class StoreKey(NamedTuple):
@@ -92,6 +96,10 @@ def cursors_key(identity: LogIdentity, epoch: int, generation: int) -> str:
     return f"{cursors_prefix(identity)}{epoch:010d}-{generation:010d}"
 
 
+def owner_key(identity: LogIdentity, epoch: int) -> str:
+    return f"{partition_prefix(identity)}owner-{epoch:010d}"
+
+
 def metadata_key(version: int) -> str:
     return f"{METADATA_PREFIX}{version:020d}"
 
@@ -108,6 +116,9 @@ def parse_key(key: str) -> StoreKey | None:
     identity = LogIdentity(int(match["topic_id"], 16), int(match["partition"]))
     if identity.partition > _U32:
         return None
+    if match["owner"] is not None:
+        epoch = int(match["owner"])
+        return StoreKey(KeyKind.OWNER, identity, epoch=epoch) if epoch <= _U32 else None
     if match["kind"] is None:
         return StoreKey(KeyKind.SEGMENT, identity, int(match["base"]), int(match["end"]), match["hash"])
     epoch, generation = int(match["epoch"]), int(match["generation"])

@@ -6,9 +6,10 @@ leaves is an object that nobody names (swept later) or a manifest that nobody wa
 next load).
 
 Two owners can never both be believed.  A manifest's name begins with its owner's epoch and the largest name
-is in force.  An owner puts its manifest first and lists afterwards: if a newer owner's is there it stops,
-and at its first manifest it takes over what an older owner added meanwhile.  So of two owners at least one
-sees the other before it tells anybody that something is in the store.
+is in force.  Before its first manifest an owner puts a claim, lists and goes on from the newest manifest
+that is there then; after each manifest it lists again and stops at a newer owner's claim or manifest.  So an
+older owner either sees the claim before it tells anybody that its manifest is in force, or its manifest is
+among those that the newer one goes on from.
 
 One generation is never given to two contents.  An install whose end is unknown is repeated with the same
 bytes, and a mover that starts again skips one generation more than the one before it did, because a put of
@@ -26,9 +27,16 @@ from danube import files, telemetry
 from danube.clock import wall_us
 from danube.core.checksum import content_hasher
 from danube.core.tier_plan import superseded
-from danube.errors import Damage, DanubeError, Fenced, ObjectMissing, StorageFailed, StoreDamaged
+from danube.errors import Damage, DanubeError, Fenced, StorageFailed, StoreDamaged
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
-from danube.wal.manifest_keys import manifest_key, manifest_prefix, parse_key, segment_key
+from danube.wal.manifest_keys import (
+    KeyKind,
+    manifest_key,
+    owner_key,
+    parse_key,
+    partition_prefix,
+    segment_key,
+)
 from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore
 from danube.wal.sealed_files import SealedFile, examine
 from danube.wal.segment import LogIdentity
@@ -52,6 +60,21 @@ class Ownership(NamedTuple):
     directory: Path
 
 
+class _Listed(NamedTuple):
+    """What is in the store: manifests, ascending, and the epochs of the owners that have made a claim."""
+
+    names: list[Name]
+    owners: list[int]
+
+    @property
+    def newest(self) -> Name:
+        return max(self.names, default=_NONE)
+
+    @property
+    def owner(self) -> int:
+        return max(self.owners, default=0)
+
+
 class Uploader:
     """The objects of one partition for one owner.
 
@@ -70,8 +93,7 @@ class Uploader:
         self._skip = 1 + start_count
         self._copy = owner.directory / copy_name
         self._pending: Manifest | None = None  # put was called, its end is not known
-        self._loaded_name = _NONE
-        self._alone = False  # an older owner can add nothing that we would have to take over
+        self._claimed = False  # what we go on from was listed after our claim was there
         self.manifest = self._read_copy() or Manifest.empty(owner.topic, owner.identity, owner.epoch)
 
     @property
@@ -90,8 +112,9 @@ class Uploader:
 
         Raises Fenced when a newer owner's is there, Damage when what is there cannot be this partition's.
         """
-        newest = max(self._names(), default=_NONE)
-        self._check_newest(newest)
+        listed = self._list()
+        newest = listed.newest
+        self._check_newest(listed)
         copy = self._read_copy()
         if copy is not None and _name(copy) > newest:
             # The store forgot it or lists it late.  It was confirmed, so it is true; say it again soon.
@@ -104,7 +127,7 @@ class Uploader:
             self.manifest = Manifest.empty(owner.topic, owner.identity, owner.epoch, log_start)
         else:
             self.manifest = self._get(newest, copy)
-        self._loaded_name = _name(self.manifest)
+        self._claimed = listed.owner == self.owner.epoch
         return self.manifest
 
     def _get(self, name: Name, copy: Manifest | None) -> Manifest:
@@ -129,25 +152,40 @@ class Uploader:
             )
         return manifest
 
-    def _names(self) -> list[Name]:
-        """Of all manifests in the store, ascending."""
+    def _list(self) -> _Listed:
+        """All manifests and claims of the partition."""
+        prefix = partition_prefix(self.identity)
         names: list[Name] = []
-        for found in self.store.list(manifest_prefix(self.identity)):
+        owners: list[int] = []
+        # Segments and cursors are before "m" in the order of names.
+        for found in self.store.list(prefix, after=prefix + "m"):
             parsed = parse_key(found.key)
-            if parsed is not None:
+            if parsed is not None and parsed.kind is KeyKind.MANIFEST:
                 names.append((parsed.epoch, parsed.generation))
-        return names
+            elif parsed is not None and parsed.kind is KeyKind.OWNER:
+                owners.append(parsed.epoch)
+        return _Listed(names, owners)
 
-    def _check_newest(self, newest: Name, installed: Name | None = None) -> None:
-        """Fenced when ``newest`` is not ours; installed: exactly that one must be the newest."""
-        epoch = self.owner.epoch
-        if newest[0] > epoch or (installed is not None and newest > installed):
+    def _check_newest(self, listed: _Listed, installed: Name | None = None) -> None:
+        """Fenced when a newer owner is there; ``installed``: when that one is not the newest manifest."""
+        epoch, newest = max(listed.owner, listed.newest[0]), listed.newest
+        if epoch > self.owner.epoch or (installed is not None and newest > installed):
             raise Fenced(
                 f"{self.owner.topic} has a newer owner",
-                why=f"the store has manifest {newest[0]}-{newest[1]}, this owner has epoch {epoch}",
+                why=f"the store has epoch {epoch} and manifest {newest}, not {self.owner.epoch}",
                 hint="nothing more is uploaded by this one",
-                epoch=newest[0],
+                epoch=epoch,
             )
+
+    def _claim(self) -> None:
+        """Say that this owner is at work, and go on from the newest manifest that is there after that."""
+        self.store.put(owner_key(self.identity, self.owner.epoch), b"")
+        known = _name(self.manifest) if self.manifest.generation else _NONE  # generation 0 is in no store
+        listed = self._list()
+        self._check_newest(listed)
+        if listed.newest > known:
+            self.load(self.manifest.start_offset)
+        self._claimed = True
 
     def _key(self, manifest: Manifest) -> str:
         return manifest_key(self.identity, manifest.epoch, manifest.generation)
@@ -202,54 +240,43 @@ class Uploader:
         """
         if self._pending is not None:
             self._settle(self._pending)
-        changed = change(self.manifest)
+        changed = change(self._taken_over)
+        if changed is not None and not self._claimed:
+            self._claim()
+            changed = change(self._taken_over)
         if changed is None:
             return self.manifest
         generation = self.manifest.generation + self._skip
-        self._pending = replace(changed, epoch=self.owner.epoch, generation=generation)
+        self._pending = replace(changed, generation=generation)
         return self._settle(self._pending)
 
+    @property
+    def _taken_over(self) -> Manifest:
+        """The manifest in force as this owner's: no segment in it may be of a later epoch than it is."""
+        return replace(self.manifest, epoch=self.owner.epoch)
+
     def _settle(self, manifest: Manifest) -> Manifest:
-        while True:
-            data, key = manifest.encode(), self._key(manifest)
-            self.store.put(key, data)
-            if self.store.get(key) != data:
-                raise StoreDamaged(
-                    f"manifest {key} is not what was put", why="reading it back differs", key=key
-                )
-            names = self._names()
-            try:
-                self._check_newest(max(names, default=_NONE), _name(manifest))
-            except Fenced:
-                self._pending = None
-                raise
-            joined = None if self._alone else self._joined(manifest, names)
-            if joined is None:
-                break
-            manifest = self._pending = joined
-        self.manifest, self._pending, self._alone, self._skip = manifest, None, True, 1
+        data, key = manifest.encode(), self._key(manifest)
+        self.store.put(key, data)
+        if self.store.get(key) != data:
+            raise StoreDamaged(f"manifest {key} is not what was put", why="reading it back differs", key=key)
+        listed = self._list()
+        try:
+            self._check_newest(listed, _name(manifest))
+        except Fenced:
+            self._pending = None
+            raise
+        self.manifest, self._pending, self._skip = manifest, None, 1
         self._write_copy(data)
-        self._prune(names)
+        self._prune(listed)
         return manifest
 
-    def _joined(self, ours: Manifest, names: list[Name]) -> Manifest | None:
-        """``ours`` with what the owner before us installed after we had loaded; None when that is nothing."""
-        older = max((name for name in names if name[0] < self.owner.epoch), default=_NONE)
-        if older in (_NONE, self._loaded_name):
-            return None
+    def _prune(self, listed: _Listed) -> None:
+        """Delete manifests and claims that are not kept; what fails is tried again at the next install."""
+        keys = superseded([manifest_key(self.identity, *name) for name in listed.names])
+        keys += [owner_key(self.identity, epoch) for epoch in listed.owners if epoch < self.owner.epoch]
         try:
-            theirs = self._get(older, None)
-        except ObjectMissing:
-            return None  # pruned since the listing: so it was not the newest of its owner
-        end = entries_end(ours)
-        more = [theirs.entry(index) for index in range(theirs.find(end), len(theirs))]
-        return adding(more)(ours)
-
-    def _prune(self, names: list[Name]) -> None:
-        """Delete manifests that are not kept; whatever fails is tried again at the next install."""
-        keys = [manifest_key(self.identity, *name) for name in names]
-        try:
-            self.store.delete(superseded(keys))
+            self.store.delete(keys)
         except DanubeError as error:
             _log.debug("old manifests stay", topic=self.owner.topic, why=str(error))
 
@@ -278,7 +305,7 @@ class Uploader:
         Fenced when a newer owner may count on them, StoreDamaged when what took their place is not there.
         """
         manifest = self.manifest
-        self._check_newest(max(self._names(), default=_NONE), _name(manifest))
+        self._check_newest(self._list(), _name(manifest))
         doomed = [key for key in keys if key not in self.named()]
         places: set[int] = set()
         for key in doomed:

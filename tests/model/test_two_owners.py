@@ -35,7 +35,7 @@ from tests.unit.faulty_store import (
 from tests.unit.wal_samples import IDENTITY, memory_directory
 
 SEGMENTS = 5
-SEEDS = range(150)
+SEEDS = range(300)
 MOVES_MAX = 2_000
 WAIT_S = 20.0
 

@@ -99,7 +99,7 @@ def make_segments(directory: Path, count: int, batches: int = 2, epoch: int = 1)
     append(log, b"active")
     log.write()
     sync(log)
-    log.close()
+    log.abandon()
     return sorted(path for path in directory.iterdir() if base_offset_of(path.name) is not None)[:count]
 
 

@@ -192,6 +192,7 @@ def test_an_object_of_another_length_is_found(store: FaultyStore, directory: Pat
 
 def test_a_manifest_that_reads_back_differently_is_put_again(store: FaultyStore, directory: Path) -> None:
     uploader = loaded(store, directory)
+    uploader.install(trimming(1))
     entry = upload(uploader, local(directory)[0])
 
     def flip(name: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
@@ -345,14 +346,30 @@ def test_an_owner_that_was_replaced_stops_at_its_next_manifest(store: FaultyStor
     assert newest_manifest(store.memory) == new.manifest
 
 
-def test_what_the_old_owner_added_meanwhile_is_taken_over(store: FaultyStore, directory: Path) -> None:
+def test_a_new_owner_goes_on_from_what_the_old_one_added_meanwhile(
+    store: FaultyStore, directory: Path
+) -> None:
     old, paths = loaded(store, directory, epoch=1), local(directory)
     old.install(adding([upload(old, paths[0])]))
     new = loaded(store, directory, epoch=2)
     old.install(adding([upload(old, paths[1]), upload(old, paths[2])]))  # it may evict these now
-    manifest = new.install(trimming(1))
-    assert len(manifest) == 3 and manifest.epoch == 2
-    assert newest_manifest(store.memory) == manifest
+    manifest = new.install(adding([upload(new, paths[3])]))
+    assert [int(base) for base in manifest.entries["base_offset"]] == [0, 4, 8, 12]
+    assert manifest.epoch == 2 and newest_manifest(store.memory) == manifest
+
+
+def test_a_claim_alone_stops_the_older_owner(store: FaultyStore, directory: Path) -> None:
+    old, paths = loaded(store, directory, epoch=1), local(directory)
+    old.install(adding([upload(old, paths[0])]))
+    new = loaded(store, directory, epoch=2)
+    store.faults[len(store.calls) + 1] = crash_before  # right behind the claim
+    with pytest.raises(Crash):
+        new.install(trimming(1))
+    with pytest.raises(Fenced, match="newer owner"):
+        old.install(adding([upload(old, paths[1])]))
+    with pytest.raises(Fenced):
+        Uploader(store, owner(directory, 1)).load()
+    check_store(store.memory, contents(paths[:1]), set())
 
 
 def test_a_mover_that_starts_again_never_reuses_a_generation(store: FaultyStore, directory: Path) -> None:
@@ -361,19 +378,22 @@ def test_a_mover_that_starts_again_never_reuses_a_generation(store: FaultyStore,
     late: list[tuple[str, bytes]] = []
 
     def delay(name: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        if name != "put" or "manifest" not in arguments[0]:
+            return call()
         late.append((arguments[0], arguments[1]))
         raise Crash
 
     entry = upload(first, paths[0])
     for start_count in range(1, 4):
-        store.faults[len(store.calls)] = delay
+        store.always = delay
         with pytest.raises(Crash):
             first.install(adding([entry]))
+        store.always = None
         first = loaded(store, directory, start_count=start_count)
         entry = upload(first, paths[start_count % 2])
     manifest = first.install(adding([upload(first, path) for path in paths]))
     keys = [key for key, _ in late]
-    assert len(set(keys)) == len(keys)
+    assert len(set(keys)) == len(keys) == 3
     for key, data in late:
         store.memory.put(key, data)
     assert newest_manifest(store.memory) == manifest
@@ -497,7 +517,7 @@ def test_every_fault_at_every_call_loses_nothing(made: list[Path], tmp_path: Pat
 def test_a_retry_in_the_same_process_repeats_an_unsettled_manifest(made: list[Path], tmp_path: Path) -> None:
     originals = contents(made)
     for fault in (fail_before, fail_after):
-        for number in range(4):  # put, get, list and prune of an install
+        for number in range(6):  # claim and list; put, get, list and prune of an install
             store, directory = FaultyStore(), tmp_path / f"{fault.__name__}-{number}"
             paths = copy_segments(made, directory)
             uploader = loaded(store, directory)
@@ -506,7 +526,7 @@ def test_a_retry_in_the_same_process_repeats_an_unsettled_manifest(made: list[Pa
             try:
                 uploader.install(adding(entries[:2]))
             except StoreUnavailable:
-                assert uploader.unsettled
+                assert uploader.unsettled == (number > 1)
             manifest = uploader.install(adding(entries))
             assert len(manifest) == COUNT and newest_manifest(store.memory) == manifest
             check_store(store.memory, originals, set())

@@ -137,9 +137,10 @@ class _Topic:
 
     def publish(self, batch: pyarrow.RecordBatch, progress: Progress) -> None:
         for index, rows in self._by_partition(batch):
+            stored = self.producer.stored(index)
             first = self._next[index]
             self._next[index] += rows.num_rows
-            passed = min(max(0, self.producer.stored(index) - first), rows.num_rows)
+            passed = min(max(0, stored - first), rows.num_rows)
             progress.passed_over += passed
             if passed < rows.num_rows:
                 self._send(index, first + passed, rows.slice(passed), progress)

@@ -52,7 +52,7 @@ class Lost(NamedTuple):
 class Run(NamedTuple):
     """Consecutive records ``start .. end`` of one partition: ``pieces`` in the order of their offsets.
 
-    ``tail`` says that they are asked of the broker, and that there are no pieces.
+    With ``physical``, the partition's name at the broker, they are asked of it, and there are no pieces.
     """
 
     topic: str
@@ -61,7 +61,7 @@ class Run(NamedTuple):
     start: int
     end: int
     pieces: tuple[Piece, ...]
-    tail: bool = False
+    physical: str = ""
 
     @property
     def bytes(self) -> int:

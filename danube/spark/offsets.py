@@ -1,0 +1,73 @@
+"""How far reading has come, as Spark keeps it in a stream's checkpoint.
+
+    {"/default/orders": {"id": 7, "offsets": {"0": 23, "1": 5}}}
+
+Spark compares these as text, so topics and partitions are always in the same order.  ``id`` is the topic's
+id: a topic that was deleted and made again under its old name has another one, and other records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from danube.errors import InvalidArgument
+
+
+class PartitionKey(NamedTuple):
+    """A partition of a topic as it is now."""
+
+    topic: str
+    topic_id: int
+    partition: int
+
+
+Ends = dict[PartitionKey, int]
+
+
+def pack(ends: Mapping[PartitionKey, int]) -> dict[str, Any]:
+    """Plain values for JSON, in a stable order."""
+    packed: dict[str, Any] = {}
+    for key, offset in sorted(ends.items()):
+        topic = packed.setdefault(key.topic, {"id": key.topic_id, "offsets": {}})
+        topic["offsets"][str(key.partition)] = offset
+    return packed
+
+
+def unpack(packed: Mapping[str, Any]) -> Ends:
+    """What pack() was given; InvalidArgument for a checkpoint that is not one of this source's."""
+    try:
+        return {
+            PartitionKey(topic, int(facts["id"]), int(partition)): int(offset)
+            for topic, facts in packed.items()
+            for partition, offset in facts["offsets"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidArgument(
+            "the checkpoint holds offsets of another source",
+            why=f"they are {str(packed)[:200]}",
+            hint="use a checkpoint directory of its own for each query",
+        ) from None
+
+
+def limited(start: Mapping[PartitionKey, int], end: Mapping[PartitionKey, int], records_max: int) -> Ends:
+    """``end``, but at most ``records_max`` records behind ``start``, shared out by how much is waiting.
+
+    At least one record is let through where any waits, and every partition comes to its turn.
+    """
+    waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
+    total = sum(waiting.values())
+    if total <= records_max:
+        return dict(end)
+    chosen: Ends = {}
+    left = records_max
+    for key, count in sorted(waiting.items(), key=lambda item: (item[1], item[0])):
+        share = min(count, left, -(-records_max * count // total))
+        chosen[key] = end[key] - count + share
+        left -= share
+    return chosen
+
+
+def behind(start: Mapping[PartitionKey, int], end: Mapping[PartitionKey, int]) -> Iterable[PartitionKey]:
+    """The partitions that have something between ``start`` and ``end``, in order."""
+    return [key for key in sorted(end) if start.get(key, 0) < end[key]]

@@ -1,0 +1,111 @@
+"""What a task does: fetch the pieces of its split, decode them, and find records again that have moved.
+
+While a long job runs the broker may seal, upload, merge, evict or delete segments.  A piece whose file or
+object is gone is looked for anew by its offsets; only records that are nowhere count as lost.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from danube import telemetry
+from danube.core.joined_columns import load_kernels
+from danube.errors import ObjectMissing
+from danube.spark.decode import Decoder, Losses, Skipped
+from danube.spark.fetch import Fetcher
+from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
+from danube.spark.tail import Tail
+from danube.wal.segment import LogIdentity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from danube.spark.places import AnyPlace
+
+_log = telemetry.events("spark")
+_ATTEMPTS: Final = 5
+_frozen = False
+
+
+def read_split(
+    split: Split, places: Sequence[AnyPlace], decoder: Decoder, losses: Losses, broker: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """The records of a split, run after run; what is lost is noted or raised."""
+    load_kernels()
+    fetcher = Fetcher(places)
+    tail = Tail(broker) if broker else None
+    try:
+        for run in split.runs:
+            if run.physical:
+                yield from _read_tail(run, tail, decoder)
+            else:
+                yield from _read_run(run, places, fetcher, decoder, losses)
+    finally:
+        fetcher.close()
+        if tail is not None:
+            tail.close()
+    for loss in losses.skipped:
+        _log.warning(
+            "records are lost", source=loss.where, position=loss.position, start=loss.start, end=loss.end,
+            why=loss.why,
+        )  # fmt: skip
+
+
+def freeze_once() -> None:
+    """Spark collects garbage between tasks; what was loaded for the first one need not be looked at again."""
+    global _frozen
+    if not _frozen:
+        _frozen = True
+        gc.collect()
+        gc.freeze()
+
+
+def _read_tail(run: Run, tail: Tail | None, decoder: Decoder) -> Iterator[pa.RecordBatch]:
+    if tail is None:
+        raise ObjectMissing(f"records of {run.topic} are with a broker that is not named")
+    for octets in tail.read(run.physical, run.start, run.end):
+        yield from decoder.decode_batches(octets, run.topic, run.partition, run.start, run.end)
+
+
+def _read_run(
+    run: Run, places: Sequence[AnyPlace], fetcher: Fetcher, decoder: Decoder, losses: Losses
+) -> Iterator[pa.RecordBatch]:
+    identity = LogIdentity(run.topic_id, run.partition)
+    pieces, done = list(run.pieces), 0
+    attempts = 0
+    while done < len(pieces):
+        try:
+            for fetched in fetcher.each(identity, pieces[done:]):
+                yield from decoder.decode(fetched, run.topic, run.partition, losses)
+                done += 1
+                attempts = 0
+        except ObjectMissing as error:
+            attempts += 1
+            if attempts == _ATTEMPTS:
+                _give_up(run, pieces[done], str(error), losses)
+                done += 1
+                continue
+            pieces, done = _found_again(run, pieces[done].start, places, losses), 0
+
+
+def _found_again(run: Run, start: int, places: Sequence[AnyPlace], losses: Losses) -> list[Piece]:
+    """Pieces for the rest of a run, from what the places hold now."""
+    identity = LogIdentity(run.topic_id, run.partition)
+    histories = tuple(place.history(identity) for place in places)
+    selection = Selection(run.topic, run.topic_id, run.partition, start, run.end, histories)
+    pieces, lost = pieces_of(selection)
+    reached = pieces[-1].end if pieces else start
+    if reached < run.end:
+        lost.append(Lost(run.topic, run.partition, reached, run.end, "the records have expired"))
+    if not losses.allowed:
+        refuse_lost(lost)
+    for one in lost:
+        losses.note(Skipped(f"{run.topic} partition {run.partition}", 0, one.start, one.end, one.why))
+    return pieces
+
+
+def _give_up(run: Run, piece: Piece, why: str, losses: Losses) -> None:
+    where = f"{run.topic} partition {run.partition}, {piece.segment.key}"
+    losses.note(Skipped(where, 0, piece.start, piece.end, why))

@@ -1,0 +1,187 @@
+"""From options to partitions with their histories: which records there are, and which were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from danube.config_sections import StorageSettings
+from danube.core.metadata import Metadata
+from danube.errors import Conflict, InvalidArgument, NotFound, TopicNotFound
+from danube.spark.decode import Losses, stretches
+from danube.spark.fetch import Fetcher
+from danube.spark.offsets import Ends, PartitionKey
+from danube.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound, ReadOptions
+from danube.spark.places import AnyPlace, open_place
+from danube.spark.plan import Piece, Selection
+from danube.spark.segments import PartitionHistory, SegmentRef
+from danube.spark.tail import PartitionEnds, Tail
+from danube.wal.segment import LogIdentity
+
+
+class Known(NamedTuple):
+    """One partition now: what each place holds of it, and what the broker says (None without one).
+
+    ``physical``: the partition's name at the broker.
+    """
+
+    key: PartitionKey
+    histories: tuple[PartitionHistory, ...]
+    told: PartitionEnds | None
+    physical: str = ""
+
+    @property
+    def start(self) -> int:
+        """The first record that can be read."""
+        starts = [history.start_offset for history in self.histories if history.segments]
+        return min([*starts, *([self.told.start] if self.told else [])], default=0)
+
+    @property
+    def stored_end(self) -> int:
+        """Behind the last record that a place holds."""
+        return max((history.end_offset for history in self.histories), default=0)
+
+    @property
+    def end(self) -> int:
+        """Behind the last record that can be read: the broker's word counts where there is a broker."""
+        return self.told.end if self.told is not None else max(self.stored_end, self.start)
+
+    def selection(self, start: int, end: int) -> Selection:
+        return Selection(self.key.topic, self.key.topic_id, self.key.partition, start, end, self.histories)
+
+
+class Catalogue:
+    """The places and the broker of one read, on the driver."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.places: list[AnyPlace] = [open_place(text, _settings(options, text)) for text in options.storage]
+        self._tail = Tail(options.broker) if options.broker else None
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+
+    def topics(self) -> list[tuple[str, int, int]]:
+        """``(topic, id, partitions)`` of what was asked for, by name.
+
+        TopicNotFound for a name that is nowhere; Conflict where two places know a topic by different ids.
+        """
+        known: dict[str, tuple[int, int]] = {}
+        for place in self.places:
+            for record in place.metadata().topics():
+                self._note(known, record.topic, record.topic_id, record.partition_count, place.name)
+        if self._tail is not None:
+            for info in self._tail.topics():
+                self._note(known, info.topic, info.topic_id, len(info.partitions), self.options.broker)
+        for name in self.options.topics:
+            if not any(mark in name for mark in "*?[") and name not in known:
+                raise TopicNotFound(f"there is no topic {name}", hint=_suggestion(name, known))
+        return [(topic, *known[topic]) for topic in sorted(known)]
+
+    def _note(
+        self, known: dict[str, tuple[int, int]], topic: str, topic_id: int, partitions: int, where: str
+    ) -> None:
+        if not self.options.wants(topic):
+            return
+        before = known.get(topic)
+        if before is not None and before[0] != topic_id:
+            raise Conflict(
+                f"topic {topic} has id {topic_id} in {where} and {before[0]} elsewhere",
+                why="the places belong to different brokers, or the topic was deleted and made again",
+                hint="name places of one broker",
+            )
+        known[topic] = (topic_id, max(partitions, before[1] if before else 0))
+
+    def partitions(self, *, unsynced: bool) -> list[Known]:
+        """Every partition that was asked for, as it is now."""
+        found: list[Known] = []
+        for topic, topic_id, count in self.topics():
+            told = self._tail.ends(topic) if self._tail is not None else []
+            for partition in range(count):
+                histories = self.histories(LogIdentity(topic_id, partition), unsynced=unsynced)
+                name, ends = told[partition] if partition < len(told) else ("", None)
+                found.append(Known(PartitionKey(topic, topic_id, partition), histories, ends, name))
+        return found
+
+    def histories(self, identity: LogIdentity, *, unsynced: bool) -> tuple[PartitionHistory, ...]:
+        return tuple(place.history(identity, unsynced=unsynced) for place in self.places)
+
+    def metadata(self) -> Metadata:
+        """Of the first place that has any; NotFound where only a broker is named."""
+        for place in self.places:
+            return place.metadata()
+        raise NotFound("there is no storage that holds the schemas", hint="set the option storage")
+
+    def resolve(self, bound: Bound, known: Iterable[Known], *, ending: bool) -> Ends:
+        """The offset that ``bound`` means in every partition."""
+        parts = list(known)
+        _refuse_strangers(bound, parts)
+        return {part.key: self._resolved(bound, part, ending) for part in parts}
+
+    def _resolved(self, bound: Bound, known: Known, ending: bool) -> int:
+        if bound.time_us is not None:
+            return self.offset_at_time(known, bound.time_us)
+        otherwise = LATEST_NUMBER if ending or bound.word == LATEST else EARLIEST_NUMBER
+        if bound.word == EARLIEST:
+            otherwise = EARLIEST_NUMBER
+        offset = bound.offsets.get(known.key.topic, {}).get(known.key.partition, otherwise)
+        return known.start if offset == EARLIEST_NUMBER else known.end if offset == LATEST_NUMBER else offset
+
+    def offset_at_time(self, known: Known, time_us: int) -> int:
+        """Offset of the first record that was appended at ``time_us`` or later; the end where none was.
+
+        Reads an index and a few batches of one segment.  Records that only the broker has are later.
+        """
+        fetcher = Fetcher(self.places)
+        try:
+            for number, history in enumerate(known.histories):
+                for segment in history.segments:
+                    if segment.last_append_us and segment.last_append_us < time_us:
+                        continue
+                    found = _first_since(fetcher, history.identity, number, segment, time_us)
+                    if found is not None:
+                        return found
+        finally:
+            fetcher.close()
+        return max(known.stored_end, known.start) if known.told is not None else known.end
+
+
+def _first_since(
+    fetcher: Fetcher, identity: LogIdentity, place: int, segment: SegmentRef, time_us: int
+) -> int | None:
+    """The first record of a segment that was appended at ``time_us`` or later."""
+    if segment.first_append_us >= time_us:
+        return segment.start
+    whole = Piece(place, segment, segment.start, segment.end, segment.data_end)
+    fetched = fetcher.fetch(identity, whole)
+    for stretch in stretches(fetched, Losses(allowed=True)):
+        late = np.flatnonzero(stretch.headers["append_time_us"] >= time_us)
+        if len(late):
+            return max(segment.start, int(stretch.headers["base_offset"][int(late[0])]))
+    return None
+
+
+def _settings(options: ReadOptions, place: str) -> StorageSettings | None:
+    return options.store if "://" in place and not place.startswith("file:") else None
+
+
+def _refuse_strangers(bound: Bound, known: list[Known]) -> None:
+    """Offsets of a partition that is not read are a mistake worth telling."""
+    there = {(part.key.topic, part.key.partition) for part in known}
+    for topic, offsets in bound.offsets.items():
+        for partition in offsets:
+            if (topic, partition) not in there:
+                raise InvalidArgument(
+                    f"offsets are given for {topic} partition {partition}, which is not read",
+                    hint="name partitions of the topics in the option topic",
+                )
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), 3)
+    return f"did you mean {' or '.join(near)}?" if near else "list them with `danube topics list`"

@@ -1,0 +1,141 @@
+"""``format("danube")``: Spark's data source for reading, and the door to the sinks for writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from danube.spark.decode import Decoder, Losses
+from danube.spark.options import ReadOptions, read_options
+from danube.spark.places import AnyPlace
+from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.reading import freeze_once, read_split
+from danube.spark.schema import check_requested, columns_of
+from danube.spark.selecting import Catalogue, Known
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from danube.spark.offsets import Ends
+
+
+class SplitPartition(InputPartition):
+    """One task's part of a plan, and the places that it is read from."""
+
+    def __init__(self, split: Split, places: Sequence[AnyPlace]) -> None:
+        super().__init__(None)
+        self.split = split
+        self.places = places
+
+
+class DanubeDataSource(DataSource):
+    """Reads history from segments and objects, and writes through a broker."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self.given = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "danube"
+
+    def schema(self) -> StructType:
+        return offered_columns(read_options(self.given, streaming=None))
+
+    def reader(self, schema: StructType) -> DanubeReader:
+        return DanubeReader(read_options(self.given, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
+        from danube.spark.stream import DanubeStreamReader
+
+        return DanubeStreamReader(read_options(self.given, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from danube.spark.sink import arrow_writer
+
+        return arrow_writer(self.given, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        from danube.spark.sink_stream import stream_writer
+
+        return stream_writer(self.given, schema, overwrite)
+
+
+def offered_columns(options: ReadOptions) -> StructType:
+    """The columns of a read: those of every record, and the decoded value where that is asked for."""
+    return columns_of(options.include_attributes)
+
+
+class PlanReader:
+    """What batch reads and streams have in common: a selection's splits, and reading one of them."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = check_requested(schema, offered_columns(options))
+
+    def planned(
+        self, catalogue: Catalogue, known: Sequence[Known], start: Ends, end: Ends
+    ) -> list[InputPartition]:
+        """Tasks for the records between ``start`` and ``end``; raises where some are lost."""
+        planned: list[tuple[Selection, list[Piece]]] = []
+        tails: list[Split] = []
+        lost: list[Lost] = []
+        for part in known:
+            first, last = start[part.key], end[part.key]
+            if first >= last:
+                continue
+            stored = min(last, max(part.stored_end, first))
+            selection = part.selection(first, stored)
+            pieces, gone = pieces_of(selection)
+            planned.append((selection, pieces))
+            lost += gone
+            if stored < last:
+                tails += _tail_of(part, stored, last, lost)
+        if self.options.fail_on_data_loss:
+            refuse_lost(lost)
+        options = self.options
+        splits = plan_splits(planned, split_bytes=options.split_bytes, splits_min=options.partitions_min)
+        return [SplitPartition(split, catalogue.places) for split in splits + tails]
+
+    def read_records(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
+        if not isinstance(partition, SplitPartition):
+            return
+        decoder = Decoder(self.columns)
+        losses = Losses(allowed=not self.options.fail_on_data_loss)
+        yield from read_split(partition.split, partition.places, decoder, losses, self.options.broker)
+        freeze_once()
+
+
+def _tail_of(part: Known, start: int, end: int, lost: list[Lost]) -> list[Split]:
+    """The records that only the broker has; they are lost where there is none."""
+    topic, topic_id, partition = part.key
+    if part.told is None:
+        lost.append(Lost(topic, partition, start, end, "the log ends before"))
+        return []
+    first = max(start, part.told.start)
+    if first > start:
+        lost.append(Lost(topic, partition, start, min(first, end), "the records have expired"))
+    if first >= end:
+        return []
+    return [Split((Run(topic, topic_id, partition, first, end, (), part.physical),))]
+
+
+class DanubeReader(PlanReader, DataSourceReader):
+    """A batch read.  Spark plans it once: a DataFrame is a snapshot of what was there at its first action."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        catalogue = Catalogue(self.options)
+        try:
+            known = catalogue.partitions(unsynced=True)
+            start = catalogue.resolve(self.options.starting, known, ending=False)
+            end = catalogue.resolve(self.options.ending, known, ending=True)
+            return self.planned(catalogue, known, start, end)
+        finally:
+            catalogue.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.read_records(partition)

@@ -1,0 +1,108 @@
+"""``readStream.format("danube")``: micro-batches by offset, resumed from Spark's checkpoint.
+
+Spark keeps how far a query has come; nothing is kept at the broker.  Without a broker a stream reads
+what is certainly on disk or in the store, so no offset is ever seen twice with another record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from danube.errors import OffsetOutOfRange
+from danube.spark.offsets import Ends, behind, limited, pack, unpack
+from danube.spark.options import EARLIEST, Bound, ReadOptions
+from danube.spark.selecting import Catalogue, Known
+from danube.spark.source import PlanReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in one process on the driver for as long as the query; ``read`` runs in tasks."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._target: Ends | None = None
+        self._newest: Ends | None = None
+        self._catalogue: Catalogue | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_catalogue": None, "_newest": None, "_target": None}
+
+    def _known(self) -> tuple[Catalogue, list[Known]]:
+        if self._catalogue is None:
+            self._catalogue = Catalogue(self.options)
+        return self._catalogue, self._catalogue.partitions(unsynced=False)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        catalogue, known = self._known()
+        return pack(catalogue.resolve(self.options.starting, known, ending=False))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self.options.records_per_trigger_max
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        catalogue, known = self._known()
+        before = unpack(start)
+        end = self._target if self._target is not None else {part.key: part.end for part in known}
+        self._newest = end
+        began = self._began(catalogue, known, before)
+        # A partition that has gone, or whose newest records are not on disk yet, stays where it was.
+        end = {key: max(offset, began.get(key, offset)) for key, offset in {**before, **end}.items()}
+        if isinstance(limit, ReadMaxRows):
+            end = limited(began, end, limit.max_rows)
+        return pack(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return None if self._newest is None else pack(self._newest)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        _, known = self._known()
+        self._target = {part.key: part.end for part in known}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        first, last = unpack(start), unpack(end)
+        catalogue, known = self._known()
+        self._refuse_gone(known, first, last)
+        began = self._began(catalogue, known, first)
+        there = [part for part in known if part.key in last]
+        return self.planned(catalogue, there, began, last)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.read_records(partition)
+
+    def stop(self) -> None:
+        catalogue, self._catalogue = self._catalogue, None
+        if catalogue is not None:
+            catalogue.close()
+
+    @staticmethod
+    def _began(catalogue: Catalogue, known: Sequence[Known], before: Ends) -> Ends:
+        """``before``, and the first record of each partition that came later."""
+        earliest = catalogue.resolve(Bound(EARLIEST), known, ending=False)
+        return {**earliest, **before}
+
+    def _refuse_gone(self, known: Sequence[Known], first: Ends, last: Ends) -> None:
+        """A topic that was deleted (and perhaps made again) takes records along that were not read."""
+        there = {part.key for part in known}
+        for key in behind(first, last):
+            if key not in there and self.options.fail_on_data_loss:
+                raise OffsetOutOfRange(
+                    f"topic {key.topic} partition {key.partition} (id {key.topic_id}) is gone",
+                    why=f"the query still needed its records {first.get(key, 0)} to {last[key]}",
+                    hint="failOnDataLoss=false goes on without them",
+                )

@@ -1,0 +1,73 @@
+"""Validation where it runs: some segments of one place, read and judged, and what they showed as bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from danube.errors import DanubeError, ObjectMissing
+from danube.spark.batch_rows import warm_up
+from danube.spark.findings import Damage
+from danube.spark.payload_check import PayloadCheck
+from danube.spark.places import AnyPlace, StorePlace
+from danube.spark.segment_bytes import FileBytes, ObjectBytes, Source
+from danube.spark.segment_facts import Expected, SegmentFacts
+from danube.spark.validate_segment import validate_segment
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[SegmentFacts])
+
+
+class SegmentWork(NamedTuple):
+    """One segment to read: the path of a file, or the key and size of an object."""
+
+    expected: Expected
+    name: str
+    size: int
+
+
+class ValidateTask(NamedTuple):
+    """Segments of one place; ``payloads``: inflate all columns and compare payloads with their schemas."""
+
+    place: AnyPlace
+    segments: tuple[SegmentWork, ...]
+    payloads: bool
+
+
+def validate(task: ValidateTask) -> bytes:
+    """Facts of the task's segments, encoded, in its order."""
+    warm_up()
+    return _encoder.encode([_validate(task, one) for one in task.segments])
+
+
+def decode(data: bytes) -> list[SegmentFacts]:
+    return _decoder.decode(data)
+
+
+def _validate(task: ValidateTask, one: SegmentWork) -> SegmentFacts:
+    expected = one.expected
+    facts = SegmentFacts(expected.where, expected.base_offset, expected.base_offset, one.size)
+    try:
+        if isinstance(task.place, StorePlace):
+            return _judge(task, ObjectBytes(task.place.store(), one.name, one.size), expected)
+        with FileBytes(Path(one.name)) as source:
+            return _judge(task, source, expected)
+    except (FileNotFoundError, ObjectMissing):
+        facts.gone = True  # deleted since it was planned: the planner knows whether it may be
+    except OSError as error:
+        facts.note(Damage.UNREADABLE, error.strerror or str(error))
+    except DanubeError as error:
+        facts.note(Damage.UNREADABLE, str(error))
+    return facts
+
+
+def _judge(task: ValidateTask, source: Source, expected: Expected) -> SegmentFacts:
+    if not task.payloads:
+        return validate_segment(source, expected)
+    check = PayloadCheck(task.place)
+    facts = validate_segment(source, expected, check.on_batch)
+    for kind, detail, byte, offset in check.found:
+        facts.note(kind, detail, byte, offset)
+    return facts

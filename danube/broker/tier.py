@@ -156,6 +156,7 @@ class PartitionTier:
             raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
         if isinstance(found, Missing):
             raise self._pending(segment, self._need(segment, found, offset, now_ns))
+        self._cache.read_well(segment)
         if self._told and not self._cache.errors(self.identity):
             self._told = ""
             _log.info("object store is read again", partition=self.hosted.name, offset=offset)

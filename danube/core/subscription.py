@@ -361,7 +361,7 @@ class Subscription:
     # -- what became of them -----------------------------------------------------------------------
 
     def give_back(self, grant: Grant, start: int) -> int:
-        """Records of a grant from ``start`` on could not be sent: ready again, as if not granted; how many."""
+        """Records of a grant from ``start`` on could not be sent: ready again as if not granted; how many."""
         return take_back(self._window, self._consumers, grant, start)
 
     def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:

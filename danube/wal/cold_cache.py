@@ -146,11 +146,10 @@ class ColdCache:
             self._remove(segment)
 
     def _remove(self, segment: ColdSegment) -> None:
-        for key, fetch in [item for item in self._by_block.items() if item[1].segment is segment]:
-            del self._by_block[key]
-            fetch.ticket.done = True
-        for fetch in [one for one in self._fetches.values() if one.segment is segment]:
+        given_up = [one for one in self._fetches.values() if one.segment is segment]
+        for fetch in given_up:
             self._take_out(fetch)
+            fetch.ticket.done = True
         for held in [held for held in self._blocks if held[0] == segment.key]:
             self._count_out(held, segment)
         self._pauses.pop(segment.key, None)
@@ -158,6 +157,8 @@ class ColdCache:
         descriptors.close(segment.file)
         index_cache.drop(segment.file)
         segment.file.path.unlink(missing_ok=True)
+        if given_up:
+            self._changed(segment.identity)  # who waits for them asks anew
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -166,6 +167,10 @@ class ColdCache:
         for block in range(start // BLOCK_BYTES, -(-min(end, segment.data_end) // BLOCK_BYTES)):
             if (segment.key, block) in self._blocks:
                 self._blocks.move_to_end((segment.key, block))
+
+    def read_well(self, segment: ColdSegment) -> None:
+        """Bytes of the object were read and are right: what was wrong with it is over."""
+        self._pauses.pop(segment.key, None)
 
     def pause_of(self, segment: ColdSegment, now_ns: int) -> Pause | None:
         """The pause that the object is in."""
@@ -263,7 +268,6 @@ class ColdCache:
             except StoreDamaged as wrong:
                 error = wrong
         if error is None:
-            self._pauses.pop(segment.key, None)
             self.fetched_bytes += fetch.end - fetch.start
             self._count_in(fetch)
         else:

@@ -84,6 +84,7 @@ class ColdSegment(StoredSegment):
         self.content_hash = entry.content_hash
         self.compacted = bool(entry.flags & EntryFlag.COMPACTED)
         self.sealed = True
+        self.compacted = bool(entry.flags & EntryFlag.COMPACTED)
         self.index = None
         self.blocks: set[int] = set()
         self.again: set[int] = set()  # blocks that were fetched a second time; -1: the footer
@@ -113,6 +114,8 @@ class ColdSegment(StoredSegment):
     def absent(self, start: int, end: int) -> list[Missing]:
         """The runs of whole blocks that ``start .. end`` needs and that are not there."""
         runs: list[Missing] = []
+        if start >= self.data_end:
+            return runs
         for block in range(start // BLOCK_BYTES, -(-min(end, self.data_end) // BLOCK_BYTES)):
             if block in self.blocks:
                 continue
@@ -209,7 +212,7 @@ class ColdSegment(StoredSegment):
 
     def _told(self, holes: list[OffsetRange]) -> tuple[OffsetRange, ...]:
         """Holes are damage, unless the records were left out on purpose."""
-        return () if self.entry.flags & EntryFlag.COMPACTED else tuple(holes)
+        return () if self.compacted else tuple(holes)
 
     def _reading(self, chunk: Chunk, place: Place, ahead: int) -> ColdReading:
         ahead = min(max(2 * ahead, AHEAD_FIRST), AHEAD_MAX)
@@ -249,7 +252,7 @@ class ColdSegment(StoredSegment):
         """Where reading goes on behind bytes that were damaged before the segment was sealed."""
         first, last = wrong.start // BLOCK_BYTES, (wrong.end - 1) // BLOCK_BYTES
         fresh = any(block not in self.again for block in range(first, last + 1))
-        if fresh or not self._holed or self.entry.flags & EntryFlag.COMPACTED:
+        if fresh or not self._holed or self.compacted:
             return wrong
         number = bisect_right(index.positions, place.position) + _GAP_ENTRIES - 1
         if number < len(index):

@@ -483,7 +483,7 @@ def test_copies_of_cursors_and_metadata_are_sent_once_for_each_change(tmp_path: 
 
 
 def test_a_log_shorter_than_its_objects_is_named_and_nothing_is_evicted(tmp_path: Path) -> None:
-    bench, session = filled(tmp_path)
+    bench, _ = filled(tmp_path)
     other = TieredBench(tmp_path / "other")
     other.mover.manifests = bench.mover.manifests
     other.shard.open(TOPIC, lambda outcome: None)
@@ -530,7 +530,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("small_blocks")
 @settings(
-    max_examples=200, deadline=None,
+    max_examples=300, deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(steps=STEPS, mode=st.sampled_from(["exclusive", "shared"]))

@@ -12,7 +12,7 @@ from danube.broker.api import Session
 from danube.broker.tier import PartitionTier
 from danube.broker.tiers import TierOptions, Tiers
 from danube.core.policy import FailurePolicy
-from danube.errors import DanubeError
+from danube.errors import DanubeError, StorageFailed
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.memory_store import MemoryStore
@@ -125,8 +125,9 @@ class FakeMover:
                 os.pwrite(fd, data, frame["position"])
             finally:
                 os.close(fd)
-        except DanubeError as error:
-            answer |= {"error": str(error), "code": error.code}
+        except (DanubeError, OSError) as error:
+            code = error.code if isinstance(error, DanubeError) else StorageFailed.code
+            answer |= {"error": str(error), "code": code}
         self._answer(answer)
 
 

@@ -1,0 +1,327 @@
+"""The cache of objects, block by block: what is asked for, what is kept, what is never served."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from danube import files
+from danube.core.batch import read_header
+from danube.errors import ObjectMissing, StorageFailed, StoreDamaged, StoreUnavailable
+from danube.wal import cold_cache, cold_segment
+from danube.wal.cold_cache import ANSWER_MAX_NS, ColdCache, Fetch, Ticket
+from danube.wal.cold_segment import ColdReading, ColdSegment, Missing
+from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
+from danube.wal.segment import LogIdentity
+from danube.wal.stored_segment import StoredSegment
+from tests.unit.tier_parts import sealed_files
+from tests.unit.wal_samples import IDENTITY, append, open_log, records_in, roll, sync
+
+BLOCK = 4096
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cold_cache, cold_segment):
+        monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(cold_cache, "FETCH_BYTES_MAX", 4 * BLOCK)
+    monkeypatch.setattr(cold_segment, "AHEAD_FIRST", BLOCK)
+    monkeypatch.setattr(cold_segment, "AHEAD_MAX", 4 * BLOCK)
+
+
+def sealed(directory: Path, batches: int = 60, size: int = 1_000) -> tuple[SegmentEntry, bytes]:
+    """One sealed segment of batches of 4 records."""
+    log = open_log(directory)
+    for number in range(batches):
+        append(
+            log, *(b"%06d-" % (4 * number + one) + b"x" * size for one in range(4)), time_us=10**15 + number
+        )
+        log.write()
+    sync(log)
+    roll(log)
+    (summary, data), *_ = sealed_files(directory)
+    return entry_of(summary, len(data), 1), data
+
+
+class Store:
+    """One object, and the cache's requests for it."""
+
+    def __init__(self, root: Path, entry: SegmentEntry, data: bytes, bytes_max: int = 1 << 20) -> None:
+        self.data = data
+        self.entry = entry
+        self.asked: list[Fetch] = []
+        self.all_asked: list[tuple[int, int]] = []
+        self.woken: list[LogIdentity] = []
+        self.cache = ColdCache(root / "cache", bytes_max, self._send, self.woken.append)
+        self.now_ns = 10**9
+        self.segment: ColdSegment = self.cache.segment(IDENTITY, entry)
+
+    def _send(self, fetch: Fetch) -> None:
+        self.asked.append(fetch)
+        self.all_asked.append((fetch.start, fetch.end))
+
+    def answer(self, count: int = 1_000) -> int:
+        answered = 0
+        while self.asked and answered < count:
+            fetch = self.asked.pop(0)
+            fd = os.open(fetch.segment.file.path, os.O_WRONLY)
+            os.pwrite(fd, self.data[fetch.start : fetch.end], fetch.start)
+            os.close(fd)
+            self.cache.fetched(fetch.number, None, self.now_ns)
+            answered += 1
+        return answered
+
+    def read(self, offset: int, bytes_max: int = BLOCK) -> ColdReading:
+        """Read, fetching what is missing as often as it takes."""
+        for _ in range(50):
+            found = self.segment.read(offset, self.entry.end_offset, bytes_max)
+            if isinstance(found, ColdReading):
+                return found
+            ticket = self.cache.need(self.segment, found, self.now_ns)
+            assert not ticket.done
+            assert self.answer()
+            assert ticket.done
+        raise AssertionError("never read")
+
+    def read_all(self, bytes_max: int = BLOCK) -> list[tuple[int, bytes]]:
+        offset, found = 0, []
+        while offset < self.entry.end_offset:
+            chunk = self.read(offset, bytes_max).chunk
+            assert not chunk.damage and chunk.first_offset <= offset < chunk.next_offset
+            found += [record for record in records_in(chunk.data) if record[0] >= offset]
+            offset = chunk.next_offset
+        return found
+
+
+def expected(entry: SegmentEntry, size: int = 1_000) -> list[tuple[int, bytes]]:
+    return [(number, b"%06d-" % number + b"x" * size) for number in range(entry.end_offset)]
+
+
+@pytest.mark.parametrize("bytes_max", [100, BLOCK, 10 * BLOCK])
+def test_all_records_come_from_blocks(tmp_path: Path, bytes_max: int) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    assert store.read_all(bytes_max) == expected(entry)
+    assert store.all_asked[0] == (entry.data_end, entry.size_bytes), "the footer first"
+    fetched = sorted(store.all_asked[1:])
+    assert fetched[0][0] == 0 and all(one[1] <= two[0] for one, two in pairwise(fetched))
+
+
+def test_a_read_in_the_middle_takes_two_round_trips_and_one_block(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    first = store.segment.read(130, entry.end_offset, BLOCK)
+    assert isinstance(first, Missing)
+    store.cache.need(store.segment, first, store.now_ns)
+    assert store.answer() == 1
+    second = store.segment.read(130, entry.end_offset, BLOCK)
+    assert isinstance(second, Missing)
+    store.cache.need(store.segment, second, store.now_ns)
+    assert len(store.asked) == 1 and store.answer() == 1
+    # A sparse index has an entry for every 64 KiB: here the walk from there needs more blocks.
+    reading = store.read(130)
+    assert records_in(reading.chunk.data)[0][0] <= 130
+
+
+def test_asking_twice_is_one_fetch_and_urgent_ones_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_cache, "FETCHES_MAX", 1)
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    store.cache.ahead(store.segment, Missing(0, BLOCK), store.now_ns)
+    store.cache.ahead(store.segment, Missing(0, 8 * BLOCK), store.now_ns)
+    ticket = store.cache.need(store.segment, Missing(10 * BLOCK, 11 * BLOCK), store.now_ns)
+    promoted = store.cache.need(store.segment, Missing(6 * BLOCK, 7 * BLOCK), store.now_ns)
+    assert len(store.asked) == 1
+    assert store.answer(2) == 2 and ticket.done and not promoted.done
+    assert store.answer(1) == 1 and promoted.done
+    store.answer()
+    assert sorted(store.all_asked) == [
+        (0, BLOCK), (BLOCK, 5 * BLOCK), (5 * BLOCK, 8 * BLOCK), (10 * BLOCK, 11 * BLOCK)
+    ]  # fmt: skip
+    assert store.cache.need(store.segment, Missing(0, BLOCK), store.now_ns).done
+
+
+def test_the_cache_stays_within_its_bytes_and_gives_space_back(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data, bytes_max=6 * BLOCK)
+    for _ in range(3):
+        assert store.read_all() == expected(entry)
+        assert store.cache.bytes_used <= 6 * BLOCK
+    assert store.cache.evicted_count > 60
+    used = os.stat(store.segment.file.path).st_blocks * 512
+    assert used <= 6 * BLOCK + (entry.size_bytes - entry.data_end) + 2 * BLOCK, "holes were punched"
+
+
+def test_without_punching_whole_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, position: int, size: int) -> None:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(files, "punch_hole", refuse)
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data, bytes_max=3 * BLOCK)
+    path = store.segment.file.path
+    store.cache.need(store.segment, Missing(0, 3 * BLOCK), store.now_ns)
+    store.answer()
+    other = entry._replace(content_hash=b"o" * 16)
+    second = store.cache.segment(IDENTITY, other)
+    store.cache.need(second, Missing(0, BLOCK), store.now_ns)
+    assert not path.exists() and store.cache.bytes_used == 0
+
+
+def test_many_objects_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_cache, "SEGMENTS_MAX", 3)
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    for number in range(10):
+        store.cache.segment(IDENTITY, entry._replace(content_hash=bytes([number]) * 16))
+    assert len(list(store.cache.directory.iterdir())) == 3
+    store.cache.forget(IDENTITY)
+    assert list(store.cache.directory.iterdir()) == [] and store.cache.statistics()["segments"] == 0
+
+
+def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    store.cache.close()
+    with pytest.raises(StorageFailed):
+        store.cache.segment(IDENTITY, entry)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), ObjectMissing("gone")])
+def test_a_failed_fetch_pauses_its_object_longer_each_time(tmp_path: Path, error: Exception) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    pauses = []
+    for _ in range(8):
+        ticket = store.cache.need(store.segment, Missing(0, BLOCK), store.now_ns)
+        fetch = store.asked.pop()
+        store.cache.fetched(fetch.number, error, store.now_ns)  # type: ignore[arg-type]
+        assert ticket.done and store.cache.errors(IDENTITY) == [error]
+        pause = store.cache.pause_of(store.segment, store.now_ns)
+        assert pause is not None
+        pauses.append(pause.end_ns - store.now_ns)
+        waiting = store.cache.need(store.segment, Missing(0, BLOCK), store.now_ns)
+        assert not waiting.done and not store.asked, "nothing is asked during a pause"
+        store.cache.tick(pause.end_ns - 1)
+        assert not waiting.done
+        store.now_ns = pause.end_ns
+        store.cache.tick(store.now_ns)
+        assert waiting.done
+    assert pauses[0] < 5 * 10**9 and max(pauses) <= 30 * 10**9 and pauses[-1] > pauses[0]
+    store.read(0)
+    store.cache.read_well(store.segment)
+    assert store.cache.errors(IDENTITY) == []
+
+
+def test_a_fetch_that_nobody_answers_is_given_up_and_a_late_answer_is_harmless(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    ticket = store.cache.need(store.segment, Missing(0, BLOCK), store.now_ns)
+    (fetch,) = store.asked
+    store.cache.tick(store.now_ns + ANSWER_MAX_NS + 1)
+    assert ticket.done and isinstance(store.cache.errors(IDENTITY)[0], StoreUnavailable)
+    store.cache.fetched(fetch.number, None, store.now_ns)
+    assert store.cache.statistics()["fetches"] == 0
+
+
+def test_what_was_under_way_is_asked_again_and_forgotten_objects_wake_their_readers(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    ticket = store.cache.need(store.segment, Missing(0, BLOCK), store.now_ns)
+    store.asked.clear()
+    store.cache.ask_again(store.now_ns)
+    assert len(store.asked) == 1
+    store.cache.forget(IDENTITY)
+    assert ticket.done and store.cache.statistics()["fetches"] == 0
+
+
+@pytest.mark.parametrize("flip", [70, 3 * BLOCK + 11, -200])
+def test_wrong_bytes_are_fetched_once_more_then_told(tmp_path: Path, flip: int) -> None:
+    entry, data = sealed(tmp_path / "log")
+    wrong = bytearray(data)
+    wrong[flip] ^= 4
+    store = Store(tmp_path, entry, bytes(wrong))
+    if flip < 0:  # in the footer
+        store.cache.need(store.segment, Missing(entry.data_end, entry.size_bytes), store.now_ns)
+        store.answer()
+        (error,) = store.cache.errors(IDENTITY)
+        assert isinstance(error, StoreDamaged) and error.facts["start"] == 0
+        return
+    with pytest.raises(StoreDamaged) as raised:
+        store.read_all()
+    found = raised.value.facts
+    assert found["position"] <= flip and found["start"] * 1_000 <= flip + 8_000
+    asked = [span for span in store.all_asked if span[0] <= flip < span[1]]
+    assert len(asked) == 2, "once more, and no more"
+    store.data = data
+    store.segment.forget_attempts()
+    assert store.read_all() == expected(entry)
+
+
+def test_intact_batches_of_another_object_are_not_taken_for_this_one(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    other = open_log(tmp_path / "other")
+    for number in range(60):
+        append(
+            other,
+            *(b"%06d-" % (4 * number + one) + b"y" * 1_000 for one in range(4)),
+            time_us=10**15 + 7 + number,
+        )
+        other.write()
+    sync(other)
+    roll(other)
+    _, theirs = sealed_files(tmp_path / "other")[0]
+    assert read_header(theirs, 64).base_offset == 0 and len(theirs) == len(data)
+    mixed = theirs[: entry.data_end] + data[entry.data_end :]
+    store = Store(tmp_path, entry, mixed)
+    with pytest.raises(StoreDamaged):
+        store.read_all()
+
+
+def test_damage_from_before_the_upload_is_passed_like_in_a_local_file(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    holed = bytearray(data)
+    position = 64
+    for _ in range(20):
+        position += read_header(data, position).size
+    lost = read_header(data, position)
+    holed[position + 200] ^= 1
+    entry = entry._replace(
+        record_count=entry.record_count - lost.record_count, batch_count=entry.batch_count - 1
+    )
+    store = Store(tmp_path, entry, bytes(holed))
+    offset, found, damage = 0, [], []
+    while offset < entry.end_offset:
+        chunk = store.read(offset).chunk
+        damage += chunk.damage
+        found += [record for record in records_in(chunk.data) if record[0] >= offset]
+        offset = chunk.next_offset
+    assert damage == [(lost.base_offset, lost.end_offset)]
+    assert found == [one for one in expected(entry) if not lost.base_offset <= one[0] < lost.end_offset]
+
+
+def test_times_are_found_to_the_batch(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+
+    def at(time_us: int) -> int | None:
+        for _ in range(100):
+            found = store.segment.offset_at_time(time_us)
+            if not isinstance(found, Missing):
+                return found
+            store.cache.need(store.segment, found, store.now_ns)
+            store.answer()
+        raise AssertionError("never found")
+
+    assert [at(10**15 + number) for number in (-5, 0, 17, 59, 60)] == [0, 0, 68, 236, None]
+
+
+def test_a_ticket_starts_open() -> None:
+    assert not Ticket().done and Ticket(done=True).done
+    assert EntryFlag.COMPACTED and issubclass(ColdSegment, StoredSegment)

@@ -236,7 +236,8 @@ class TieredRun:
         command = [sys.executable, "-m", "danube", "verify", environment["DANUBE_STORAGE__URL"], "-o", "json"]
         ran = subprocess.run(
             [*command, "--s3-endpoint", self.server.endpoint],
-            cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False,
+            cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+            check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
         return dict(json.loads(ran.stdout))

@@ -104,6 +104,7 @@ class Mover:
         self._random = random.SystemRandom()
         self._bound = False
         self._stopping = False
+        self._ended = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._metadata = MetadataCopies(self)
@@ -184,6 +185,7 @@ class Mover:
                 break
         if not self._quiet:
             _log.info("uploads were left for the next start", uploads=self._uploading)
+        self._ended = True
         for link in list(self._open_links):
             link.close()
         for pool in (self._uploads, self._steps, self._fetches, self._merges):
@@ -206,6 +208,8 @@ class Mover:
         self._open_links.discard(link)
         for identity in [identity for identity, one in self._links.items() if one is link]:
             del self._links[identity]
+            self._partitions[identity].dirty = True  # it may have sealed without another word
+            self.advance(self._partitions[identity])
 
     def on_frame(self, link: OwnerLink, frame: Frame) -> None:
         """One frame, checked by the link."""
@@ -467,8 +471,9 @@ class Mover:
         return all(one.owner.identity.topic_id != topic_id for one in self._ending)
 
     def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
-        future = self._loop.run_in_executor(pool, job)
-        future.add_done_callback(partial(_deliver, ended))
+        if not self._ended:  # what comes now comes again at the next start
+            future = self._loop.run_in_executor(pool, job)
+            future.add_done_callback(partial(_deliver, ended))
 
 
 def _deliver(ended: Ended, future: asyncio.Future[Any]) -> None:

@@ -438,7 +438,7 @@ async def test_what_no_worker_says_ends_the_connection_and_nothing_else(place: P
 @on_a_loop
 async def test_another_user_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async with place.mover() as connect:
-        monkeypatch.setattr(owner_link.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         stranger = await connect()
         await stranger.until(lambda: stranger.ended)
 

@@ -12,7 +12,7 @@ from danube.errors import StoreUnavailable
 from danube.wal.manifest import Manifest
 from danube.wal.manifest_keys import manifest_prefix, segment_key
 from danube.wal.memory_store import MemoryStore
-from danube.wal.objects import ObjectInfo
+from danube.wal.objects import ObjectInfo, ObjectStore
 from danube.wal.segment import LogIdentity, base_offset_of
 from tests.unit.wal_samples import IDENTITY, append, open_log, roll, sync
 
@@ -108,7 +108,7 @@ def copy_segments(paths: Iterable[Path], directory: Path) -> list[Path]:
     return [Path(shutil.copy(path, directory)) for path in paths]
 
 
-def newest_manifest(store: MemoryStore, identity: LogIdentity = IDENTITY) -> Manifest | None:
+def newest_manifest(store: ObjectStore, identity: LogIdentity = IDENTITY) -> Manifest | None:
     """As a reader that shares nothing with the uploader finds it."""
     keys = [found.key for found in store.list(manifest_prefix(identity))]
     return Manifest.decode(store.get(keys[-1])) if keys else None

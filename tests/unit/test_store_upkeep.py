@@ -215,9 +215,12 @@ def test_a_footer_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [one.sealed for one in first] == [True, True, True, False]
     opened: list[Path] = []
     real = files.open_existing
-    monkeypatch.setattr(
-        files, "open_existing", lambda path, **options: (opened.append(path), real(path, **options))[1]
-    )
+
+    def note(path: Path, *, writable: bool) -> int:
+        opened.append(path)
+        return real(path, writable=writable)
+
+    monkeypatch.setattr(files, "open_existing", note)
     assert listing.refresh() == first and len(opened) == 1  # the active one
     first_path = tmp_path / f"{0:020d}.seg"
     first_path.unlink()

@@ -25,11 +25,13 @@ class _Gathering:
         self._waiting = deque((record, name) for record in records for name in record.physical_names)
         self._rows = {record.topic: _row(record.topic) for record in records}
         self._open = 0
+        self._asking = False
         self._tiered = False
 
     def go_on(self) -> None:
         """Ask as many as may be open; answer when all have answered."""
         ask = self._operations.ask_owner
+        self._asking = True  # an owner on this worker answers before ask() returns
         while self._waiting and self._open < QUESTIONS_AT_ONCE and ask is not None:
             record, name = self._waiting.popleft()
             self._open += 1
@@ -38,6 +40,7 @@ class _Gathering:
             except DanubeError as error:
                 self._open -= 1
                 self._add(record.topic, error)
+        self._asking = False
         if not self._open:
             rows = list(self._rows.values())
             self._answer(
@@ -53,7 +56,8 @@ class _Gathering:
     def _take(self, topic: str, value: Any) -> None:
         self._open -= 1
         self._add(topic, value)
-        self.go_on()
+        if not self._asking:
+            self.go_on()
 
     def _add(self, topic: str, value: Any) -> None:
         row = self._rows[topic]

@@ -82,7 +82,6 @@ class ColdSegment(StoredSegment):
         self.record_count = entry.record_count
         self.batch_count = entry.batch_count
         self.content_hash = entry.content_hash
-        self.compacted = bool(entry.flags & EntryFlag.COMPACTED)
         self.sealed = True
         self.compacted = bool(entry.flags & EntryFlag.COMPACTED)
         self.index = None

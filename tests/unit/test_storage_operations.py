@@ -1,0 +1,83 @@
+"""``storage_status`` over the owners of all partitions, whatever they answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from danube.core import wire
+from danube.core.wire import Admin, Kind
+from danube.errors import Overloaded, StorageFailed, TopicNotFound
+from tests.unit.broker_parts import RecordingSession, RoutedBench
+
+
+def ask(bench: RoutedBench, owners: Any, **args: Any) -> Any:
+    bench.router.operations.ask_owner = owners
+    session = RecordingSession()
+    bench.request(session, Kind.ADMIN, Admin("storage_status", "", args))
+    (frame,) = session.take()
+    return frame.error if frame.kind == Kind.ERROR else wire.decode_result(frame.body)
+
+
+def answers(*values: dict[str, Any]) -> Any:
+    waiting = list(values)
+    return lambda name, op, args, answer: answer(waiting.pop(0))
+
+
+def test_sums_by_topic_and_the_first_error(tmp_path: Path) -> None:
+    bench = RoutedBench(tmp_path)
+    bench.proposals.create("/default/parted", partitions=3)
+    bench.proposals.create("/default/memory", reliable=False, durability="memory")
+    tiered = {
+        "known": True, "local_bytes": 10, "uploaded_bytes": 7, "objects": 2, "pending_bytes": 3,
+        "pending_seconds": 1.5, "upload_error": "", "read_error": "",
+    }  # fmt: skip
+    found = ask(
+        bench,
+        answers(
+            tiered,
+            {**tiered, "pending_seconds": 9.0, "upload_error": "bucket is gone"},
+            StorageFailed("no disk"),
+        ),
+    )
+    (row,) = found["topics"]
+    assert row == {
+        "topic": "/default/parted", "partitions": 3, "local_bytes": 20, "uploaded_bytes": 14, "objects": 4,
+        "pending_bytes": 6, "pending_seconds": 9.0, "errors": 2, "error": "bucket is gone",
+    }  # fmt: skip
+    assert found["tiered"] and found["pending_bytes"] == 6 and found["errors"] == 2
+
+
+def test_local_storage_says_so_and_an_unknown_topic_is_refused(tmp_path: Path) -> None:
+    bench = RoutedBench(tmp_path)
+    assert ask(bench, answers()) == {
+        "tiered": False, "pending_bytes": 0, "pending_seconds": 0.0, "errors": 0, "topics": [],
+    }  # fmt: skip
+    bench.proposals.create("/default/one")
+    found = ask(bench, answers({"local_bytes": 5, "tiered": False}), topic="/default/one")
+    assert not found["tiered"] and found["topics"][0]["local_bytes"] == 5
+    assert isinstance(ask(bench, answers(), topic="/default/none"), TopicNotFound)
+
+
+def test_owners_are_asked_some_at_a_time_and_a_full_ring_is_an_error_of_its_partition(tmp_path: Path) -> None:
+    bench = RoutedBench(tmp_path)
+    bench.proposals.create("/default/parted", partitions=200)
+    open_answers: list[Any] = []
+
+    def owners(name: str, op: str, args: Any, answer: Any) -> None:
+        if name.endswith("-7"):
+            raise Overloaded("ring is full")
+        open_answers.append(answer)
+
+    bench.router.operations.ask_owner = owners
+    session = RecordingSession()
+    bench.request(session, Kind.ADMIN, Admin("storage_status", "", {}))
+    most = 0
+    while open_answers:
+        most = max(most, len(open_answers))
+        open_answers.pop(0)({"known": True, "local_bytes": 1})
+    found = wire.decode_result(session.only(Kind.RESULT).body)
+    assert most <= 64 and found["topics"][0]["partitions"] == 200
+    assert found["errors"] == sum(
+        name.endswith("-7") for name in bench.proposals.state.topic("/default/parted").physical_names
+    )

@@ -514,6 +514,35 @@ def test_seal_on_demand_answers_when_all_is_sealed(tmp_path: Path) -> None:
     assert (segment["start_offset"], segment["end_offset"]) == (0, 10)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_many_cold_readers_share_a_small_cache_and_hot_ones_go_on(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path, segments=8, records=40, options=TierOptions(cache_bytes=4096))
+    bench.mover.prompt = False
+    readers = []
+    for number in range(100):
+        reader = RecordingSession(10 + number)
+        readers.append((reader, number * 3))
+        bench.subscribe(
+            reader, handle=number + 10, name=f"cold-{number}", start="offset", start_value=number * 3
+        )
+    hot = RecordingSession(5)
+    bench.subscribe(hot, handle=5, name="hot", start="latest")
+    found: dict[int, list[tuple[int, bytes]]] = {start: [] for _, start in readers}
+    published = 360
+    for _ in range(600):
+        if published < 380:
+            publish(bench, session, published, 1)
+            assert hot.records() == expected(published, published + 1), "in the turn of its publish"
+            published += 1
+        bench.mover.step(1)
+        bench.turn()
+        assert bench.tiers.cache.bytes_used <= 4096
+        assert bench.tiers.cache.statistics()["fetches"] <= 600
+        for reader, start in readers:
+            found[start] += reader.records()
+    assert all(found[start] == expected(start, 380) for _, start in readers)
+
+
 # -- a model: any schedule of publishing, sealing, uploading, evicting and fetching ---------------------
 
 STEPS = st.lists(

@@ -36,7 +36,7 @@ def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
         return min(log.offset_at_time(value) if cold is None else cold, hosted.high_watermark)
     if kind != "offset":
         raise InvalidArgument(f"start {kind!r} is not known", hint="use earliest, latest, offset or time")
-    if not hosted.start <= value <= hosted.high_watermark:
+    if not log.start <= value <= hosted.high_watermark and not hosted.start <= value <= log.start:
         raise OffsetOutOfRange(
             f"offset {value} is not in {hosted.name}",
             why=f"it holds {hosted.start} .. {hosted.high_watermark}",

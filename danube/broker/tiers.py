@@ -263,7 +263,9 @@ class Tiers:
             _log.info("segments evicted", partition=tier.hosted.name, **facts)
 
     def close(self) -> None:
-        """The worker ends: last copies, and the cache goes."""
+        """The worker ends: its last segments are sealed now; last copies, and the cache goes."""
+        for tier in self._tiers.values():
+            self._send("sealed", tier)
         self.copy_cursors()
         self._metadata_ns = -METADATA_INTERVAL_NS
         self._copy_metadata(clock.monotonic_ns())

@@ -132,6 +132,16 @@ def _subscribe(start: str, value: int = 0, **fields: Any) -> Any:
     return wire.Subscribe(TOPIC, "s", start=start, start_value=value, **fields)
 
 
+def test_a_place_on_this_host_needs_no_store(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.shard.close()
+    again = TieredBench(tmp_path)
+    again.mover.prompt = False
+    for handle, (start, value) in enumerate([("offset", 60), ("offset", 75), ("latest", 0)], 2):
+        again.subscribe(session, handle=handle, name=f"s{handle}", start=start, start_value=value)
+    assert drain(again, session)[:20] == expected(60, 80)
+
+
 def test_a_request_that_waits_too_long_is_told_so(tmp_path: Path, time: Time) -> None:
     bench, session = filled(tmp_path)
     bench.shard.close()
@@ -562,7 +572,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     max_examples=300, deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-@given(steps=STEPS, mode=st.sampled_from(["exclusive", "shared"]))
+@given(steps=STEPS, mode=st.sampled_from(["exclusive", "shared", "key_shared"]))
 def test_every_record_comes_once_and_in_order_under_any_schedule(
     scratch: Path, steps: list[str], mode: str
 ) -> None:

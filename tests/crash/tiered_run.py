@@ -213,6 +213,7 @@ class TieredRun:
                 except OperationTimeout:
                     raise AssertionError(f"{subscription}: {topic} {expected} never came") from None
                 assert message.offset == expected, f"{subscription}: {topic} {message.offset}, not {expected}"
+                message.ack_nowait()
                 seen[expected] = message.payload
                 expected += 1
         return seen

@@ -16,9 +16,11 @@ import pytest
 from danube import sync
 from danube.core.cursor import CursorState
 from danube.errors import WrongState
+from danube.server.proto import DanubeApi_pb2 as pb
 from danube.wal.cursors import read_cursor_file
 from danube.wal.segment import LogIdentity
 from tests.broker_process import ROOT, wait_until
+from tests.e2e.grpc_parts import DanubeCalls
 
 pytestmark = pytest.mark.e2e
 
@@ -92,6 +94,9 @@ def test_a_consumer_reads_objects_files_and_the_tail_as_one_stream(broker: Any, 
     (row,) = [row for row in status["topics"] if row["topic"] == TOPIC]
     assert row["objects"] >= 3 and row["pending_bytes"] > 0, "the last records are not off the host yet"
     cli("topics", "seal", TOPIC, "-s", process.address, "--wait")
+    assert listed(process.grpc_address, 0)[0] == (0, 499)
+    assert [last for _, last in listed(process.grpc_address, 499)] == [999, 1_499, 1_749]
+    assert listed(process.grpc_address, 1_749) == []
     with sync.connect(process.address) as client:  # a cursor in the middle, to be found again
         with client.consumer(TOPIC, subscription="half", start="earliest") as consumer:
             for _ in range(600):
@@ -114,6 +119,14 @@ def test_a_consumer_reads_objects_files_and_the_tail_as_one_stream(broker: Any, 
     publish(again.address, 1_750, 100)
     assert read(again.address, 1_745, 105, "after") == [(n, payload(n)) for n in range(1_745, 1_850)]
     assert described(again.address)["epoch"] > described_epoch(process)
+
+
+def listed(address: str, after_offset: int) -> list[tuple[int, int]]:
+    """First and last offset of the segments that the gRPC API lists."""
+    request = pb.ListSegmentDescriptorsRequest(topic=TOPIC, after_offset=after_offset)
+    with DanubeCalls(address) as calls:
+        found = calls.unary("StorageService/ListSegmentDescriptors", request).segments
+    return [(one.start_offset, one.end_offset) for one in found]
 
 
 def copied_floor(store: Path, subscription: str) -> int:

@@ -21,7 +21,8 @@ import pyarrow.parquet
 from danube import files
 from danube.client.blocking_client import connect
 from danube.core.rate import RecordRate
-from danube.spark.publishing import PublishOptions, Publisher
+from danube.spark.decode import COLUMNS
+from danube.spark.publishing import Publisher, PublishOptions
 
 FORMATS: Final = ("parquet", "arrow")
 _SLEEP_MAX_S: Final = 0.5
@@ -96,6 +97,7 @@ def _to_topic(
 ) -> None:
     name = producer_name(target.job, lane)
     throttle = Throttle(target.bytes_per_s, target.records_per_s)
+    columns = columns_kept(target)
     with connect(
         options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s
     ) as client:
@@ -104,7 +106,7 @@ def _to_topic(
         try:
             for batch in rows:
                 sent, octets = progress.rows - progress.passed_over, progress.payload_bytes
-                publisher.publish(_published(batch, target))
+                publisher.publish(batch.select(columns))
                 throttle.spend(progress.rows - progress.passed_over - sent, progress.payload_bytes - octets)
             publisher.finish()
         finally:
@@ -113,8 +115,10 @@ def _to_topic(
     report.payload_bytes = progress.payload_bytes
 
 
-def _published(batch: pyarrow.RecordBatch, target: Target) -> pyarrow.RecordBatch:
-    """The columns of a record that the target is to have."""
+def columns_kept(target: Target) -> list[str]:
+    """The columns that are written: all of them into files, those of a record into a topic."""
+    if target.publish is None:
+        return list(COLUMNS.names)
     names = list(_KEPT)
     if target.keep_times:
         names.append("publish_time")
@@ -122,8 +126,7 @@ def _published(batch: pyarrow.RecordBatch, target: Target) -> pyarrow.RecordBatc
         names += ("schema_id", "schema_version")
     if target.keep_partitions:
         names.append("partition")
-    present = set(batch.schema.names)
-    return batch.select([name for name in names if name in present])
+    return names
 
 
 class Throttle:

@@ -102,8 +102,8 @@ def check_columns(schema: StructType, topic: str) -> None:
             near = get_close_matches(name, COLUMNS, n=1)
             raise InvalidArgument(
                 f"column {name!r} is none of a record",
-                why=f"a record has {', '.join(COLUMNS)}",
-                hint=f"did you mean {near[0]}?" if near else "select what is to be published",
+                why=f"did you mean {near[0]}?" if near else f"a record has {', '.join(COLUMNS)}",
+                hint="select what is to be published",
             )
         if kind not in COLUMNS[name]:
             raise InvalidArgument(
@@ -142,6 +142,6 @@ def _refuse_unknown(key: str, known: Mapping[str, str]) -> None:
     near = get_close_matches(key.lower(), known, n=1)
     raise InvalidArgument(
         f"option {key!r} is not known",
-        why=f"the sink's are {', '.join((*_FIELDS, *_OWN))}",
-        hint=f"did you mean {known[near[0]]}?" if near else "leave it out",
+        why=f"did you mean {known[near[0]]}?" if near else "",
+        hint=f"options are {', '.join((*_FIELDS, *_OWN))}",
     )

@@ -1,4 +1,4 @@
-"""Arrow rows into a real broker, without Spark: where they go, that each is stored once, and what is refused."""
+"""Arrow rows into a real broker, without Spark: where they go, that each is stored once, what is refused."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from danube.core.batch import BatchHeader, read_header
 from danube.core.columns import BatchView
+from danube.core.cursor import no_ranges
 from danube.core.selection import ring_hashes, select
 
 _SIZE_AND_OFFSET = struct.Struct("<4xIQ")
@@ -24,7 +25,7 @@ _COUNT_POSITION = 40
 
 
 class Place(NamedTuple):
-    """One batch in a chunk."""
+    """One batch in a chunk, with the offsets that belong to it (of a sparse chunk: up to the next batch)."""
 
     position: int
     size: int
@@ -33,10 +34,14 @@ class Place(NamedTuple):
 
 
 class Chunk:
-    """Whole batches back to back; ``first_offset`` .. ``next_offset`` are the records in them."""
+    """Whole batches back to back; ``first_offset`` .. ``next_offset`` are the records in them.
 
-    def __init__(self, data: bytes, first_offset: int, next_offset: int) -> None:
+    ``sparse``: records were removed by key compaction, so that some of these offsets have none.
+    """
+
+    def __init__(self, data: bytes, first_offset: int, next_offset: int, *, sparse: bool = False) -> None:
         self.data = data
+        self.sparse = sparse
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.hole_before = "damaged"  # why offsets between the one asked for and the first are missing
@@ -52,7 +57,46 @@ class Chunk:
             (count,) = _COUNT.unpack_from(data, position + _COUNT_POSITION)
             places.append(Place(position, size, base_offset, base_offset + count))
             position += size
+        if self.sparse:
+            ends = [place.base_offset for place in places[1:]] + [self.next_offset]
+            places = [place._replace(end_offset=end) for place, end in zip(places, ends, strict=True)]
         return places
+
+    @cached_property
+    def _held(self) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """Offsets of all records, and where in them those of each place begin."""
+        found = [BatchView(self.batch(place)).offsets for place in self.places]
+        starts = [0, *np.cumsum([len(offsets) for offsets in found]).tolist()]
+        return np.concatenate([np.empty(0, np.int64), *found]), starts
+
+    def held(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """bool[n]: which of these offsets, all of which the chunk covers, have a record."""
+        if not self.sparse:
+            return np.ones(len(offsets), np.bool_)
+        held = self._held[0]
+        found = np.searchsorted(held, offsets)
+        inside = found < len(held)
+        inside[inside] = held[found[inside]] == offsets[inside]
+        return inside
+
+    @cached_property
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Ranges of first_offset .. next_offset without a record, int64[n][2]."""
+        if not self.sparse:
+            return no_ranges()
+        edges = np.concatenate(([self.first_offset - 1], self._held[0], [self.next_offset]))
+        gaps = np.flatnonzero(np.diff(edges) > 1)
+        return np.stack((edges[gaps] + 1, edges[gaps + 1]), axis=1)
+
+    def index_of(self, place: Place, offset: int) -> int | None:
+        """Which record of the place has this offset; None where it has been removed."""
+        if not self.sparse:
+            return offset - place.base_offset
+        held, starts = self._held
+        number = int(np.searchsorted(held, offset))
+        if number == len(held) or held[number] != offset:
+            return None
+        return number - starts[self.find(offset)]
 
     @cached_property
     def _bases(self) -> list[int]:
@@ -77,17 +121,22 @@ class Chunk:
         """Ring hash of every offset first_offset .. next_offset (0 in holes)."""
         hashes = np.zeros(self.next_offset - self.first_offset, np.uint64)
         for place in self.places:
+            batch, header = self.batch(place), self.header(place)
             at = place.base_offset - self.first_offset
-            hashes[at : at + place.end_offset - place.base_offset] = ring_hashes(
-                self.batch(place), self.header(place)
-            )
+            if self.sparse:
+                hashes[BatchView(batch, header).offset_deltas + at] = ring_hashes(batch, header)
+            else:
+                hashes[at : at + place.end_offset - place.base_offset] = ring_hashes(batch, header)
         return hashes
 
     def key(self, offset: int) -> bytes:
-        """Key of the record at ``offset``; the producer's name where it has none."""
+        """Key of the record at ``offset``; the producer's name where it has none, empty where it is gone."""
         place = self.places[self.find(offset)]
+        index = self.index_of(place, offset)
+        if index is None:
+            return b""
         batch = BatchView(self.batch(place))
-        key = batch.key(offset - place.base_offset)
+        key = batch.key(index)
         return batch.producer_name.encode() if key is None else key
 
     def key_at(self, index: int) -> bytes:
@@ -95,7 +144,7 @@ class Chunk:
         return self.key(self.first_offset + index)
 
     def cut(self, start: int, end: int) -> list[bytes | memoryview]:
-        """The records start .. end: whole batches as they lie, the edges as selections."""
+        """The records start .. end: whole batches as they lie, the edges as selections.  Not if sparse."""
         if start <= self.first_offset and end >= self.next_offset:
             return [self.data]
         places = self.places
@@ -127,7 +176,9 @@ class Chunk:
         return select(self.batch(place), self.header(place), indexes)
 
     def pick(self, offsets: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """The records with these ascending offsets, all of which the chunk covers."""
+        """The records with these ascending offsets, all of which the chunk holds."""
+        if self.sparse:
+            return self._pick_sparse(offsets)
         parts: list[bytes | memoryview] = []
         taken = 0
         index = self.find(int(offsets[0]))
@@ -144,6 +195,22 @@ class Chunk:
                 parts.append(self.batch(place))
             elif len(indexes):
                 parts.append(select(self.batch(place), self.header(place), indexes))
+        return parts
+
+    def _pick_sparse(self, offsets: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        held, starts = self._held
+        if len(offsets) == len(held):
+            return [self.data]
+        parts: list[bytes | memoryview] = []
+        numbers = np.searchsorted(held, offsets)
+        edges = np.searchsorted(numbers, starts).tolist()
+        for place, first, last, start, end in zip(
+            self.places, edges, edges[1:], starts, starts[1:], strict=False
+        ):
+            if last - first == end - start > 0:
+                parts.append(self.batch(place))
+            elif last > first:
+                parts.append(select(self.batch(place), self.header(place), numbers[first:last] - start))
         return parts
 
 

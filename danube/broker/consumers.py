@@ -12,7 +12,7 @@ import numpy as np
 
 from danube.broker.chunks import Chunk
 from danube.core.cursor import CursorState
-from danube.core.grants import Grant, Mode
+from danube.core.grants import Grant, Mode, Offsets
 from danube.core.rate import RecordRate
 from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
@@ -153,6 +153,7 @@ class SubscriptionHost:
                 if core.next == before:
                     break
                 continue
+            self._pass_missing(chunk)
             hashes = chunk.hashes if core.mode is Mode.KEY_SHARED else None
             end = min(chunk.next_offset, hosted.high_watermark, core.next + allowed)
             grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
@@ -171,6 +172,13 @@ class SubscriptionHost:
         if chunk.first_offset > core.next:
             core.skip_damaged(core.next, chunk.first_offset, why=chunk.hole_before)
         return chunk if chunk.next_offset > chunk.first_offset else None
+
+    def _pass_missing(self, chunk: Chunk) -> None:
+        """What key compaction has removed counts as acked before anything of the chunk is granted."""
+        missing = chunk.missing
+        missing = missing[np.searchsorted(missing[:, 1], self.core.next, "right") :]
+        if len(missing):
+            self.core.skip(np.maximum(missing, self.core.next), "compacted")
 
     def _chunk_at(self, offset: int) -> Chunk | None:
         """The chunk at ``offset``; None when retention has removed it, which the core then knows."""
@@ -193,40 +201,52 @@ class SubscriptionHost:
         self.rate.take(grant.record_count)
         sent = 0
         start = grant.start
-        given = grant.record_count
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
                 try:
                     chunk = self._chunk_at(start)
                 except FetchPending as pending:
                     self.pending_again = pending
-                    given -= self.core.give_back(grant, start)
+                    self.core.give_back(grant, start)
                     break
                 if chunk is None:  # expired since it was granted: the floor is where the log begins now
                     start = min(max(self.core.ack_floor, start + 1), grant.end)
                     continue
                 if chunk.first_offset > start:  # damaged since it was granted: never served, counted
                     hole_start, start = start, min(chunk.first_offset, grant.end)
-                    self.core.skip_damaged(hole_start, start, why=chunk.hole_before)
+                    self._lose(grant, grant.within(hole_start, start), chunk.hole_before)
                     continue
                 if chunk.next_offset <= start:
                     break  # not readable now: it comes again when it was not acked in time
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
-        self.hosted.counters.add_out(given, sent, grant.redelivery_count)
         self.update_ready(link)
         return sent
 
     def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
         """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""
-        if grant.offsets is None:
-            return link.deliver(chunk.cut(start, end), end - start, grant.redelivery_count, chunk)
-        low, high = np.searchsorted(grant.offsets, (start, end))
-        picked = grant.offsets[low:high]
-        if not len(picked):
-            return 0
-        return link.deliver(chunk.pick(picked), len(picked), grant.redelivery_count, chunk)
+        if grant.offsets is None and not chunk.sparse:
+            count, parts = end - start, chunk.cut(start, end)
+        else:
+            offsets = grant.within(start, end)
+            held = chunk.held(offsets)
+            if not held.all():  # compacted since they were granted
+                self._lose(grant, offsets[~held], "compacted")
+                offsets = offsets[held]
+            if not len(offsets):
+                return 0
+            count, parts = len(offsets), chunk.pick(offsets)
+        sent = link.deliver(parts, count, grant.redelivery_count, chunk)
+        self.hosted.counters.add_out(count, sent, grant.redelivery_count)
+        return sent
+
+    def _lose(self, grant: Grant, offsets: Offsets, why: str) -> None:
+        """Granted records are stored no more: they count as acked, and the consumer has its credit again."""
+        if len(offsets):
+            lost = Grant(grant.consumer_id, int(offsets[0]), int(offsets[-1]) + 1, offsets, 0)
+            self.core.give_back(lost, lost.start)
+            self.core.skip(np.stack((offsets, offsets + 1), axis=1), why)
 
     def _pending_state(self) -> str:
         """Why reading waits for the object store; empty when it does not."""

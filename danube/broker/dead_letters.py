@@ -103,12 +103,15 @@ class DeadLetters(RoutedSession):
 
     def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
-        if chunk.first_offset > letter.offset:  # damaged since it was delivered
-            host.core.skip_damaged(letter.offset, chunk.first_offset)
+        if chunk.first_offset > letter.offset:  # damaged or compacted since it was delivered
+            host.core.skip_damaged(letter.offset, chunk.first_offset, why=chunk.hole_before)
             return True
         place = chunk.places[chunk.find(letter.offset)]
+        index = chunk.index_of(place, letter.offset)
+        if index is None:
+            host.core.skip_damaged(letter.offset, letter.offset + 1, why="compacted")
+            return True
         original = BatchView(chunk.batch(place))
-        index = letter.offset - place.base_offset
         batch = encode(
             [original.payload(index)],
             producer_name=f"dead-letters-{self._worker.index}",

@@ -316,7 +316,8 @@ class HostedPartition:
             for damage in raw.damage:
                 self._note_damage(int(damage[0]), int(damage[1]))
             # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
-            chunk = Chunk(raw.data, raw.first_offset if raw.data else raw.next_offset, raw.next_offset)
+            first = raw.first_offset if raw.data else raw.next_offset
+            chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
             chunk.hole_before = "damaged" if raw.damage else "compacted"
         self._chunk = chunk
         return chunk

@@ -36,17 +36,25 @@ class Ahead:
         if self and int(self._ranges[self._position, 0]) < offset:
             self._ranges[self._position, 0] = offset
 
-    def add(self, start: int, end: int) -> int:
-        """Add ``start .. end``; return how many of its offsets were not there."""
+    def add(self, added: Offsets) -> int:
+        """Add ranges, int64[n][2]; return how many of their offsets were not there."""
         ranges = self.ranges
-        touching = (ranges[:, 0] <= end) & (ranges[:, 1] >= start)
+        joined = np.concatenate((ranges, added))
+        joined = joined[np.argsort(joined[:, 0], kind="stable")]
+        ends = np.maximum.accumulate(joined[:, 1])
+        first = np.ones(len(joined), np.bool_)  # of a range that does not touch the one before it
+        first[1:] = joined[1:, 0] > ends[:-1]
+        last = np.append(np.flatnonzero(first)[1:] - 1, len(joined) - 1)
         before = int((ranges[:, 1] - ranges[:, 0]).sum())
-        merged = np.array([[start, end]], np.int64)
-        if touching.any():
-            near = ranges[touching]
-            merged = np.array([[min(start, near[0, 0]), max(end, near[-1, 1])]], np.int64)
-        below = ranges[ranges[:, 1] < start]
-        above = ranges[ranges[:, 0] > end]
-        self._ranges = np.concatenate((below, merged, above))
+        self._ranges = np.stack((joined[first, 0], ends[last]), axis=1)
         self._position = 0
         return int((self._ranges[:, 1] - self._ranges[:, 0]).sum()) - before
+
+    def between(self, start: int, end: int) -> Offsets:
+        """int64[n]: the offsets of ``start .. end`` that are in no range, ascending."""
+        ranges = self.ranges
+        ranges = np.clip(ranges[: np.searchsorted(ranges[:, 0], end)], start, end) - start
+        steps = np.zeros(end - start + 1, np.int32)
+        np.add.at(steps, ranges[:, 0], 1)
+        np.add.at(steps, ranges[:, 1], -1)
+        return np.flatnonzero(np.cumsum(steps[:-1]) == 0).astype(np.int64, copy=False) + start

@@ -68,6 +68,13 @@ class Grant(NamedTuple):
     def record_count(self) -> int:
         return self.end - self.start if self.offsets is None else len(self.offsets)
 
+    def within(self, start: int, end: int) -> Offsets:
+        """int64[n]: the offsets granted in ``start .. end``, which lies in the grant."""
+        if self.offsets is None:
+            return np.arange(start, end, dtype=np.int64)
+        low, high = np.searchsorted(self.offsets, (start, end)).tolist()
+        return self.offsets[low:high]
+
 
 class JoinResult(NamedTuple):
     """``displaced`` is the consumer of the same name that this one replaced; its stream must end."""

@@ -21,11 +21,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, in_flight_at
+from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, in_flight_at, offsets_in
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
 from danube.core.failures import Failures
+from danube.core.first_grants import grant_between, grant_run
 from danube.core.glob import KeyFilter
 from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, Offsets, grants_of
 from danube.core.key_ring import KeyRing
@@ -74,6 +75,7 @@ class Subscription:
         self._window = Window(state.ack_floor, self._keys)
         self._failures = Failures(self._window, failure)
         self._ahead = Ahead(state.acked)
+        self._parts = (self._window, self._consumers, self._failures)
         self._key_of: KeyOf | None = None
         self._available_end = 0
         self._trim_at_ns = 0
@@ -193,13 +195,32 @@ class Subscription:
                 grants = self._grant_waiting(HELD, now_ns, self._window.counts[HELD])
         while self._window.next < available_end and self.wants_records and len(grants) < _GRANTS_MAX:
             piece_end = self._pass_ahead(available_end)
-            if not self._window.next < piece_end:
-                continue
-            piece_end = min(piece_end, self._window.next + self._room())
-            if hashes is not None and self._keys is not None:
-                grants += self._grant_keyed(piece_end, now_ns, hashes, hashes_start)
-            else:
-                grants += self._grant_piece(piece_end, now_ns)
+            if self._window.next < piece_end:
+                grants += self._grant_piece(piece_end, available_end, now_ns, hashes, hashes_start)
+        return grants
+
+    def _grant_piece(
+        self, piece_end: int, available_end: int, now_ns: int, hashes: Hashes | None, hashes_start: int
+    ) -> list[Grant]:
+        """New records up to ``piece_end``; where acked ranges begin there, also what lies between them."""
+        window, start = self._window, self._window.next
+        run_end = min(piece_end, start + self._room())
+        if piece_end < available_end:
+            offsets = self._ahead.between(start, min(available_end, window.floor + self._span_max))
+            offsets = offsets[: self.max_unacked - window.outstanding]
+        elif hashes is not None and self._keys is not None:
+            offsets = np.arange(start, run_end, dtype=np.int64)
+        else:
+            return self._count(grant_run(*self._parts, run_end, now_ns, single=self.mode.single))
+        if hashes is not None and self._keys is not None:
+            grants = self._grant_keyed(offsets, now_ns, hashes, hashes_start)
+        else:
+            grants = self._count(grant_between(*self._parts, offsets, now_ns, single=self.mode.single))
+        self._ahead.drop_below(window.next)
+        return grants
+
+    def _count(self, grants: list[Grant]) -> list[Grant]:
+        self._counters["granted"] += sum([grant.record_count for grant in grants])
         return grants
 
     def _pass_ahead(self, available_end: int) -> int:
@@ -216,49 +237,22 @@ class Subscription:
             return window.next
         return min(start, available_end)
 
-    def _grant_piece(self, end: int, now_ns: int) -> list[Grant]:
-        """New records up to ``end``, none of them acked, for the active consumer or in turn."""
-        window, consumers = self._window, self._consumers
-        start = window.next
-        if self.mode.single:
-            end = min(end, start + consumers.active_credit())
-            seat = consumers.order[0].seat
-            consumers.spend(seat, end - start)
-        elif end - start == 1:
-            seat = consumers.turn()
-        elif consumers.alone:
-            end = min(end, start + consumers.usable_credit)
-            seat = consumers.turn()
-            consumers.spend(seat, end - start - 1)
-        else:
-            return self._grant_in_turn(end, now_ns)
-        window.grant_new(end, seat, self._failures.granted(start, end, now_ns))
-        self._counters["granted"] += end - start
-        return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
-
-    def _grant_in_turn(self, end: int, now_ns: int) -> list[Grant]:
-        window = self._window
-        start = window.next
-        seats = self._consumers.turns(end - start)
-        end = start + len(seats)
-        window.grant_new(end, seats, self._failures.granted(start, end, now_ns))
-        self._counters["granted"] += end - start
-        return grants_of(np.arange(start, end, dtype=np.int64), seats, None, self._consumers.by_seat)
-
-    def _grant_keyed(self, end: int, now_ns: int, hashes: Hashes, hashes_start: int) -> list[Grant]:
+    def _grant_keyed(self, offsets: Offsets, now_ns: int, hashes: Hashes, hashes_start: int) -> list[Grant]:
         window, keys, consumers = self._window, self._keys, self._consumers
         if keys is None or hashes_start > window.next:
             broken("key hashes do not cover what is granted", start=hashes_start, next=window.next)
-        start = window.next
-        if end - start > _KEYED_RECORDS_MIN:
+        if len(offsets) > _KEYED_RECORDS_MIN:
             # No more at a time than can nearly be granted: the rest would be held for nothing.
-            end = min(end, start + max(consumers.usable_credit, _KEYED_RECORDS_MIN))
+            offsets = offsets[: max(consumers.usable_credit, _KEYED_RECORDS_MIN)]
+        start, end = window.next, int(offsets[-1]) + 1
         keys.refresh()
-        wanted = np.ascontiguousarray(hashes[start - hashes_start : end - hashes_start], np.uint64)
-        numbers = keys.find(wanted, window.renumber)
+        whole = end - start == len(offsets)
+        first, last = start - hashes_start, end - hashes_start
+        wanted = hashes[first:last] if whole else hashes[offsets - hashes_start]
+        numbers = keys.find(np.ascontiguousarray(wanted, np.uint64), window.renumber)
         if self._ring.filtered:
-            keys.resolve(numbers, np.arange(start, end, dtype=np.int64), self._key_of)
-        seats = keys.assign(numbers, FREE, end - start, consumers.credit, consumers.ready)
+            keys.resolve(numbers, offsets, self._key_of)
+        seats = keys.assign(numbers, FREE, len(offsets), consumers.credit, consumers.ready)
         stamp = self._failures.granted(start, end, now_ns)
         if end - start == 1 and seats[0] >= 0:
             seat = int(seats[0])
@@ -267,12 +261,12 @@ class Subscription:
             consumers.exhausted([seat])
             self._counters["granted"] += 1
             return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
-        window.take_keyed(end, numbers, seats, stamp)
+        window.take(offsets, seats, stamp, numbers)
         skipped = int(np.count_nonzero(seats == SKIPPED))
         if skipped:
             self._counters["skipped"] += skipped
             self._acked()
-        return self._keyed_grants(np.arange(start, end, dtype=np.int64), seats, None)
+        return self._keyed_grants(offsets, seats, None)
 
     def _keyed_grants(
         self, offsets: Offsets, seats: npt.NDArray[np.int16], before: npt.NDArray[np.uint16] | None
@@ -441,32 +435,33 @@ class Subscription:
 
     def skip_to(self, start: int) -> int:
         """The log now begins at ``start``: what is below and unacked has expired; return how many."""
-        expired = self._settle(self.ack_floor, start)
-        self._counters["expired"] += expired
-        return expired
+        return self.skip(np.array([[self.ack_floor, start]], np.int64), "expired")
 
     def skip_damaged(self, start: int, end: int, *, why: str = "damaged") -> int:
         """``start .. end`` cannot be read (or: compacted): they count as acked; return how many were not."""
-        skipped = self._settle(max(start, self.ack_floor), end)
-        self._counters[why] += skipped
-        return skipped
+        return self.skip(np.array([[start, end]], np.int64), why)
 
-    def _settle(self, start: int, end: int) -> int:
-        """Count everything in ``start .. end`` as acked, in the window and before it."""
+    def skip(self, ranges: Offsets, why: str) -> int:
+        """Nothing is stored any more in these ranges (int64[n][2], ascending): they count as acked, for the
+        reason "expired", "damaged" or "compacted"; return how many were not."""
+        ranges = ranges[(ranges[:, 1] > ranges[:, 0]) & (ranges[:, 1] > self.ack_floor)]
+        settled = self._settle(ranges) if len(ranges) else 0
+        self._counters[why] += settled
+        return settled
+
+    def _settle(self, ranges: Offsets) -> int:
         window = self._window
-        if end <= start:
-            return 0
         settled = 0
-        inside = min(end, window.next)
-        if start < inside:
-            offsets = np.arange(start, inside, dtype=np.int64)
+        if int(ranges[0, 0]) < window.next:
+            offsets = offsets_in(ranges, window.floor, window.next)
             offsets = offsets[window.state[offsets & window.mask] != ACKED]
             settled = len(offsets)
             window.move(offsets, ACKED)
             window.advance()
-        if end > window.next:
-            settled += self._ahead.add(max(start, window.next), end)
-            self._pass_ahead(end)
+        ahead = ranges[ranges[:, 1] > window.next]
+        if len(ahead):
+            settled += self._ahead.add(np.maximum(ahead, window.next))
+            self._pass_ahead(int(ahead[-1, 1]))
         self._failures.forget_acked()
         self.version += 1
         return settled

@@ -112,18 +112,26 @@ class Window:
                 done += count
         self.counts[IN_FLIGHT] += end - start
 
-    def take_keyed(self, end: int, keys: Keys, seats: Seats, stamp: int) -> None:
-        """Take ``next .. end`` into the window by what the key table said: a seat, REFUSED or SKIPPED."""
-        start = self.next
+    def take(self, offsets: Offsets, seats: Seats, stamp: int, keys: Keys | None = None) -> None:
+        """Take all up to the last of ``offsets`` into the window: these (ascending, from ``next`` up) by
+        what is said of each, a seat, REFUSED or SKIPPED, and what lies between them as acked.
+
+        A key-shared window needs ``keys``.
+        """
+        start, end = self.next, int(offsets[-1]) + 1
         self._widen(end)
-        index = np.arange(start, end, dtype=np.int64) & self.mask
+        if len(offsets) < end - start:
+            self._mark_acked(start, end)
+            self.counts[ACKED] -= len(offsets)
+        index = offsets & self.mask
         granted = seats >= 0
         state = _STATE_BY_ANSWER[np.minimum(seats, 0) + 2]
         self.state[index] = state
         self.owner[index] = seats
         self.deliveries[index] = granted
         self.stamp[index] = stamp
-        self.key[index] = keys
+        if keys is not None:
+            self.key[index] = keys
         for name, count in enumerate(np.bincount(state, minlength=STATES).tolist()):
             self.counts[name] += count
 
@@ -134,8 +142,13 @@ class Window:
             return
         start = self.next
         self._widen(end)
+        self._mark_acked(start, end)
+
+    def _mark_acked(self, start: int, end: int) -> None:
         for part in self.slices(start, end):
             self.state[part] = ACKED
+            if self.keys is not None:
+                self.key[part] = 0  # not what a former record left there: the number of some key
         self.counts[ACKED] += end - start
 
     def _widen(self, end: int) -> None:

@@ -203,7 +203,8 @@ class ColdSegment(StoredSegment):
                 place = Place(found.position_end, found.offset_end)
             else:
                 data, first_offset, place = cut_run(found, offset, end, bytes_max)
-                return self._reading(Chunk(data, first_offset, place.offset, self._told(holes)), place, ahead)
+                chunk = Chunk(data, first_offset, place.offset, self._told(holes), self.compacted)
+                return self._reading(chunk, place, ahead)
         if place.position >= self.data_end and offset < self.end_offset:
             holes.append(OffsetRange(offset, min(self.end_offset, end)))
             offset = min(self.end_offset, end)

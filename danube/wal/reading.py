@@ -27,13 +27,15 @@ class Chunk(NamedTuple):
     ``first_offset`` is the first record in ``data`` (it may lie below the offset asked for, whose
     batch it starts); reading goes on at ``next_offset``.  ``damage`` holds the ranges between the
     offset asked for and ``next_offset`` that cannot be read any more.  Of a compacted segment there may
-    be offsets that no batch holds: before ``first_offset``, between batches and inside them.
+    be offsets that no batch holds: before ``first_offset``, between batches and inside them; then
+    ``sparse`` is true.
     """
 
     data: bytes
     first_offset: int
     next_offset: int
     damage: tuple[OffsetRange, ...] = ()
+    sparse: bool = False
 
 
 class SegmentReading(NamedTuple):
@@ -72,7 +74,7 @@ def read_segment(
             place = Place(run.position_end, run.offset_end)
         else:
             data, first_offset, place = cut_run(run, offset, end, bytes_max)
-            chunk = Chunk(data, first_offset, place.offset, tuple(damage))
+            chunk = Chunk(data, first_offset, place.offset, tuple(damage), segment.compacted)
             return SegmentReading(chunk, place, tuple(gaps))
     if segment.compacted and place.position >= extent.limit:  # nothing is left behind ``offset``
         place, offset = Place(extent.limit, segment.end_offset), segment.end_offset

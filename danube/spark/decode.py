@@ -266,7 +266,7 @@ class Decoder:
         if name == "producer":
             return self._producers(table, rows)
         if name == "attributes":
-            return self._attributes(table.attributes(), rows)
+            return _attributes(table.attributes(), rows)
         if name == "schema_id":
             return _flagged(table, "schema_id", Flag.SCHEMA_ID, pa.int64(), "<i8")
         return _flagged(table, "schema_version", Flag.SCHEMA_VERSION, pa.int32(), "<i4")
@@ -290,17 +290,16 @@ class Decoder:
         texts = pa.array([name.decode() for name in numbers], pa.string())
         return pa.DictionaryArray.from_arrays(np.repeat(codes, table.counts), texts).cast(pa.string())
 
-    def _attributes(self, found: AttributeColumns | None, rows: int) -> pa.Array:
-        if found is None:
-            return _no_attributes(rows)
-        names = _binary(found.names, len(found.names.offsets) - 1, pa.string())
-        values = _binary(found.values, len(found.values.offsets) - 1, pa.string())
-        return pa.MapArray.from_arrays(pa.array(found.ends), names, values)
 
-
-def _no_attributes(rows: int) -> pa.Array:
-    empty = pa.array([], pa.string())
-    return pa.MapArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), empty, empty)
+def _attributes(found: AttributeColumns | None, rows: int) -> pa.Array:
+    """A map for each record; null for one without attributes, which costs Spark nothing."""
+    if found is None:
+        return pa.nulls(rows, ATTRIBUTES)
+    names = _binary(found.names, len(found.names.offsets) - 1, pa.string())
+    values = _binary(found.values, len(found.values.offsets) - 1, pa.string())
+    absent = found.ends[1:] == found.ends[:-1]
+    mask = pa.array(absent) if absent.any() else None
+    return pa.MapArray.from_arrays(pa.array(found.ends), names, values, mask=mask)
 
 
 def _rows_only(rows: int) -> pa.RecordBatch:

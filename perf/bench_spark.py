@@ -1,0 +1,108 @@
+"""Measures reading history with Spark, beside Parquet of the same rows in the same run.
+
+    python -m perf.bench_spark [--megabytes 1024] [--sizes 1024,100] [--rounds 3] [--keep DIRECTORY]
+
+One JSON line for each payload size: gigabytes of segment bytes a second, from the page cache, through
+``local[2]`` into the JVM (sink ``noop``) with all checksums on; the best of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from danube.limits import MIB
+from danube.spark import session
+from perf import machine
+from perf.spark_data import Shape, fill_partition, make_directory
+
+TOPIC = "/default/bench"
+BATCH_BYTES = 512 * 1024  # what Danube's client gathers
+SEGMENT_BYTES = 128 * MIB
+NARROW = "offset long, publish_time timestamp"
+
+
+def best(rounds: int, run: Callable[[], Any]) -> float:
+    """Seconds of the fastest round."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def drained(frame: Any) -> None:
+    """Bring every row into the JVM and throw it away."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: int) -> dict[str, Any]:
+    data = root / f"data-{payload_bytes}"
+    shape = Shape(payload_bytes, max(1, BATCH_BYTES // (payload_bytes + 8)))
+    identity = make_directory(data, TOPIC)
+    segments = max(2, megabytes * MIB // SEGMENT_BYTES)
+    rows = fill_partition(data, identity, shape, segments=segments, segment_bytes=SEGMENT_BYTES)
+    size = sum(path.stat().st_size for path in data.glob("partitions/*/*.seg"))
+
+    def frame(schema: str = "") -> Any:
+        reader = spark.read.format("danube").option("storage", str(data)).option("topic", TOPIC)
+        return (reader.schema(schema) if schema else reader).load()
+
+    parquet = root / f"parquet-{payload_bytes}"
+    frame().write.option("compression", "none").option("parquet.enable.dictionary", "false").parquet(
+        str(parquet)
+    )
+    found = {
+        "all_columns": best(rounds, lambda: drained(frame())),
+        "key_payload": best(rounds, lambda: drained(frame("key binary, payload binary"))),
+        "two_columns": best(rounds, lambda: drained(frame(NARROW))),
+        "parquet": best(rounds, lambda: drained(spark.read.parquet(str(parquet)))),
+        "parquet_key_payload": best(
+            rounds, lambda: drained(spark.read.parquet(str(parquet)).select("key", "payload"))
+        ),
+    }
+    figures = {f"{name}_gb_s": round(size / seconds / 1e9, 3) for name, seconds in found.items()}
+    return {
+        "payload_bytes": payload_bytes,
+        "rows": rows,
+        "segment_bytes": size,
+        "segments": segments,
+        **figures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--sizes", default="1024,100")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--keep", type=Path, default=None)
+    options = parser.parse_args()
+    root = options.keep or Path(tempfile.mkdtemp(prefix="danube-bench-spark-"))
+    spark = session("danube-bench", options.master, **{
+        "spark.ui.enabled": False, "spark.sql.shuffle.partitions": 1, "spark.driver.memory": "2g",
+        "spark.log.level": "ERROR",
+    })  # fmt: skip
+    try:
+        print(json.dumps({"machine": machine.fingerprint(root)}), flush=True)
+        for size in options.sizes.split(","):
+            figures = measure(spark, root, int(size), options.megabytes, options.rounds)
+            print(json.dumps(figures), flush=True)
+    finally:
+        spark.stop()
+        if options.keep is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

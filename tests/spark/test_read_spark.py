@@ -1,0 +1,281 @@
+"""``format("danube")`` in a real session: counts, columns, errors, streams, restarts and the live tail."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import danube.sync
+from danube.spark.decode import COLUMNS
+from danube.spark.schema import COLUMNS as SPARK_COLUMNS
+from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
+from tests.spark.history import TOPIC, Journal, digest_of_frame, publish
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+
+PARTED = "/default/parted"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Journal, Journal]]:
+    """A stopped broker's data directory, and the journals of a topic and of a partitioned one."""
+    data = tmp_path_factory.mktemp("history") / "data"
+    orders, parted = Journal(), Journal()
+    broker = BrokerProcess(data, workers=1).start()
+    try:
+        with danube.sync.connect(broker.address) as client:
+            client.admin.create_topic(TOPIC)
+            client.admin.create_topic(PARTED, partitions=3)
+        publish(broker, orders, random.Random(1), rounds=15)
+        publish(broker, parted, random.Random(2), rounds=30, topic=PARTED)
+        broker.kill()
+        broker.start()
+        publish(broker, orders, random.Random(3), rounds=5)
+        broker.stop()
+    finally:
+        broker.kill()
+    yield str(data), orders, parted
+
+
+def reading(spark: Any, storage: str, topic: str = TOPIC, **given: Any) -> Any:
+    reader = spark.read.format("danube").option("storage", storage).option("topic", topic)
+    for name, value in given.items():
+        reader = reader.option(name, value)
+    return reader
+
+
+def test_the_columns_are_the_same_ones_for_arrow_and_for_spark() -> None:
+    assert to_arrow_schema(SPARK_COLUMNS, timezone="UTC").equals(COLUMNS)
+
+
+def test_rows_are_what_producers_sent(spark: Any, stored: tuple[str, Journal, Journal]) -> None:
+    storage, orders, parted = stored
+    frame = reading(spark, storage).load()
+    assert frame.count() == len(orders.records)
+    assert digest_of_frame(frame) == orders.digest()
+    both = reading(spark, storage, "/default/*").load()
+    assert both.count() == len(orders.records) + len(parted.records)
+    assert digest_of_frame(both.where(f"topic = '{PARTED}'")) == parted.digest()
+    named = reading(spark, storage, f"{TOPIC},{PARTED}", minPartitions=7).load()
+    assert {row.topic for row in named.select("topic").distinct().collect()} == {TOPIC, PARTED}
+
+
+def test_no_order_of_queries_changes_a_count(spark: Any, stored: tuple[str, Journal, Journal]) -> None:
+    storage, orders, _ = stored
+    total, bound = len(orders.records), 500
+    frame = reading(spark, storage).load()
+    questions: dict[str, tuple[Callable[[], int], int]] = {
+        "all": (frame.count, total),
+        "above": (lambda: frame.where(f"offset >= {bound}").count(), total - bound),
+        "below": (lambda: frame.where(f"offset < {bound}").count(), bound),
+        "none": (lambda: frame.where("topic = 'x'").count(), 0),
+        "limit": (lambda: len(frame.limit(3).collect()), 3),
+        "narrow": (lambda: frame.select("offset").count(), total),
+    }
+    source = random.Random(5)
+    for pushdown in ("false", "true"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
+        try:
+            for _ in range(3):
+                names = source.sample(list(questions), len(questions))
+                found = {name: questions[name][0]() for name in names}
+                assert found == {name: questions[name][1] for name in names}, (pushdown, names)
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_only_the_columns_of_the_schema_are_read(spark: Any, stored: tuple[str, Journal, Journal]) -> None:
+    storage, orders, _ = stored
+    frame = reading(spark, storage).schema("offset long, key binary").load()
+    assert frame.columns == ["offset", "key"]
+    rows = {row.offset: row.key and bytes(row.key) for row in frame.collect()}
+    assert rows == {offset: record[1] for (_, offset), record in orders.records.items()}
+    without = reading(spark, storage, includeAttributes="false").load()
+    assert "attributes" not in without.columns and without.count() == len(orders.records)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"topics": TOPIC}, "option topics is not known: did you mean topic?"),
+        ({"startingOffsets": "latest"}, "starts at the latest offset reads nothing"),
+        ({"startingOffsets": "soon"}, "neither earliest, latest nor offsets"),
+        ({"startingOffsets": '{"/default/other": {"0": 1}}'}, "which is not read"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "exclude each other"),
+        ({"maxRecordsPerTrigger": "5"}, "is for streams"),
+        ({"minPartitions": "0"}, "must be 1 or more"),
+        ({"s3.endpoint": "http://127.0.0.1:1"}, "there are s3. options and no store"),
+        ({"topic": "/default/ordres"}, "there is no topic /default/ordres"),
+        ({"topic": "orders"}, "which is no topic"),
+    ],
+)
+def test_mistakes_are_explained(
+    spark: Any, stored: tuple[str, Journal, Journal], given: dict[str, str], expected: str
+) -> None:
+    with pytest.raises(Exception) as failure:
+        reading(spark, stored[0], **given).load().count()
+    assert expected in str(failure.value)
+
+
+def test_a_column_that_is_not_there_is_named(spark: Any, stored: tuple[str, Journal, Journal]) -> None:
+    with pytest.raises(Exception) as failure:
+        reading(spark, stored[0]).schema("offset long, colour string").load().count()
+    assert "there is no column colour" in str(failure.value)
+
+
+def streamed(spark: Any, storage: str, checkpoint: str, name: str, topic: str = TOPIC, **given: Any) -> Any:
+    """Rows that one run with AvailableNow adds, as a DataFrame, and the query."""
+    reader = spark.readStream.format("danube").option("storage", storage).option("topic", topic)
+    for key, value in {"startingOffsets": "earliest", **given}.items():
+        reader = reader.option(key, value)
+    found: list[Any] = []
+
+    def take(batch: Any, number: int) -> None:
+        found.extend(batch.select("partition", "offset", "payload", "key", "attributes").collect())
+
+    writer = reader.load().writeStream.queryName(name).foreachBatch(take)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return found, query
+
+
+def test_a_stream_reads_in_steps_and_goes_on_where_it_was(
+    spark: Any, broker: Callable[..., BrokerProcess], checkpoint: str
+) -> None:
+    running = broker()
+    journal = Journal()
+    with danube.sync.connect(running.address) as client:
+        client.admin.create_topic(PARTED, partitions=2)
+    storage = str(running.data_dir)
+    publish(running, journal, random.Random(1), rounds=60, topic=PARTED)
+    running.stop()
+    rows, query = streamed(spark, storage, checkpoint, "first", PARTED, maxRecordsPerTrigger=50)
+    assert len(rows) == len(journal.records) == len({row[:2] for row in rows})
+    steps = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert len(steps) >= len(rows) // 50 and max(steps) <= 51
+    again, _ = streamed(spark, storage, checkpoint, "second", PARTED)
+    assert again == []
+    running.start()
+    publish(running, journal, random.Random(2), rounds=10, topic=PARTED)
+    running.stop()
+    rest, _ = streamed(spark, storage, checkpoint, "third", PARTED)
+    found = {row[:2]: row for row in [*rows, *rest]}
+    assert len(found) == len(rows) + len(rest)
+    from tests.spark.history import digest
+
+    assert digest([*rows, *rest]) == journal.digest()
+
+
+def test_a_topic_made_again_is_not_taken_for_the_old_one(
+    spark: Any, broker: Callable[..., BrokerProcess], checkpoint: str
+) -> None:
+    running = broker()
+    storage = str(running.data_dir)
+    with danube.sync.connect(running.address) as client:
+        client.admin.create_topic(TOPIC)
+        publish(running, Journal(), random.Random(1), rounds=3)
+        wait_until(lambda: synced(client), 10, "the log is on disk")
+        rows, _ = streamed(spark, storage, checkpoint, "before")
+        client.admin.delete_topic(TOPIC)
+        client.admin.create_topic(TOPIC)
+        journal = Journal()
+        publish(running, journal, random.Random(2), rounds=4)
+        wait_until(lambda: synced(client), 10, "the log is on disk")
+        more, _ = streamed(spark, storage, checkpoint, "after")
+    assert rows and len(more) == len(journal.records)
+
+
+def synced(client: Any, topic: str = TOPIC) -> bool:
+    return all(
+        facts["synced_end"] == facts["log_end"] for facts in client.admin.describe_topic(topic).partitions
+    )
+
+
+def test_the_live_tail_comes_from_the_broker(
+    spark: Any, broker: Callable[..., BrokerProcess], checkpoint: str
+) -> None:
+    running = broker()
+    journal = Journal()
+    with danube.sync.connect(running.address) as client:
+        client.admin.create_topic(PARTED, partitions=2)
+        publish(running, journal, random.Random(1), rounds=20, topic=PARTED)
+        alone = spark.read.format("danube").option("broker", running.address).option("topic", PARTED).load()
+        assert digest_of_frame(alone) == journal.digest()
+        both = reading(spark, str(running.data_dir), PARTED, broker=running.address).load()
+        assert digest_of_frame(both) == journal.digest()
+        rows, _ = streamed(spark, str(running.data_dir), checkpoint, "one", PARTED, broker=running.address)
+        publish(running, journal, random.Random(2), rounds=10, topic=PARTED)
+        more, _ = streamed(spark, str(running.data_dir), checkpoint, "two", PARTED, broker=running.address)
+        assert {row[:2] for row in rows}.isdisjoint(row[:2] for row in more)
+        assert len(rows) + len(more) == len(journal.records)
+        assert client.admin.list_subscriptions(PARTED) == []
+
+
+def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
+    spark: Any, broker: Callable[..., BrokerProcess], tmp_path: Path, checkpoint: str
+) -> None:
+    running = broker()
+    journal = Journal()
+    with danube.sync.connect(running.address) as client:
+        client.admin.create_topic(TOPIC)
+    out = tmp_path / "out"
+    words = [str(running.data_dir), TOPIC, checkpoint, str(out)]
+    sender = threading.Thread(
+        target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 150}
+    )
+    sender.start()
+    for life in range(3):
+        child = start_reader(words, tmp_path / f"driver-{life}.log")
+        try:
+            begun = commits(checkpoint)
+            wait_until(lambda: commits(checkpoint) >= begun + 2, 90, "two more micro-batches")  # noqa: B023
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    sender.join(90)
+    assert not sender.is_alive()
+    running.stop()
+    child = start_reader(words, tmp_path / "driver-last.log")
+    try:
+        wait_until(lambda: rows_in(spark, out) >= len(journal.records), 90, "all records")
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert digest_of_frame(spark.read.parquet(str(out))) == journal.digest()
+
+
+def start_reader(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.stream_reader", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def commits(checkpoint: str) -> int:
+    folder = Path(checkpoint) / "commits"
+    return sum(name.name.isdigit() for name in folder.iterdir()) if folder.is_dir() else 0
+
+
+def rows_in(spark: Any, out: Path) -> int:
+    """Rows of all committed micro-batches."""
+    if not (out / "_spark_metadata").is_dir():
+        return 0
+    return int(spark.read.parquet(str(out)).count())

@@ -60,7 +60,9 @@ def _mover_main(config: BrokerConfig) -> MoverMain | None:
     if config.storage.mode == "local":
         return None
     from danube.broker.mover import run_mover
+    from danube.wal.open_store import open_store
 
+    open_store(config.storage)  # settings that cannot be used stop the start, not the mover again and again
     return lambda context: run_mover(context, config)
 
 

@@ -76,10 +76,20 @@ def verified(segment: StoredSegment, manifest: Manifest) -> bool:
     return merged and entry.base_offset <= segment.base_offset and segment.end_offset <= entry.end_offset
 
 
-def evictable_end(manifest: Manifest, log: Log, now_us: int, retention_ms: int, retention_bytes: int) -> int:
+class LocalRetention(NamedTuple):
+    """What stays on this host besides what only it has; 0 is no limit."""
+
+    ms: int = 0
+    size_bytes: int = 0
+    segments: int = 0  # of one partition
+
+
+def evictable_end(manifest: Manifest, log: Log, now_us: int, keep: LocalRetention) -> int:
     """Offset below which local segments may leave this host now; 0 when none may."""
-    candidates = takewhile(lambda one: one.sealed and verified(one, manifest), log.front())
-    cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
-    excess_bytes = log.local_bytes - retention_bytes if retention_bytes else 0
+    front = log.front()
+    candidates = list(takewhile(lambda one: one.sealed and verified(one, manifest), front))
+    cutoff_us = now_us - keep.ms * 1000 if keep.ms else None
+    excess_bytes = log.local_bytes - keep.size_bytes if keep.size_bytes else 0
     doomed = expired(candidates, cutoff_us, excess_bytes, None)
-    return doomed[-1].end_offset if doomed else 0
+    surplus = candidates[: max(0, len(front) - keep.segments)] if keep.segments else []
+    return max((one.end_offset for one in (*doomed[-1:], *surplus[-1:])), default=0)

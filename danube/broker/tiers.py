@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from danube import clock, telemetry
 from danube.broker.tier import PartitionTier
-from danube.broker.tier_retention import evictable_end, expired_end
+from danube.broker.tier_retention import LocalRetention, evictable_end, expired_end
 from danube.errors import DanubeError, FetchPending, StoreUnavailable, error_for_code
 from danube.wal.cold_cache import ColdCache, Fetch
 from danube.wal.segment import LogIdentity
@@ -31,8 +31,7 @@ class TierOptions(NamedTuple):
     """Of the configuration's section ``storage``; 0 keeps for ever."""
 
     seal_after_ms: int = 60_000
-    local_retention_ms: int = 0
-    local_retention_bytes: int = 0
+    local_retention: LocalRetention = LocalRetention()
     cache_bytes: int = 1 << 30
 
 
@@ -247,10 +246,7 @@ class Tiers:
     def _evict(self, tier: PartitionTier, now_us: int) -> None:
         if tier.manifest is None or tier.hosted.failure is not None:
             return
-        options = self.options
-        end = evictable_end(
-            tier.manifest, tier.log, now_us, options.local_retention_ms, options.local_retention_bytes
-        )
+        end = evictable_end(tier.manifest, tier.log, now_us, self.options.local_retention)
         if not end:
             return
         try:

@@ -27,6 +27,7 @@ from danube.broker.questions import Questions
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shard import Shard
+from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
 from danube.cluster.local_log import LocalLog
@@ -149,7 +150,10 @@ class Worker:
         """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""
         storage, metadata = self.config.storage, self.metadata
         options = TierOptions(
-            storage.seal_after_ms, storage.local_retention_ms, storage.local_retention_bytes,
+            storage.seal_after_ms,
+            LocalRetention(
+                storage.local_retention_ms, storage.local_retention_bytes, storage.local_retention_segments
+            ),
             storage.cache_bytes // self.context.workers,
         )  # fmt: skip
         first = self.index == 0  # one worker is enough to keep the copies of the metadata

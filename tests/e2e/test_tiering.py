@@ -179,3 +179,11 @@ def test_workers_and_the_mover_may_die_at_any_time(broker: Any, tmp_path: Path) 
     cli("topics", "seal", TOPIC, "-s", process.address, "--wait")
     wait_evicted(process.address, 600)
     assert read(process.address, "earliest", 600, "all") == expected
+
+
+def test_a_store_that_cannot_be_used_stops_the_start(
+    broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    process = broker(start=False, arguments=["--storage", f"file://{tmp_path}/none"])
+    with pytest.raises(Exception, match="cannot be opened"):
+        process.start()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube import clock
+from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions
 from danube.core.wire import Kind
 from danube.errors import (
@@ -361,7 +362,7 @@ def test_retention_trims_both_tiers_and_a_late_reader_is_told_the_new_start(
 
 
 def test_nothing_unverified_leaves_this_host_while_it_has_not_expired(tmp_path: Path, time: Time) -> None:
-    options = TierOptions(local_retention_ms=1, cache_bytes=1 << 20)
+    options = TierOptions(local_retention=LocalRetention(ms=1), cache_bytes=1 << 20)
     bench = TieredBench(tmp_path, options, retention_ms=3_600_000)
     session = RecordingSession()
     bench.open_producer(session)
@@ -384,8 +385,21 @@ def test_nothing_unverified_leaves_this_host_while_it_has_not_expired(tmp_path: 
     assert bench.hosted.start == 40, "what has expired goes, uploaded or not"
 
 
+def test_a_number_of_segments_stays_on_this_host(tmp_path: Path, time: Time) -> None:
+    options = TierOptions(local_retention=LocalRetention(segments=2), cache_bytes=1 << 20)
+    bench = TieredBench(tmp_path, options)
+    session = RecordingSession()
+    bench.open_producer(session)
+    for number in range(5):
+        publish(bench, session, number * 10, 10)
+        bench.seal()
+    bench.mover.look(bench.tier.identity)
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.hosted.log is not None and bench.hosted.log.start == 30 and bench.hosted.start == 0
+
+
 def test_an_object_of_other_content_keeps_the_local_segment(tmp_path: Path, time: Time) -> None:
-    bench = TieredBench(tmp_path, TierOptions(local_retention_ms=1, cache_bytes=1 << 20))
+    bench = TieredBench(tmp_path, TierOptions(local_retention=LocalRetention(ms=1), cache_bytes=1 << 20))
     session = RecordingSession()
     bench.open_producer(session)
     bench.mover.upload = False

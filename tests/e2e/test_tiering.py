@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from danube.errors import WrongState
 from danube.server.proto import DanubeApi_pb2 as pb
 from danube.wal.cursors import read_cursor_file
 from danube.wal.segment import LogIdentity
-from tests.broker_process import ROOT, wait_until
+from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
 
 pytestmark = pytest.mark.e2e

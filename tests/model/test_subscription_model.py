@@ -469,6 +469,39 @@ class SubscriptionMachine(RuleBasedStateMachine):
             self.model.records[offset].state = "acked"
         self.pass_over()
 
+    @rule(start=st.integers(0, 60), size=st.integers(1, 40), kept=st.sets(st.integers(0, 39)))
+    def compact(self, start: int, size: int, kept: set[int]) -> None:
+        """Of some records only a few are stored any more: the others hold nothing up, in flight or not."""
+        end = min(start + size, len(self.model.records))
+        gone = [offset for offset in range(start, end) if offset - start not in kept]
+        lost = [offset for offset in gone if self.model.records[offset].state != "acked"]
+        ranges = np.array([[offset, offset + 1] for offset in gone], np.int64).reshape(-1, 2)
+        assert self.subscription.skip(ranges, "compacted") == len(lost)
+        for offset in lost:
+            self.model.records[offset].state = "acked"
+        self.pass_over()
+
+    @precondition(lambda self: self.model.in_state("flight"))
+    @rule(pick=st.integers(0, 50))
+    def compact_before_sending(self, pick: int) -> None:
+        """Granted records turn out to be gone when they are to be sent: the consumer has its credit again."""
+        flight = self.model.in_state("flight")
+        member = next(
+            member
+            for member in self.model.members
+            if member.consumer_id == self.model.records[flight[pick % len(flight)]].owner
+        )
+        mine = [o for o in flight if self.model.records[o].owner == member.consumer_id][pick % 3 :: 2]
+        if not mine:
+            return
+        offsets = np.array(mine, np.int64)
+        lost = Grant(member.consumer_id, mine[0], mine[-1] + 1, offsets, 0)
+        assert self.subscription.give_back(lost, lost.start) == len(mine)
+        assert self.subscription.skip(np.stack((offsets, offsets + 1), axis=1), "compacted") == len(mine)
+        member.credit += len(mine)
+        for offset in mine:
+            self.model.records[offset].state = "acked"
+
     @rule()
     def restart(self) -> None:
         """The process dies: only the stored cursor is left, and nobody is connected."""
@@ -562,7 +595,7 @@ WEIGHTS = {
     "publish_and_pump": 8, "pump": 4, "ack_in_flight": 6, "ack": 3, "nack": 4, "join": 3, "leave": 2,
     "credit": 5, "set_ready": 2, "pass_seconds": 3, "unblock": 1, "dead_letters": 2,
     "dead_letter_stored_late": 1,
-    "seek": 0.2, "lose": 0.5, "restart": 0.3,
+    "seek": 0.2, "lose": 0.5, "restart": 0.3, "compact": 1, "compact_before_sending": 1,
 }  # fmt: skip
 
 
@@ -580,7 +613,7 @@ def walk(mode: Mode, seed: int, steps: int) -> None:
         pick, keys = draw.randrange(50), [draw.randrange(4) for _ in range(draw.randrange(1, 9))]
         if name in ("leave", "credit", "set_ready", "ack") and not members:
             continue
-        if (name in ("ack_in_flight", "nack") and not flight) or (
+        if (name in ("ack_in_flight", "nack", "compact_before_sending") and not flight) or (
             name == "dead_letter_stored_late" and not machine.taken_letters
         ):
             continue
@@ -605,6 +638,8 @@ def walk(mode: Mode, seed: int, steps: int) -> None:
             "dead_letters": [draw.randrange(1, 6), draw.random() < 0.6], "dead_letter_stored_late": [],
             "seek": [draw.randrange(101)],
             "lose": [near + draw.randrange(9), draw.randrange(9), draw.random() < 0.5],
+            "compact": [near + draw.randrange(20), draw.randrange(1, 40), set(draw.sample(range(40), 20))],
+            "compact_before_sending": [pick],
         }  # fmt: skip
         getattr(machine, name)(*arguments[name])
         machine.agrees()

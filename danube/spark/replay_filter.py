@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -23,7 +24,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from danube import files
-from danube.errors import InvariantBroken
+from danube.errors import InvalidArgument, InvariantBroken
+from danube.spark.decode import COLUMNS
 from danube.spark.reading import freeze_once
 from danube.spark.replay_plan import Lane, read_lane
 from danube.spark.replay_target import LaneReport, Target, write_lane
@@ -118,8 +120,15 @@ def _registered(spark: SparkSession, **members: Any) -> str:
 
 
 def chosen(spark: SparkSession, name: str, where: str) -> DataFrame:
-    """The rows that the expression is true for."""
-    return spark.read.format(name).load().filter(where)
+    """The rows that the expression is true for; InvalidArgument where it is no expression over them."""
+    try:
+        return spark.read.format(name).load().filter(where)
+    except AnalysisException as error:
+        raise InvalidArgument(
+            "where cannot be evaluated",
+            why=str(error).partition("\n")[0],
+            hint=f"columns are {', '.join(COLUMNS.names)}",
+        ) from None
 
 
 def replay_chosen(

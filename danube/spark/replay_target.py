@@ -144,6 +144,7 @@ class Throttle:
         self._sleep = sleep
         for rate in self._rates:
             rate.allowed(now_ns())
+            rate.take(rate.per_second)  # nothing is saved up yet, or many short lanes were too fast
 
     def spend(self, records: int, octets: int) -> None:
         """Note what went, and wait until as much is allowed again."""

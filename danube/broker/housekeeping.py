@@ -97,7 +97,8 @@ class Housekeeping:
     def _retain_local(self, hosted: HostedPartition, now_us: int) -> int:
         """Delete what has expired; return where the log begins then."""
         log, policy = hosted.log, hosted.policy
-        if log is None or not (policy.retention_ms or policy.retention_bytes or policy.retention_segments):
+        bounds = (policy.retention_ms, policy.retention_bytes, policy.retention_segments)
+        if log is None or not policy.expires or not any(bounds):
             return 0
         deleted = log.retain(now_us, policy.retention_ms, policy.retention_bytes)
         if policy.retention_segments:

@@ -44,6 +44,8 @@ def expired_end(manifest: Manifest | None, start: int, log: Log, policy: TopicPo
     Whole segments from the front: older than ``retention_ms``, or beyond ``retention_bytes`` or
     ``retention_segments`` that are not written any more (both of the tiers together).
     """
+    if not policy.expires:
+        return 0
     remote = list(_remote(manifest, start, log.start)) if manifest is not None else []
     local = [_Piece(one.end_offset, one.last_append_us, one.size_bytes) for one in log.front()]
     cutoff_us = now_us - policy.retention_ms * 1000 if policy.retention_ms else None

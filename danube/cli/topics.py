@@ -49,6 +49,17 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--retention-segments", type=click.IntRange(min=0), help="Sealed segments; 0: no bound."
         ),
+        click.option(
+            "--cleanup",
+            type=click.Choice(["delete", "compact", "compact_delete"]),
+            help="delete: by retention; compact: keep the latest record of each key; or both.",
+        ),
+        click.option(
+            "--tombstone-retention",
+            "tombstone_retention_ms",
+            type=duration,
+            help="Keep a key's empty record this long when compacting.",
+        ),
         click.option("--max-record-size", "max_record_bytes", type=size),
         click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
         click.option(

@@ -279,6 +279,8 @@ class Admin:
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
+        cleanup: str | None = None,
+        tombstone_retention_ms: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Make a topic; raise TopicExists when there is one."""
@@ -291,6 +293,8 @@ class Admin:
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
+            cleanup=cleanup,
+            tombstone_retention_ms=tombstone_retention_ms,
             failure=failure,
         )
         return self._run(lambda plans: plans.create_topic(topic, partitions, policy))
@@ -310,6 +314,8 @@ class Admin:
         max_record_bytes: int | None = None,
         max_unacked: int | None = None,
         max_dispatch_rate: int | None = None,
+        cleanup: str | None = None,
+        tombstone_retention_ms: int | None = None,
         failure: FailurePolicy | dict[str, Any] | None = None,
     ) -> TopicInfo:
         """Change the given fields of a topic's policy."""
@@ -322,6 +328,8 @@ class Admin:
             max_record_bytes=max_record_bytes,
             max_unacked=max_unacked,
             max_dispatch_rate=max_dispatch_rate,
+            cleanup=cleanup,
+            tombstone_retention_ms=tombstone_retention_ms,
             failure=failure,
         )
         return self._run(lambda plans: plans.update_topic(topic, policy))

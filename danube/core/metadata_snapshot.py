@@ -61,6 +61,9 @@ class _Snapshot(msgspec.Struct, array_like=True):
     bindings: list[Binding] = []
 
 
+_LATER: Final = {
+    name: getattr(TopicPolicy(), name) for name in ("retention_segments", "cleanup", "tombstone_retention_ms")
+}
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
 
@@ -92,10 +95,10 @@ def encode(stored: Stored) -> bytes:
 
 
 def _in_full(policies: list[TopicPolicy]) -> list[dict[str, Any]]:
-    """Every field but one that came later and says nothing: so the bytes of old policies stay."""
+    """Every field but those that came later and say nothing: so the bytes of old policies stay."""
     found: list[dict[str, Any]] = in_full(policies)
     return [
-        {name: value for name, value in policy.items() if value or name != "retention_segments"}
+        {name: value for name, value in policy.items() if name not in _LATER or value != _LATER[name]}
         for policy in found
     ]
 

@@ -10,6 +10,7 @@ from danube.errors import InvalidArgument
 from danube.limits import MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT, MIB, RECORD_BYTES_MAX
 
 DAY_MS = 24 * 3600 * 1000
+CLEANUPS = ("delete", "compact", "compact_delete")
 
 
 class Durability(IntEnum):
@@ -68,7 +69,10 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Settings of a topic; they hold for each of its partitions.
 
     ``retention_ms``, ``retention_bytes`` and ``retention_segments`` (per partition) delete whole
-    sealed segments from the front; 0 keeps for ever.
+    sealed segments from the front; 0 keeps for ever.  ``cleanup`` says whether that happens
+    (``delete``), whether instead only the latest record of each key is kept (``compact``), or both
+    (``compact_delete``).  ``tombstone_retention_ms``: a record with a key and an empty payload goes
+    with its key when it is this old.
     """
 
     reliable: bool = True
@@ -80,6 +84,18 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_unacked: int = MAX_UNACKED_DEFAULT
     max_dispatch_rate: int = 0  # records a second to each subscription of a partition; 0: no limit
     failure: FailurePolicy = FailurePolicy()
+    cleanup: str = "delete"
+    tombstone_retention_ms: int = DAY_MS
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the latest record of each key is kept."""
+        return self.cleanup != "delete"
+
+    @property
+    def expires(self) -> bool:
+        """Whether the bounds of retention hold."""
+        return self.cleanup != "compact"
 
     @property
     def level(self) -> Durability:
@@ -102,6 +118,12 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidArgument("max_dispatch_rate must not be negative", hint="0 is no limit")
         if min(self.retention_ms, self.retention_bytes, self.retention_segments) < 0:
             raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
+        if self.cleanup not in CLEANUPS:
+            raise InvalidArgument(f"cleanup {self.cleanup!r} is not known", hint=f"use {', '.join(CLEANUPS)}")
+        if self.compacts and not self.reliable:
+            raise InvalidArgument("a non-reliable topic stores nothing that could be compacted")
+        if self.tombstone_retention_ms < 0:
+            raise InvalidArgument("tombstone_retention_ms must not be negative")
         self.failure.check()
 
 

@@ -323,13 +323,14 @@ def test_commands_and_snapshots_are_stored_in_full() -> None:
     assert set(stored["policy"]) == set(TopicPolicy.__struct_fields__)
     assert set(stored["policy"]["failure"]) == set(FailurePolicy.__struct_fields__)
     content = msgspec.msgpack.decode(machine_with("/default/foo", "/default/bar").snapshot()[8:])
-    # The one that came later is left out while it says nothing, so an earlier version's bytes stay.
+    # Those that came later are left out while they say nothing, so an earlier version's bytes stay.
     assert [set(policy) for policy in content[3]] == [
-        set(TopicPolicy.__struct_fields__) - {"retention_segments"}
+        set(TopicPolicy.__struct_fields__) - {"retention_segments", "cleanup", "tombstone_retention_ms"}
     ]
     kept = machine_with("/default/foo")
-    kept.apply(2, UpdatePolicy(topic="/default/foo", policy=TopicPolicy(retention_segments=3)))
-    assert Metadata.restore(kept.snapshot()).topic("/default/foo").policy.retention_segments == 3
+    policy = TopicPolicy(retention_segments=3, cleanup="compact", tombstone_retention_ms=0)
+    kept.apply(2, UpdatePolicy(topic="/default/foo", policy=policy))
+    assert Metadata.restore(kept.snapshot()).topic("/default/foo").policy == policy
 
 
 COMMANDS: list[Command] = [

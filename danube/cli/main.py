@@ -28,6 +28,7 @@ COMMANDS = {
     "schema": Entry("danube.cli.schema:schema", "Register, compare and look up schemas."),
     "verify": Entry("danube.cli.verify:verify", "Check stored data: every segment, manifest and object."),
     "inspect": Entry("danube.cli.inspect:inspect", "Say in words what one stored file or object holds."),
+    "spark": Entry("danube.cli.spark:spark", "Validate, replay, compact and export stored history."),
     "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
     "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),

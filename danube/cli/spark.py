@@ -1,0 +1,53 @@
+"""``danube spark``: jobs over stored history.  Each reads its own options, as under ``spark-submit``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from danube.errors import ConfigInvalid
+
+_AS_THEY_ARE = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+_JOBS = {
+    "validate": "Check every byte of stored history.",
+    "replay": "Store a topic's records again: in another topic, another cluster or files.",
+    "compact": "Merge small segments; keep the latest record of each key.",
+    "export": "Write topics as Parquet, Delta or Iceberg tables.",
+}
+
+
+@click.group()
+def spark() -> None:
+    """Jobs over stored history, in Spark or in processes of this machine.
+
+    \b
+    danube spark validate --local --storage /var/lib/danube
+    danube spark replay --storage s3://bucket/prefix --topic /default/orders \\
+        --to danube://other:6660 --to-topic /default/orders
+    danube spark JOB --help
+
+    Spark and a Java runtime come with `pip install 'danube-broker[spark]'`; --local needs no Java.
+    """
+
+
+def _add(job: str, line: str) -> None:
+    @spark.command(job, context_settings=_AS_THEY_ARE, add_help_option=False, help=line, short_help=line)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def command(words: tuple[str, ...]) -> int:
+        try:
+            module = import_module(f"danube.spark.{job}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] == "danube":
+                raise
+            raise ConfigInvalid(
+                f"danube spark {job} needs {error.name}",
+                why="it is not installed",
+                hint="pip install 'danube-broker[spark]'",
+            ) from None
+        code: int = module.main(list(words))
+        return code
+
+
+for _name, _line in _JOBS.items():
+    _add(_name, _line)

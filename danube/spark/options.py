@@ -217,7 +217,7 @@ def _checked(values: dict[str, Any], store: dict[str, Any], streaming: bool | No
         split_bytes=max(1, values.get("splitBytes", SPLIT_BYTES)),
         fail_on_data_loss=values.get("failOnDataLoss", True),
         include_attributes=values.get("includeAttributes", True),
-        decode=values.get("decode", ""),
+        decode="" if values.get("decode", "").lower() == "false" else values.get("decode", ""),
     )
 
 

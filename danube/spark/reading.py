@@ -65,8 +65,8 @@ def freeze_once() -> None:
 def _read_tail(run: Run, tail: Tail | None, decoder: Decoder) -> Iterator[pa.RecordBatch]:
     if tail is None:
         raise ObjectMissing(f"records of {run.topic} are with a broker that is not named")
-    for octets in tail.read(run.physical, run.start, run.end):
-        yield from decoder.decode_batches(octets, run.topic, run.partition, run.start, run.end)
+    for octets, start in tail.read(run.physical, run.start, run.end):
+        yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end)
 
 
 def _read_run(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from danube.spark.decode import Decoder, Losses
@@ -13,8 +14,10 @@ from danube.spark.options import ReadOptions, read_options
 from danube.spark.places import AnyPlace
 from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.reading import freeze_once, read_split
-from danube.spark.schema import check_requested, columns_of
+from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
+from danube.spark.typed_rows import TypedRows
+from danube.spark.values import Schemas, find_schemas
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,9 +67,25 @@ class DanubeDataSource(DataSource):
         return stream_writer(self.given, schema, overwrite)
 
 
-def offered_columns(options: ReadOptions) -> StructType:
+def offered_columns(options: ReadOptions, schemas: Schemas | None = None) -> StructType:
     """The columns of a read: those of every record, and the decoded value where that is asked for."""
-    return columns_of(options.include_attributes)
+    if schemas is None and options.decode:
+        schemas = _schemas(options)
+    value = None if schemas is None else from_arrow_type(schemas.target.value_type)
+    return columns_of(options.include_attributes, value)
+
+
+def _schemas(options: ReadOptions) -> Schemas | None:
+    """By which schemas payloads are decoded; None where they stay bytes."""
+    if not options.decode:
+        return None
+    catalogue = Catalogue(options)
+    try:
+        return find_schemas(
+            catalogue.metadata(), (topic for topic, _, _ in catalogue.topics()), options.decode
+        )
+    finally:
+        catalogue.close()
 
 
 class PlanReader:
@@ -74,7 +93,9 @@ class PlanReader:
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = check_requested(schema, offered_columns(options))
+        self.schemas = _schemas(options)
+        self.columns = check_requested(schema, offered_columns(options, self.schemas))
+        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
 
     def planned(
         self, catalogue: Catalogue, known: Sequence[Known], start: Ends, end: Ends
@@ -104,9 +125,14 @@ class PlanReader:
         """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
         if not isinstance(partition, SplitPartition):
             return
-        decoder = Decoder(self.columns)
-        losses = Losses(allowed=not self.options.fail_on_data_loss)
-        yield from read_split(partition.split, partition.places, decoder, losses, self.options.broker)
+        allowed = not self.options.fail_on_data_loss
+        typed = None
+        if self.schemas is not None and VALUE in self.columns:
+            typed = TypedRows(self.schemas, self.columns, self.arrow_schema, allowed=allowed)
+        decoder = Decoder(self.columns if typed is None else typed.needed)
+        losses = Losses(allowed=allowed)
+        found = read_split(partition.split, partition.places, decoder, losses, self.options.broker)
+        yield from found if typed is None else map(typed.take, found)
         freeze_once()
 
 

@@ -59,8 +59,11 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         end = self._target if self._target is not None else {part.key: part.end for part in known}
         self._newest = end
         began = self._began(catalogue, known, before)
-        # A partition that has gone, or whose newest records are not on disk yet, stays where it was.
-        end = {key: max(offset, began.get(key, offset)) for key, offset in {**before, **end}.items()}
+        # A partition whose newest records are not on disk yet stays where it was; so does one that has gone,
+        # unless its topic was made again.
+        topics = {key.topic for key in end}
+        gone = {key: offset for key, offset in before.items() if key.topic not in topics}
+        end = {key: max(offset, began.get(key, offset)) for key, offset in {**gone, **end}.items()}
         if isinstance(limit, ReadMaxRows):
             end = limited(began, end, limit.max_rows)
         return pack(end)

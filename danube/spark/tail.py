@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from danube.client.blocking_client import Batch, Client, Consumer, connect
+from danube.client.blocking_client import Client, connect
+from danube.client.received import ReceivedBatch
+from danube.client.subscribing import PartitionConsumer
+from danube.core import wire
 from danube.core.batch import BODY_CRC_START, pack_header
 from danube.errors import DanubeError, OperationTimeout
 from danube.limits import MIB
 
 SUBSCRIPTION_PREFIX: Final = "danube-spark-"
 _WAIT_S: Final = 30.0
+_CLOSE_S: Final = 5.0
 _JOIN_BYTES: Final = 4 * MIB
+_CREDIT_RECORDS: Final = 65_536
+_CREDIT_BYTES: Final = 16 * MIB
 
 
 class PartitionEnds(NamedTuple):
@@ -70,62 +75,76 @@ class Tail:
             for facts in described.partitions
         ]
 
-    def read(self, partition: str, start: int, end: int) -> Iterator[NDArray[np.uint8]]:
-        """Records ``start .. end`` of a physical partition, as whole stored batches one after the other.
+    def read(self, partition: str, start: int, end: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+        """Records ``start .. end`` of a physical partition: whole stored batches, one after the other, and
+        the offset from which on they count.
 
-        The first and the last may hold more than was asked for.  OperationTimeout where the broker sends
-        nothing for half a minute.
+        The first and the last may hold more than that.  OperationTimeout where the broker sends nothing
+        for half a minute.
         """
-        name = SUBSCRIPTION_PREFIX + uuid.uuid4().hex
         parts: list[bytes] = []
-        gathered, at = 0, start
-        with self._subscribed(partition, name, start) as batches:
-            while at < end:
-                batch = next(batches, None)
-                if batch is None:
-                    raise OperationTimeout(
-                        f"{partition} sends nothing from offset {at} on",
-                        why=f"it has records up to {end}, and {_WAIT_S:.0f} s have passed",
-                        hint="look at the broker with `danube status`",
-                    )
-                at = max(at, batch[1])
-                parts.append(batch[0])
-                gathered += len(batch[0])
-                if gathered >= _JOIN_BYTES:
-                    yield np.frombuffer(b"".join(parts), np.uint8)
-                    parts, gathered = [], 0
+        gathered, at, group = 0, start, start
+        for content, first, behind in self._batches(partition, start, end):
+            if behind <= at:
+                continue  # sent again after a lost connection
+            if parts and (first < at or gathered >= _JOIN_BYTES):
+                yield np.frombuffer(b"".join(parts), np.uint8), group
+                parts, gathered, group = [], 0, at
+            parts.append(content)
+            gathered, at = gathered + len(content), behind
         if parts:
-            yield np.frombuffer(b"".join(parts), np.uint8)
+            yield np.frombuffer(b"".join(parts), np.uint8), group
 
-    @contextmanager
-    def _subscribed(self, partition: str, name: str, start: int) -> Iterator[Iterator[tuple[bytes, int]]]:
+    def _batches(self, partition: str, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+        """Stored batches with their first offset and the one behind them; the last one holds the end."""
         client = self._live()
+        session, connection = client._session, client._connection
+        name = SUBSCRIPTION_PREFIX + uuid.uuid4().hex
+        body = wire.Subscribe(
+            partition=partition, subscription=name, consumer=name, mode="exclusive", start="offset",
+            start_value=start, credit_records=_CREDIT_RECORDS, credit_bytes=_CREDIT_BYTES,
+        )  # fmt: skip
+        consumer = PartitionConsumer(session, body, 0, reliable=True, adaptive=False)
         try:
-            with client.consumer(partition, name, "exclusive", start=start) as consumer:
-                yield _batches(consumer)
+            with connection.lock:
+                consumer.start()
+            connection.wait(consumer.opened, _WAIT_S, f"subscribing to {partition}")
+            at = start
+            while at < end:
+                if not connection.wait_until(lambda: bool(consumer.ready or consumer.failure), _WAIT_S):
+                    raise _silent(partition, at, end)
+                with connection.lock:
+                    batch = _taken(consumer)
+                    first, at = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
+                    consumer.ack_ranges([(first, at)])
+                yield pack_header(batch.header)[:BODY_CRC_START] + batch.body, first, at
         finally:
-            try:
-                client.admin.delete_subscription(partition, name)
-            except DanubeError:
-                pass  # a broker that is gone takes the reader with it, not its subscription
+            self._forget(client, consumer, partition, name)
+
+    @staticmethod
+    def _forget(client: Client, consumer: PartitionConsumer, partition: str, name: str) -> None:
+        """Unsubscribe, and delete the subscription."""
+        session, connection = client._session, client._connection
+        try:
+            with connection.lock:
+                closed = consumer.close()
+            connection.wait(closed, _CLOSE_S)
+            with connection.lock:
+                deleted = session.admin("delete_subscription", partition, subscription=name)
+            connection.wait(deleted, _CLOSE_S)
+        except DanubeError:
+            pass  # a broker that is gone takes the reader with it, and not its subscription
 
 
-def _batches(consumer: Consumer) -> Iterator[tuple[bytes, int]]:
-    """Stored batches with the offset behind each; ends when none comes in time."""
-    inbox, connection = consumer._box, consumer._connection
-    with connection.lock:
-        inbox.begin_batches(None)
-    batch: Batch | None = None
+def _taken(consumer: PartitionConsumer) -> ReceivedBatch:
+    if consumer.failure is not None:
+        raise consumer.failure.with_traceback(None)
+    return consumer.take()
 
-    def take() -> bool:
-        nonlocal batch
-        batch, _ = inbox.next_batch(None, 0)
-        return batch is not None
 
-    while connection.wait_until(take, _WAIT_S) and batch is not None:
-        for part in batch._parts:
-            received = part.batch
-            whole = pack_header(received.header)[:BODY_CRC_START] + received.body
-            yield whole, int(received.offsets[-1]) + 1
-        batch.ack()
-        batch = None
+def _silent(partition: str, at: int, end: int) -> OperationTimeout:
+    return OperationTimeout(
+        f"{partition} sends nothing from offset {at} on",
+        why=f"it has records up to {end}, and {_WAIT_S:.0f} s have passed",
+        hint="look at the broker with `danube status`",
+    )

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _log = telemetry.events("tier")
 WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
 SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
-AHEAD_STEP_BYTES: Final = 2 * BLOCK_BYTES
+AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
+AHEAD_SHARE: Final = 4  # of the cache at most, for one reader
 
 
 class PartitionTier:
@@ -193,19 +194,26 @@ class PartitionTier:
         self, manifest: Manifest, number: int, segment: ColdSegment, span: Missing, now_ns: int
     ) -> None:
         """Ask for what a reader that goes on will want, in steps worth a request."""
-        inside = min(span.end, segment.data_end)
-        absent = sum(run.end - run.start for run in segment.absent(span.start, inside))
-        if absent >= AHEAD_STEP_BYTES or (absent and inside == segment.data_end):
-            self._cache.ahead(segment, Missing(span.start, inside), now_ns)
-        beyond = span.end - segment.data_end
+        window = min(span.end - span.start, self._cache.bytes_max // AHEAD_SHARE)
+        step = min(AHEAD_STEP_BYTES, max(window // 2, 1))
+        self._ask_ahead(segment, Missing(span.start, span.start + window), step, now_ns)
+        beyond = span.start + window - segment.data_end
         if beyond <= 0 or segment.end_offset >= self.log.start or number + 1 >= len(manifest):
             return
         following = self._cache.segment(self.identity, manifest.entry(number + 1))
-        wanted = max(BLOCK_BYTES, min(beyond, following.data_end))
         if not following.footer_there:
-            self._cache.ahead(following, Missing(following.data_end, following.size_bytes), now_ns)
-        if following.absent(0, wanted):
-            self._cache.ahead(following, Missing(0, wanted), now_ns)
+            footer = Missing(following.data_end, following.size_bytes)
+            self._cache.ahead(following, footer, now_ns)
+        self._ask_ahead(following, Missing(0, beyond), step, now_ns)
+
+    def _ask_ahead(self, segment: ColdSegment, span: Missing, step: int, now_ns: int) -> None:
+        """Ask for the bytes of ``span`` that nobody has asked for, once they are ``step`` or the last."""
+        inside = Missing(span.start, min(span.end, segment.data_end))
+        unasked = self._cache.unasked(segment, inside)
+        if unasked is None:
+            return
+        if unasked.end - unasked.start >= step or unasked.end == segment.data_end:
+            self._cache.ahead(segment, unasked, now_ns)
 
     def offset_at_time(self, time_us: int) -> int | None:
         """First offset below the local start appended at or after ``time_us``; None: all are older."""

@@ -192,6 +192,20 @@ class ColdCache:
             self._ask(segment, span, urgent=False)
             self._pump(now_ns)
 
+    def unasked(self, segment: ColdSegment, span: Missing) -> Missing | None:
+        """The first run of whole blocks of ``span`` that are neither there nor under way."""
+        end = min(span.end, segment.data_end)
+        first: int | None = None
+        for block in range(span.start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            if block in segment.blocks or (segment.key, block) in self._by_block:
+                if first is not None:
+                    return Missing(first * BLOCK_BYTES, block * BLOCK_BYTES)
+            elif first is None:
+                first = block
+        if first is None:
+            return None
+        return Missing(first * BLOCK_BYTES, min(-(-end // BLOCK_BYTES) * BLOCK_BYTES, segment.data_end))
+
     def _ask(self, segment: ColdSegment, span: Missing, *, urgent: bool) -> list[Fetch]:
         """Fetches that bring ``span``, those under way included."""
         asked: list[Fetch] = []

@@ -33,7 +33,7 @@ from danube.wal.walk import Extent, Place, Run, intact_header, read_run, resume
 
 BLOCK_BYTES: Final = 1 * MIB
 AHEAD_FIRST: Final = 1 * MIB
-AHEAD_MAX: Final = 16 * MIB
+AHEAD_MAX: Final = 32 * MIB
 _PLACES_MAX: Final = 64
 _TIME_STEP_BYTES: Final = 128 * KIB
 _TIME_POSITION: Final = 16  # of the append time in a batch

@@ -187,8 +187,6 @@ def test_the_option_names_a_subject_a_version_or_the_topics_own() -> None:
         *topics,
         register("orders", text),
         ConfigureTopicSchema(topic="/default/a", schema=TopicSchema(subject="orders")),
-        register("orders", text),
-        ConfigureTopicSchema(topic="/default/a", schema=TopicSchema(subject="orders")),
     )
     for wanted in ("true", "orders", "orders:1", "latest"):
         found = find_schemas(metadata, ["/default/a"], wanted)

@@ -1,0 +1,318 @@
+"""Export: topics as tables of Parquet, Delta or Iceberg; each run adds what is new since the one before.
+
+    spark-submit -m danube.spark.export --storage s3://bucket/prefix --topic /default/orders --target /lake
+    python -m danube.spark.export --local --storage /var/lib/danube --topic '/default/*' --target /lake
+
+Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: ``storage``; ``topic``;
+``broker`` (for records that are in no segment yet); ``target`` (a directory that driver and executors
+share); ``format`` (parquet, delta, iceberg); ``catalog`` (of Iceberg: a SQL URL); ``decode`` (typed values by
+the registry; true); ``keepPayload`` (beside the value; true); ``compression``; ``fileBytes`` (of history in
+one file); ``failOnDataLoss``; ``processes``; ``report``; ``s3.*``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from danube.config_sections import parse_boolean
+from danube.core.registry import Subject
+from danube.errors import Conflict, DanubeError, InvalidArgument, NotFound, OffsetOutOfRange
+from danube.limits import MIB
+from danube.quantities import parse_size_bytes
+from danube.spark.export_state import ExportState, FilePlan, RoundPlan
+from danube.spark.export_tables import FORMATS, open_table
+from danube.spark.export_task import (
+    Exported,
+    ExportTask,
+    decode,
+    decode_shape,
+    encode_shape,
+    export,
+    shape_of,
+)
+from danube.spark.export_values import subject_of, type_of
+from danube.spark.findings import Report
+from danube.spark.job_options import (
+    STORE_PREFIX,
+    JobOptions,
+    Readers,
+    parse_arguments,
+    read_job_options,
+    write_report,
+)
+from danube.spark.options import read_options
+from danube.spark.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.running import LocalRunner, Pace, Progress, Runner, no_progress, print_progress
+from danube.spark.selecting import Catalogue, Known
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+FILE_BYTES: Final = 256 * MIB
+EXIT_USAGE: Final = 2
+COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
+_WHOLE: Final = 1 << 60
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"use one of {', '.join(words)}")
+        return word
+
+    return read
+
+
+READERS: Final[Readers] = {
+    "broker": str.strip,
+    "target": str.strip,
+    "format": _one_of(*FORMATS),
+    "catalog": str.strip,
+    "decode": parse_boolean,
+    "keepPayload": parse_boolean,
+    "compression": _one_of(*COMPRESSIONS),
+    "fileBytes": parse_size_bytes,
+    "failOnDataLoss": parse_boolean,
+}
+
+
+def run(
+    options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
+) -> Report:
+    """Export what is new, in ``spark`` or, without one, in processes of this machine."""
+    read = read_job_options("export", options, READERS)
+    start_s = time.monotonic()
+    report = Report(job="export")
+    catalogue = _catalogue(read, options)
+    try:
+        job = _Job(read, catalogue, _runner(read, spark), report, progress)
+        for topic, topic_id, count in catalogue.topics():
+            job.export_topic(topic, topic_id, count)
+    finally:
+        catalogue.close()
+    report.seconds = round(time.monotonic() - start_s, 3)
+    if read.get("report"):
+        write_report(report, read.get("report"))
+    return report
+
+
+def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
+    """The places and the broker, by the options of reads."""
+    if not read.get("target"):
+        raise InvalidArgument("option target is missing", hint="name a directory for the tables")
+    passed = {"topic": "/*/*", "storage": read.storage}
+    passed |= {key: text for key, text in given.items() if key.lower().startswith(STORE_PREFIX)}
+    for key, text in given.items():
+        if key.lower() in ("topic", "broker"):
+            passed[key.lower()] = text
+    return Catalogue(read_options(passed, streaming=False))
+
+
+def _runner(read: JobOptions, spark: SparkSession | None) -> Runner:
+    if spark is None:
+        return LocalRunner(read.get("processes", 0))
+    from danube.spark.spark_runner import SparkRunner
+
+    return SparkRunner(spark, read.get("processes", 0))
+
+
+def table_name(topic: str) -> str:
+    """``namespace.topic``, with only letters, digits, ``_`` and ``-``."""
+    namespace, _, name = topic[1:].partition("/")
+    plain = "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
+    return f"{namespace}.{plain}"
+
+
+class _Job:
+    """One run over all topics."""
+
+    def __init__(
+        self, options: JobOptions, catalogue: Catalogue, runner: Runner, report: Report, progress: Progress
+    ) -> None:
+        self._options = options
+        self._catalogue = catalogue
+        self._runner = runner
+        self._report = report
+        self._progress = progress
+        self._format: str = options.get("format", "parquet")
+        self._losses_allowed = not options.get("failOnDataLoss", True)
+
+    def export_topic(self, topic: str, topic_id: int, count: int) -> None:
+        """Finish the round that was under way, or make a new one of all that is new."""
+        name = table_name(topic)
+        state = ExportState(Path(self._options.get("target")).absolute() / name)
+        state.prepare()
+        with _alone(state):
+            done = state.checkpoint(topic, topic_id)
+            known = {part.key.partition: part for part in self._known(topic)}
+            plan = state.plan(done.number + 1)
+            if plan is None:
+                plan = self._plan(done, known)
+                if plan is None:
+                    self._told(name, done, [])
+                    return
+                state.begin(plan)
+            else:
+                self._report.remarks.append(f"{name}: round {plan.number} was begun before and is finished")
+            written = self._write(state, plan, known)
+            table = open_table(self._format, state, name, self._options.get("catalog", ""))
+            table.commit(plan, [one for one in written if one.rows], decode_shape(plan.shape))
+            state.finish(plan)
+            self._told(name, plan, written)
+
+    def _known(self, topic: str) -> list[Known]:
+        return [part for part in self._catalogue.partitions(unsynced=False) if part.key.topic == topic]
+
+    def _told(self, name: str, plan: RoundPlan, written: Sequence[Exported]) -> None:
+        report = self._report
+        report.count("tables")
+        report.count("files", sum(1 for one in written if one.rows))
+        report.count("records", sum(one.rows for one in written))
+        report.count("bytes", sum(one.bytes for one in written))
+        report.count("lost", sum(one.lost for one in written))
+        report.count("unread", sum(one.unread for one in written))
+        report.facts[name] = {"topic": plan.topic, "round": plan.number, "ends": plan.ends}
+
+    # -- planning -----------------------------------------------------------------------------------
+
+    def _plan(self, done: RoundPlan, known: Mapping[int, Known]) -> RoundPlan | None:
+        """The next round; None when nothing is new."""
+        files: list[FilePlan] = []
+        ends = dict(done.ends)
+        for number, part in sorted(known.items()):
+            start, end = max(done.ends.get(str(number), part.start), 0), part.end
+            if start >= end:
+                continue
+            ends[str(number)] = end
+            for first, last in self._ranges(part, start, end):
+                files.append(FilePlan(f"p{number:05d}-{first:020d}-{last:020d}.parquet", number, first, last))
+        if not files:
+            return None
+        shape = done.shape or encode_shape(shape_of(self._value_type(done.topic)))
+        return RoundPlan(
+            topic=done.topic,
+            topic_id=done.topic_id,
+            number=done.number + 1,
+            shape=shape,
+            ends=ends,
+            files=files,
+        )
+
+    def _ranges(self, part: Known, start: int, end: int) -> Iterator[tuple[int, int]]:
+        stored = min(end, max(part.stored_end, start))
+        pieces, _ = self._pieces(part, start, stored)
+        size = self._options.get("fileBytes", FILE_BYTES)
+        for split in plan_splits([(part.selection(start, stored), pieces)], split_bytes=size, mixed=False):
+            yield split.runs[0].start, split.runs[-1].end
+        if stored < end:
+            yield stored, end
+
+    def _pieces(self, part: Known, start: int, end: int) -> tuple[list[Piece], list[Lost]]:
+        pieces, lost = pieces_of(part.selection(start, end))
+        if not self._losses_allowed:
+            refuse_lost(lost)
+        return pieces, lost
+
+    def _subject(self, topic: str) -> Subject | None:
+        if not self._options.get("decode", True):
+            return None
+        try:
+            return subject_of(self._catalogue.metadata(), topic)
+        except NotFound:
+            return None
+
+    def _value_type(self, topic: str) -> pa.DataType | None:
+        subject = self._subject(topic)
+        return type_of(subject.latest) if subject is not None and subject.latest is not None else None
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def _write(self, state: ExportState, plan: RoundPlan, known: Mapping[int, Known]) -> list[Exported]:
+        subject = self._subject(plan.topic)
+        tasks = [
+            ExportTask(
+                self._split(known[one.partition], one), tuple(self._catalogue.places), one.name,
+                str(state.table), str(state.staged), plan.shape, subject,
+                bool(self._options.get("keepPayload", True)), self._options.get("compression", "zstd"),
+                self._losses_allowed, self._options.get("broker", ""),
+            )
+            for one in plan.files
+            if one.partition in known
+        ]  # fmt: skip
+        pace = Pace(f"export {plan.topic}", len(tasks), self._progress)
+        written: list[Exported] = []
+        for _, result in self._runner.run(export, tasks):
+            written.append(decode(result))
+            pace.step(written[-1].read_bytes)
+        return sorted(written, key=lambda one: one.file)
+
+    def _split(self, part: Known, one: FilePlan) -> Split:
+        """What one file is made of, by what the places hold now."""
+        stored = min(one.end, part.stored_end)
+        runs = []
+        if one.start < stored:
+            pieces, lost = self._pieces(part, one.start, stored)
+            self._report.count("lost", sum(each.end - each.start for each in lost))
+            planned = plan_splits(
+                [(part.selection(one.start, stored), pieces)], split_bytes=_WHOLE, mixed=False
+            )
+            runs += [run for split in planned for run in split.runs]
+        if one.end > max(stored, one.start):
+            runs.append(_tail_run(part, max(stored, one.start), one.end))
+        return Split(tuple(runs))
+
+
+def _tail_run(part: Known, start: int, end: int) -> Run:
+    topic, topic_id, partition = part.key
+    if not part.physical:
+        raise OffsetOutOfRange(
+            f"records {start} to {end} of {topic} partition {partition} are in no segment that is here",
+            hint="name the broker, or wait until they are uploaded",
+        )
+    return Run(topic, topic_id, partition, start, end, (), part.physical)
+
+
+@contextmanager
+def _alone(state: ExportState) -> Iterator[None]:
+    """One export of a table at a time; the lock goes with the process."""
+    with (state.folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Conflict(f"{state.table} is being exported by another run", hint="wait for it") from None
+        yield
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.  Exit codes: 0 done, 2 refused or failed; a run that failed can be started again."""
+    given, is_local = parse_arguments(
+        "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
+    )
+    spark = None
+    try:
+        if not is_local:
+            from danube.spark import session
+
+            spark = session("danube export")
+        report = run(given, spark, print_progress)
+    except DanubeError as error:
+        print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
+        return EXIT_USAGE
+    finally:
+        if spark is not None:
+            spark.stop()
+    records, made = report.counts.get("records", 0), report.counts.get("files", 0)
+    print_progress(f"export: {records} records in {made} new files, {report.seconds} s")
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

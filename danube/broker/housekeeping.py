@@ -21,6 +21,7 @@ _log = telemetry.events("housekeeping")
 TICK_S = 0.02
 SECOND_S = 1.0
 RETENTION_S = 10.0
+COMPACTION_S = 1.0
 OPEN_PAUSE_S = 0.005
 _DIRECTORY = re.compile(r"([0-9a-f]{16})-([0-9]+)\Z")
 
@@ -38,6 +39,8 @@ class Housekeeping:
         self._every(self._sync_s, self._sync)
         self._every(SECOND_S, self._second)
         self._every(RETENTION_S, self._retention)
+        if self._worker.shard.tiers is None:  # else the mover compacts, in the object store
+            self._every(COMPACTION_S, self._worker.compactor.look)
         self._sweep_directories()
 
     def stop(self) -> None:

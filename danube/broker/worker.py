@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
+from danube.broker.compactor import Compactor, compaction_settings
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
@@ -112,6 +113,10 @@ class Worker:
         self._mover: MoverClient | None = None
         if context.mover_address:
             self._start_tiers(context.mover_address)
+        self.compactor = Compactor(
+            self.shard.partitions.values, ThreadPoolExecutor(1, thread_name_prefix="danube-compact"),
+            loop.call_soon_threadsafe, self.shard.storage.roll, compaction_settings(config.storage),
+        )  # fmt: skip
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.router = Router(
             context.worker, context.workers, self.shard, self.metadata, self.proposals,

@@ -70,7 +70,7 @@ def take_inventory(directory: Path, identity: LogIdentity, epoch: int) -> Invent
                 found.append(file)
         elif name.endswith(TEMPORARY_SUFFIX):
             temporary.append(directory / name)
-    found = _without_duplicates(found, foreign)
+    found = _without_duplicates(found, foreign, temporary)
     newest = max((file.header.epoch for file in found if file.header), default=0)
     if newest > epoch:
         raise Fenced(
@@ -122,14 +122,32 @@ def _why_foreign(file: FoundFile, identity: LogIdentity) -> str:
     return ""
 
 
-def _without_duplicates(found: list[FoundFile], foreign: list[tuple[FoundFile, str]]) -> list[FoundFile]:
-    """Take out files whose offsets a sealed segment of the same owner, or a later one, holds."""
+def _without_duplicates(
+    found: list[FoundFile], foreign: list[tuple[FoundFile, str]], temporary: list[Path]
+) -> list[FoundFile]:
+    """Take out files whose offsets a sealed segment of the same owner, or a later one, holds.
+
+    Sealed ones inside a compacted segment are those that it was made from: a crash left them.
+    """
     kept: list[FoundFile] = []
     for file in found:
         holder = kept[-1].summary if kept else None
         inside = holder is not None and file.base_offset < holder.end_offset
-        if holder is not None and inside and file.header is not None and file.header.epoch <= holder.epoch:
+        if holder is not None and inside and _replaced(file, holder):
+            temporary.append(file.path)
+        elif holder is not None and inside and file.header is not None and file.header.epoch <= holder.epoch:
             foreign.append((file, "the file repeats offsets of another segment"))
         else:
             kept.append(file)
     return kept
+
+
+def _replaced(file: FoundFile, holder: Summary) -> bool:
+    """Whether the compacted segment ``holder`` has taken the place of this one."""
+    summary = file.summary
+    return (
+        holder.compacted
+        and summary is not None
+        and summary.end_offset <= holder.end_offset
+        and summary.epoch <= holder.epoch
+    )

@@ -6,6 +6,7 @@
     roll()       a new file from here on; the old one is sealed by a SealJob
     read()       whole, verified batches at any offset below written_end
     retain()     deletes sealed segments from the front; evict() does so up to an offset
+    replace()    lets a compacted segment take the place of sealed ones
 
 Owner: one thread (the worker's loop), except that jobs run in another.  After StorageFull the log
 goes on as before and the next write tries again.  After StorageFailed it is *fenced*: nothing is
@@ -14,6 +15,7 @@ appended or synced any more, reading goes on, and the owner opens the log anew w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -29,9 +31,11 @@ from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.jobs import SealJob, SyncJob
 from danube.wal.log_reader import LogReader
 from danube.wal.mark import MarkWriter
+from danube.wal.merge import Merged
 from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.reading import Chunk, OffsetRange
 from danube.wal.recovery import Recovered, Recovery, RecoveryReport
+from danube.wal.replacing import replace
 from danube.wal.retention import below, expired, keep_snapshot, remove
 from danube.wal.segment import NO_HASH, LogIdentity
 from danube.wal.stored_segment import StoredSegment
@@ -222,9 +226,7 @@ class Log:
         if segment.file not in self._unsynced:
             descriptors.pin(segment.file)
         self._unsynced[segment.file] = self._written_end = self._log_end
-        self._pending.clear()
-        self._headers.clear()
-        self._pending_bytes = 0
+        self.discard_pending()
 
     def discard_pending(self) -> None:
         """Forget what was queued; log_end goes back to written_end."""
@@ -347,8 +349,9 @@ class Log:
                 self._unsealed_snapshot = Checkpoint(segment.end_offset, job.snapshot)
             return
         segment.take_summary(job.summary, job.size_bytes)
-        if segment.file not in self._unsynced:
-            self._make_read_only(segment)
+        if segment.file not in self._unsynced and segment.file.writable:
+            descriptors.close(segment.file)
+            segment.file = LogFile(segment.file.path)
 
     def seal_failed(self, job: SealJob, error: Exception) -> None:
         """``job`` failed: the log is fenced."""
@@ -356,11 +359,6 @@ class Log:
         job.release()
         if self._failure is None:
             self._failure = StorageFailed("seal failed", why=str(error))
-
-    def _make_read_only(self, segment: StoredSegment) -> None:
-        if segment.file.writable:
-            descriptors.close(segment.file)
-            segment.file = LogFile(segment.file.path)
 
     def checkpoint(self, producer_snapshot: bytes) -> None:
         """Store what is known of the producers at synced_end, so that no later recovery reads their
@@ -446,6 +444,15 @@ class Log:
         self.damage.store()
         return deleted
 
+    def replace(self, sources: list[StoredSegment], made: Merged, path: Path) -> None:
+        """Let the compacted segment in the file ``path`` take the place of ``sources``, of the front()."""
+        try:
+            replace(sources, made, path, self._segments, self._bases)
+        except OSError as error:
+            raise StorageFailed("segments cannot be replaced", why=str(error)) from error
+        finally:
+            self._reader.forget_places()
+
     # -- close ------------------------------------------------------------------------------------
 
     def close(self, producer_snapshot: bytes = b"") -> None:
@@ -460,32 +467,23 @@ class Log:
             self.write()
             job = self.sync_job()
             if job is not None:
-                self._run_sync(job)
+                self._run(job, self.synced, self.sync_failed)
             seal = self.roll(producer_snapshot)
             if seal is not None:
-                self._run_seal(seal)
+                self._run(seal, self.sealed, self.seal_failed)
+                self._write_mark()
             elif producer_snapshot and self.recovery.scanned_bytes:
                 self.checkpoint(producer_snapshot)  # no footer will hold it: nothing was appended
         finally:
             self.abandon()
 
-    def _run_sync(self, job: SyncJob) -> None:
-        try:
-            job.run()
-        except (OSError, StorageFailed) as error:
-            self.sync_failed(job, error)
-            raise self._fenced_error() from error
-        self.synced(job)
-
-    def _run_seal(self, job: SealJob) -> None:
+    def _run(self, job: Any, done: Callable[[Any], None], failed: Callable[[Any, Exception], None]) -> None:
         try:
             job.run()
         except (OSError, DanubeError) as error:
-            self.seal_failed(job, error)
+            failed(job, error)
             raise self._fenced_error() from error
-        self.sealed(job)
-        if self._segments:
-            self._write_mark()
+        done(job)
 
     def abandon(self) -> None:
         """Release files and locks as they are: nothing is written, synced or sealed."""

@@ -191,7 +191,7 @@ class ColdSegment(StoredSegment):
             run = self._run(place, limit, bytes_max)
             found = self._judge(run, place, limit, index)
             if isinstance(found, Missing):
-                return found
+                return self._with_batch_end(found, offset, index)
             if isinstance(found, Bad):
                 return self._fetch_again(found)
             if isinstance(found, Place):
@@ -209,6 +209,12 @@ class ColdSegment(StoredSegment):
             holes.append(OffsetRange(offset, min(self.end_offset, end)))
             offset = min(self.end_offset, end)
         return ColdReading(Chunk(b"", offset, offset, self._told(holes)), self.data_end, self.data_end)
+
+    def _with_batch_end(self, found: Missing, offset: int, index: SparseIndex) -> Missing:
+        """With the rest of the batch that holds ``offset``, where the index tells its end: one trip less."""
+        number = bisect_right(index.offsets, offset)
+        end = index.positions[number] if number < len(index) else self.data_end
+        return Missing(found.start, end) if found.end < end <= found.start + 2 * BLOCK_BYTES else found
 
     def _told(self, holes: list[OffsetRange]) -> tuple[OffsetRange, ...]:
         """Holes are damage, unless the records were left out on purpose."""

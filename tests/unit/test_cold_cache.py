@@ -127,6 +127,38 @@ def test_a_read_in_the_middle_takes_two_round_trips_and_one_block(tmp_path: Path
     assert records_in(reading.chunk.data)[0][0] <= 130
 
 
+def test_a_batch_over_the_edge_of_a_block_is_fetched_in_one_trip(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log", batches=4, size=BLOCK)  # each of them an entry of the index
+    store = Store(tmp_path, entry, data)
+    store.cache.need(store.segment, Missing(entry.data_end, entry.size_bytes), store.now_ns)
+    store.answer()
+    index = store.segment.load_index()
+    assert len(index) == 1 and entry.data_end > 12 * BLOCK, "batches of four blocks, closer than entries"
+    index.offsets, index.positions = [0, 4], [index.positions[0], index.positions[0] + BLOCK + 500]
+    found = store.segment.read(1, entry.end_offset, 1)
+    assert found == Missing(0, index.positions[1]), "the batch's own end, not its header's"
+    index.positions[1] = 3 * BLOCK
+    found = store.segment.read(1, entry.end_offset, 1)
+    assert isinstance(found, Missing) and found.end < BLOCK, "too far to be worth it"
+
+
+def test_what_nobody_asked_for_is_found_between_what_is_there_and_under_way(tmp_path: Path) -> None:
+    entry, data = sealed(tmp_path / "log")
+    store = Store(tmp_path, entry, data)
+    whole = Missing(100, 10 * BLOCK)
+    assert store.cache.unasked(store.segment, whole) == Missing(0, 10 * BLOCK)
+    store.cache.ahead(store.segment, Missing(0, BLOCK), store.now_ns)
+    store.answer()
+    store.cache.ahead(store.segment, Missing(4 * BLOCK, 5 * BLOCK), store.now_ns)
+    assert store.cache.unasked(store.segment, whole) == Missing(BLOCK, 4 * BLOCK)
+    store.cache.ahead(store.segment, Missing(0, entry.data_end), store.now_ns)
+    assert store.cache.unasked(store.segment, whole) is None
+    store.cache.forget(IDENTITY)
+    segment = store.cache.segment(IDENTITY, entry)
+    end = Missing(entry.data_end - 1, entry.size_bytes)
+    assert store.cache.unasked(segment, end) == Missing(entry.data_end // BLOCK * BLOCK, entry.data_end)
+
+
 def test_asking_twice_is_one_fetch_and_urgent_ones_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

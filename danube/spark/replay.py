@@ -205,7 +205,7 @@ def _report(read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0 when every record is stored, else the error's."""
-    given, is_local = parse_arguments(
+    given, local = parse_arguments(
         "replay",
         "Store a topic's records again: in another topic, another cluster or files.",
         READERS,
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     spark = None
     try:
-        if not is_local:
+        if not local:
             from danube.spark import session
 
             spark = session("danube replay")

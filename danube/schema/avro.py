@@ -7,10 +7,7 @@ datums or object container files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from io import BytesIO
-from typing import Any
 
 from danube.errors import SchemaInvalid
 from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
@@ -60,23 +57,6 @@ def validator(definition: Definition) -> Validator:
         return reason if reason is not None and walk_to_end(step, payload, name) is not None else None
 
     return validate
-
-
-def reader(definition: Definition) -> Callable[[bytes], Any]:
-    """From a payload to plain values; ValueError, EOFError or IndexError for one that is not Avro."""
-    import json
-
-    import fastavro
-
-    schema = fastavro.parse_schema(json.loads(definition.text), _ignore_default_error=True)
-
-    def read(payload: bytes) -> Any:
-        data = BytesIO(payload)
-        if payload[: len(MAGIC)] == MAGIC:
-            return next(iter(fastavro.reader(data)), None)
-        return fastavro.schemaless_reader(data, schema)
-
-    return read
 
 
 # One new version is compared with many older ones, in both directions.

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.config_sections import parse_boolean
-from danube.core.registry import Subject
-from danube.errors import Conflict, DanubeError, InvalidArgument, NotFound, OffsetOutOfRange
+from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
 from danube.quantities import parse_size_bytes
 from danube.spark.export_state import ExportState, FilePlan, RoundPlan
@@ -36,7 +35,6 @@ from danube.spark.export_task import (
     export,
     shape_of,
 )
-from danube.spark.export_values import subject_of, type_of
 from danube.spark.findings import Report
 from danube.spark.job_options import (
     STORE_PREFIX,
@@ -50,9 +48,9 @@ from danube.spark.options import read_options
 from danube.spark.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.running import LocalRunner, Pace, Progress, Runner, no_progress, print_progress
 from danube.spark.selecting import Catalogue, Known
+from danube.spark.values import Schemas, find_schemas
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 FILE_BYTES: Final = 256 * MIB
@@ -196,8 +194,13 @@ class _Job:
                 files.append(FilePlan(f"p{number:05d}-{first:020d}-{last:020d}.parquet", number, first, last))
         if not files:
             return None
-        shape = done.shape or encode_shape(shape_of(self._value_type(done.topic)))
+        shape, schema = done.shape, done.schema
+        if not shape:
+            found = self._schemas(done.topic, "")
+            schema = f"{found.target.subject}:{found.target.version}" if found is not None else ""
+            shape = encode_shape(shape_of(found.target.value_type if found is not None else None))
         return RoundPlan(
+            schema=schema,
             topic=done.topic,
             topic_id=done.topic_id,
             number=done.number + 1,
@@ -221,26 +224,24 @@ class _Job:
             refuse_lost(lost)
         return pieces, lost
 
-    def _subject(self, topic: str) -> Subject | None:
-        if not self._options.get("decode", True):
+    def _schemas(self, topic: str, pinned: str) -> Schemas | None:
+        """What the payloads of a topic are read by: the version of its first round; None for none."""
+        if pinned:
+            return find_schemas(self._catalogue.metadata(), [topic], pinned)
+        record = self._catalogue.metadata().topic(topic)
+        if not self._options.get("decode", True) or record.schema is None or not record.schema.subject:
             return None
-        try:
-            return subject_of(self._catalogue.metadata(), topic)
-        except NotFound:
-            return None
-
-    def _value_type(self, topic: str) -> pa.DataType | None:
-        subject = self._subject(topic)
-        return type_of(subject.latest) if subject is not None and subject.latest is not None else None
+        found = find_schemas(self._catalogue.metadata(), [topic], "true")
+        return None if found.target.schema_type == "bytes" else found
 
     # -- writing ------------------------------------------------------------------------------------
 
     def _write(self, state: ExportState, plan: RoundPlan, known: Mapping[int, Known]) -> list[Exported]:
-        subject = self._subject(plan.topic)
+        schemas = self._schemas(plan.topic, plan.schema) if plan.schema else None
         tasks = [
             ExportTask(
                 self._split(known[one.partition], one), tuple(self._catalogue.places), one.name,
-                str(state.table), str(state.staged), plan.shape, subject,
+                str(state.table), str(state.staged), plan.shape, schemas,
                 bool(self._options.get("keepPayload", True)), self._options.get("compression", "zstd"),
                 self._losses_allowed, self._options.get("broker", ""),
             )

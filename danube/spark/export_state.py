@@ -37,13 +37,17 @@ class FilePlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """``ends``: the offset that each partition comes to with this round.  ``shape``: its columns."""
+    """``ends``: the offset that each partition comes to with this round.  ``shape``: its columns.
+
+    ``schema``: ``subject:version``, which the values of all rounds have the type of; empty without values.
+    """
 
     format: int = FORMAT
     topic: str
     topic_id: int
     number: int
     shape: str = ""
+    schema: str = ""
     ends: dict[str, int]
     files: list[FilePlan] = []
 

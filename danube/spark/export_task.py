@@ -10,28 +10,29 @@ from typing import Final, NamedTuple
 from uuid import uuid4
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from danube.core.registry import Subject
 from danube.errors import StorageFailed
 from danube.limits import MIB
 from danube.spark.decode import COLUMNS, Decoder, Losses
-from danube.spark.export_values import TypedValues
 from danube.spark.places import AnyPlace
 from danube.spark.plan import Split
 from danube.spark.reading import read_split
+from danube.spark.schema import VALUE
+from danube.spark.values import Schemas, ValueDecoder
 
 GROUP_ROWS: Final = 262_144
 GROUP_BYTES: Final = 64 * MIB
-VALUE: Final = "value"
 _STATISTICS: Final = ("partition", "offset", "publish_time", "append_time", "schema_id", "schema_version")
 _DICTIONARIES: Final = ("partition", "producer", "schema_id", "schema_version")
 _NAMES: Final = tuple(name for name in COLUMNS.names if name != "topic")
 
 
 class ExportTask(NamedTuple):
-    """``shape``: the file's columns (encode_shape).  ``subject``: whose versions read payloads, or None."""
+    """``shape``: the file's columns (encode_shape).  ``schemas``: what the payloads are read by, or None."""
 
     split: Split
     places: tuple[AnyPlace, ...]
@@ -39,7 +40,7 @@ class ExportTask(NamedTuple):
     table: str
     staged: str
     shape: str
-    subject: Subject | None
+    schemas: Schemas | None
     keep_payload: bool
     compression: str
     losses_allowed: bool
@@ -115,9 +116,7 @@ class _Writer:
     def __init__(self, task: ExportTask) -> None:
         self._task = task
         self._shape = decode_shape(task.shape)
-        self._typed: TypedValues | None = None
-        if task.subject is not None and VALUE in self._shape.names:
-            self._typed = TypedValues(task.subject, self._shape.field(VALUE).type)
+        self._decoder = ValueDecoder(task.schemas) if task.schemas is not None else None
         self.losses = Losses(allowed=task.losses_allowed)
         self.unread = 0
 
@@ -156,16 +155,14 @@ class _Writer:
             yield pa.Table.from_batches(gathered, self._shape)
 
     def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._typed is None:
-            if VALUE not in self._shape.names:
-                return batch
-            return batch.append_column(VALUE, pa.nulls(len(batch), self._shape.field(VALUE).type))
+        if self._decoder is None:
+            return batch
         payloads = batch.column("payload")
-        values, failed = self._typed.column(
-            payloads, batch.column("schema_id"), batch.column("schema_version")
-        )
-        self.unread += sum(failed)
+        found = self._decoder.decode(payloads, batch.column("schema_id"), batch.column("schema_version"))
+        self.unread += len(found.bad)
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if not self._task.keep_payload:
-            columns["payload"] = pa.compute.if_else(pa.array(failed), payloads, pa.scalar(None, pa.binary()))
-        return pa.RecordBatch.from_arrays([*columns.values(), values], schema=self._shape)
+            kept = np.zeros(len(batch), np.bool_)
+            kept[found.bad] = True
+            columns["payload"] = pc.if_else(pa.array(kept), payloads, pa.scalar(None, pa.binary()))
+        return pa.RecordBatch.from_arrays([*columns.values(), found.values], schema=self._shape)

@@ -1,0 +1,142 @@
+"""Compaction where it runs: objects of one partition are fetched, made into fewer, put and read back.
+
+What is made has its final, content-addressed name, and no manifest names it: readers do not see it, and
+the owner's mover sweeps it away after a day when nobody installs it.  Nothing of the sources is touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from danube.clock import wall_us
+from danube.errors import Damage, StoreDamaged
+from danube.spark.places import StorePlace
+from danube.spark.validate_task import local_path
+from danube.wal.key_compaction import LatestKeys, compact
+from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
+from danube.wal.manifest_keys import segment_key
+from danube.wal.merge import SealedRange
+from danube.wal.merging import merge_objects
+from danube.wal.objects import local_failure
+from danube.wal.segment import SUMMARY_BYTES, LogIdentity, file_name, read_summary
+from danube.wal.uploader import Ownership, Uploader
+
+
+class CompactTask(NamedTuple):
+    """``groups``: adjacent entries that become one object each.  ``keys``: keep the latest of each key only.
+
+    ``work``: a directory of this host with room for twice the largest group (with ``keys``: for all).
+    ``tombstones_before_us``: 0 keeps all tombstones.
+    """
+
+    place: StorePlace
+    topic: str
+    identity: LogIdentity
+    epoch: int
+    groups: tuple[tuple[SegmentEntry, ...], ...]
+    keys: bool
+    keys_max: int
+    tombstones_before_us: int
+    work: str
+
+
+class Proposal(msgspec.Struct, frozen=True, array_like=True):
+    """``entry`` may take the place of the entries with these content hashes, in this order."""
+
+    entry: tuple[int, int, int, int, int, int, int, int, int, int, int, bytes, bytes, bytes]
+    sources: list[bytes]
+    source_bytes: int
+    removed: int = 0
+
+    @property
+    def made(self) -> SegmentEntry:
+        return SegmentEntry._make(self.entry)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Proposal])
+
+
+def decode(data: bytes) -> list[Proposal]:
+    return _decoder.decode(data)
+
+
+def stage(task: CompactTask) -> bytes:
+    """Make the task's objects; proposals, encoded."""
+    work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
+    work.mkdir(parents=True, mode=0o700)
+    try:
+        owner = Ownership(task.topic, task.identity, task.epoch, work)
+        uploader = Uploader(task.place.store(), owner)
+        made = _stage_keys(task, uploader, work) if task.keys else _stage_merges(task, uploader, work)
+        return _encoder.encode(made)
+    except OSError as error:
+        raise local_failure(work, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _stage_merges(task: CompactTask, uploader: Uploader, work: Path) -> list[Proposal]:
+    made: list[Proposal] = []
+    for number, group in enumerate(task.groups):
+        entry = merge_objects(uploader, group, work / str(number))
+        made.append(_proposal(entry, group))
+    return made
+
+
+def _proposal(entry: SegmentEntry, group: Sequence[SegmentEntry], removed: int = 0) -> Proposal:
+    hashes = [source.content_hash for source in group]
+    return Proposal(entry[:14], hashes, sum(source.size_bytes for source in group), removed)
+
+
+def _stage_keys(task: CompactTask, uploader: Uploader, work: Path) -> list[Proposal]:
+    """All groups with the keys of all of them: the newest record of a key may be in the last one."""
+    latest = LatestKeys(task.keys_max)
+    ranges = [[_at_hand(task, uploader, entry, work) for entry in group] for group in task.groups]
+    try:
+        latest.add([one for group in ranges for one in group])
+        tombstones = None if latest.overflowed or not task.tombstones_before_us else task.tombstones_before_us
+        made: list[Proposal] = []
+        for group, sources in zip(task.groups, ranges, strict=True):
+            target = work / file_name(group[0].base_offset)
+            done = compact(sources, latest, target, tombstones_before_us=tombstones)
+            result, chained = done.merged, done.merged.chain_hash != done.merged.summary.content_hash
+            flags = EntryFlag.COMPACTED | (EntryFlag.MERGED if chained else 0)
+            entry = entry_of(
+                result.summary, result.size_bytes, wall_us(), flags=int(flags), chain_hash=result.chain_hash
+            )
+            if uploader.upload(target, resumed=True) is None:
+                raise local_failure(target, FileNotFoundError(2, "it has gone"))
+            target.unlink()
+            made.append(_proposal(entry, group, done.removed_count))
+        return made
+    except StoreDamaged:
+        raise
+    except Damage as error:
+        raise StoreDamaged(
+            f"objects of {task.topic} cannot be compacted", why=str(error), hint="see `danube spark validate`"
+        ) from None
+
+
+def _at_hand(task: CompactTask, uploader: Uploader, entry: SegmentEntry, work: Path) -> SealedRange:
+    """An entry's object as a file: of a directory store it is one already."""
+    key = segment_key(task.identity, entry)
+    path = local_path(task.place, key)
+    if path is None:
+        path = work / f"source-{entry.base_offset:020d}"
+        with path.open("xb") as target:
+            uploader.store.get_to(key, 0, entry.size_bytes, target.fileno(), 0)
+    return SealedRange(path)
+
+
+def ends_well(place: StorePlace, identity: LogIdentity, entry: SegmentEntry) -> bool:
+    """Whether a compaction may end with this object: the state of the producers is in its footer."""
+    data = place.store().get(segment_key(identity, entry), entry.size_bytes - SUMMARY_BYTES, entry.size_bytes)
+    summary = read_summary(data, entry.size_bytes)
+    return summary is not None and summary.has_snapshot

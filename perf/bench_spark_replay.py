@@ -1,6 +1,6 @@
 """Measures a replay beside ``danube bench publish`` on the same broker in the same run.
 
-    python -m perf.bench_spark_replay [--megabytes 512] [--sizes 1024,100] [--rounds 3] [--without-spark]
+    python -m perf.bench_spark_replay [--megabytes 512] [--sizes 1024,100] [--rounds 3] [--directory /dev/shm]
 
 One JSON line for each payload size: payload megabytes a second, best of the rounds.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def replayed(
     broker: BrokerProcess, source: str, scratch: Path, spark: Any, where: str = ""
 ) -> tuple[float, float]:
     """MB of payloads a second of one replay into a topic that is deleted again: of the job, of its tasks."""
+    os.sync()
     target = f"/default/target-{uuid.uuid4().hex[:8]}"
     report = replay.run(
         {
@@ -82,6 +84,7 @@ def measure(
         found.setdefault(f"{name}_tasks", []).append(tasks)
 
     for _ in range(rounds):
+        os.sync()  # what was written before is not to be waited for now
         found.setdefault("publish", []).append(publish(broker, payload_bytes, count))
         if spark is not None:
             note("replay", spark)
@@ -99,9 +102,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--without-spark", action="store_true")
+    parser.add_argument("--directory", help="for the broker's data; /dev/shm leaves the disk out")
     given = parser.parse_args()
     spark = None if given.without_spark else session("danube bench", "local[2]", spark_ui_enabled=False)
-    with tempfile.TemporaryDirectory(prefix="danube-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=given.directory) as scratch:
         data = Path(scratch) / "data"
         data.mkdir()
         broker = BrokerProcess(data, workers=given.workers)

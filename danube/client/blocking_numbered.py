@@ -130,12 +130,14 @@ class NumberedProducer:
         attributes: Any = None,
         *,
         publish_times: Any = None,
+        publish_time_us: int | None = None,
         schema_id: int | None = None,
         schema_version: int | None = None,
     ) -> None:
         """Send one batch, whose first record has ``number``, to partition ``index``; wait for room only.
 
-        ``payloads`` is as for :func:`danube.core.columns.encode`.  Raises the first failure of an earlier
+        ``payloads`` is as for :func:`danube.core.columns.encode`; ``publish_time_us`` holds for all records,
+        ``publish_times`` has one each, and without them it is now.  Raises the first failure of an earlier
         batch; the numbers are to follow each other from stored() on.
         """
         partition = self._partition(index)
@@ -150,7 +152,7 @@ class NumberedProducer:
             keys=keys,
             attributes=attributes,
             # Bytes that are sent again are to be the same: then they are a duplicate, not a conflict.
-            publish_time_us=wall_us() if publish_times is None else int(publish_times[0]),
+            publish_time_us=_first_time(publish_times, publish_time_us),
             publish_times=publish_times,
             producer_id=partition.producer_id,
             producer_epoch=partition.epoch,
@@ -236,3 +238,9 @@ class NumberedProducer:
 
     def __repr__(self) -> str:
         return f"<NumberedProducer {self.name!r} of {self.topic}, round {self.round_number}>"
+
+
+def _first_time(times: Any, time_us: int | None) -> int:
+    if time_us is not None:
+        return time_us
+    return wall_us() if times is None else int(times[0])

@@ -56,10 +56,20 @@ class Progress(msgspec.Struct):
 
 
 class Publisher:
-    """Publishes the rows of one task.  ``spread`` (the task's number) is where rows without a key begin."""
+    """Publishes the rows of one task.
+
+    ``spread`` (the task's number) is where rows without a key begin.  ``partition`` takes all rows, whatever
+    they say.
+    """
 
     def __init__(
-        self, client: Client, options: PublishOptions, name: str, round_number: int = 0, spread: int = 0
+        self,
+        client: Client,
+        options: PublishOptions,
+        name: str,
+        round_number: int = 0,
+        spread: int = 0,
+        partition: int | None = None,
     ) -> None:
         self.progress = Progress()
         self._client = client
@@ -67,6 +77,7 @@ class Publisher:
         self._name = name
         self._round = round_number
         self._spread = spread
+        self._partition = partition
         self._topics: dict[str, _Topic] = {}
 
     def publish(self, batch: pyarrow.RecordBatch) -> None:
@@ -121,17 +132,22 @@ class Publisher:
                 max_in_flight_bytes=options.in_flight_bytes,
                 timeout=options.timeout_s,
             )
-            found = self._topics[name] = _Topic(producer.open(), options.batch_bytes, self._spread)
+            found = self._topics[name] = _Topic(
+                producer.open(), options.batch_bytes, self._spread, self._partition
+            )
         return found
 
 
 class _Topic:
     """The rows that went to one topic."""
 
-    def __init__(self, producer: NumberedProducer, batch_bytes: int, spread: int) -> None:
+    def __init__(
+        self, producer: NumberedProducer, batch_bytes: int, spread: int, partition: int | None
+    ) -> None:
         self.producer = producer
         self._batch_bytes = batch_bytes
         self._spread = spread
+        self._partition = partition
         self._rows = 0
         self._next = [0] * producer.partition_count  # number of the next row of each partition
 
@@ -147,6 +163,9 @@ class _Topic:
         self._rows += batch.num_rows
 
     def _by_partition(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
+        if self._partition is not None:
+            yield self._partition, batch
+            return
         if len(self._next) == 1 and _column(batch, "partition") is None:
             yield 0, batch
             return
@@ -179,6 +198,7 @@ class _Topic:
         payload = batch.column("payload")
         keys, attributes, times = (_column(batch, name) for name in ("key", "attributes", "publish_time"))
         micros = None if times is None else _micros(times, batch)
+        one_time = micros is not None and bool((micros == micros[0]).all())
         for start, stop in self._cuts(batch):
             schema_id, version = _schema_at(batch, start)
             chunk = slice(start, stop)
@@ -188,7 +208,8 @@ class _Topic:
                 payload[chunk],
                 None if keys is None or keys.null_count == len(keys) else _octets(keys[chunk]),
                 None if attributes is None else _mappings(attributes[chunk]),
-                publish_times=None if micros is None else micros[chunk],
+                publish_times=None if micros is None or one_time else micros[chunk],
+                publish_time_us=int(micros[0]) if micros is not None and one_time else None,
                 schema_id=schema_id,
                 schema_version=version,
             )

@@ -101,7 +101,8 @@ def _to_topic(
     with connect(
         options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s
     ) as client:
-        publisher = Publisher(client, options, name, spread=lane.partition)
+        partition = lane.partition if target.keep_partitions else None
+        publisher = Publisher(client, options, name, spread=lane.partition, partition=partition)
         progress = publisher.progress
         try:
             for batch in rows:
@@ -124,8 +125,6 @@ def columns_kept(target: Target) -> list[str]:
         names.append("publish_time")
     if target.keep_schemas:
         names += ("schema_id", "schema_version")
-    if target.keep_partitions:
-        names.append("partition")
     return names
 
 

@@ -27,7 +27,7 @@ from danube.core.batch import (
 )
 from danube.core.columns import BatchView, StopReason, scan
 from danube.core.joined_columns import AttributeColumns, BatchTable, VariableColumn, read_headers
-from danube.errors import Damage, DanubeError
+from danube.errors import Damage, DanubeError, ProtocolError
 from danube.limits import BATCH_BYTES_MAX, KIB, MIB
 from danube.spark.fetch import Fetched
 from danube.wal.walk import Extent, Place, resume
@@ -181,6 +181,25 @@ def _resumed(fetched: Fetched, at: int, expected: int) -> tuple[int, int] | None
     return None if found is None else (at + found.position, found.offset)
 
 
+class _Wanted(NamedTuple):
+    """Which records of which partition, where their bytes are from, and what to do with losses."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    where: str
+    origin: int
+    losses: Losses
+
+    def lose(self, headers: NDArray[np.void], position: int, error: Exception) -> None:
+        """Note the records of one batch that has its checksums and cannot be read all the same."""
+        first = int(headers["base_offset"][0])
+        start, end = max(self.start, first), min(self.end, first + int(headers["record_count"][0]))
+        if start < end:
+            self.losses.note(Skipped(self.where, self.origin + position, start, end, str(error)))
+
+
 class Decoder:
     """Makes record batches of the columns that are asked for, in the order of ``columns``.
 
@@ -198,25 +217,25 @@ class Decoder:
     ) -> Iterator[pa.RecordBatch]:
         """The piece's records, each once, in the order of their offsets."""
         piece = fetched.piece
+        wanted = _Wanted(topic, partition, piece.start, piece.end, fetched.where, fetched.origin, losses)
         for stretch in stretches(fetched, losses):
-            for table in self._tables(stretch, fetched, losses):
-                yield from self._record_batches(table, topic, partition, piece.start, piece.end)
+            yield from self._of_stretch(stretch, wanted)
 
     def decode_batches(
-        self, octets: NDArray[np.uint8], topic: str, partition: int, start: int, end: int
+        self, octets: NDArray[np.uint8], topic: str, partition: int, start: int, end: int, losses: Losses
     ) -> Iterator[pa.RecordBatch]:
-        """Records ``start .. end`` of whole batches that lie one after the other and were verified."""
+        """Records ``start .. end`` of whole batches that lie one after the other, as a broker sends them."""
         found = scan(octets.data, 0, len(octets))
         if found.reason is not StopReason.END:
             raise Damage(_REASONS[found.reason], position=found.stop)
         positions = np.ascontiguousarray(found.positions)
-        stretch = Stretch(octets, positions, read_headers(octets, positions))
-        for table in self._tables(stretch, None, Losses()):
-            yield from self._record_batches(table, topic, partition, start, end)
+        where = f"what the broker sent of {topic}"
+        wanted = _Wanted(topic, partition, start, end, where, 0, losses)
+        yield from self._of_stretch(Stretch(octets, positions, read_headers(octets, positions)), wanted)
 
     # -- batches put together ---------------------------------------------------------------------
 
-    def _tables(self, stretch: Stretch, fetched: Fetched | None, losses: Losses) -> Iterator[BatchTable]:
+    def _of_stretch(self, stretch: Stretch, wanted: _Wanted) -> Iterator[pa.RecordBatch]:
         """The stretch's batches in groups that make one record batch each."""
         octets, positions, headers = stretch
         compressed = (headers["flags"] & np.uint16(COMPRESSION_MASK)) != 0
@@ -224,25 +243,45 @@ class Decoder:
         alone = ~compressed & (sizes >= _ALONE_BYTES)
         for first, last in _groups(headers["record_count"], sizes, alone, compressed, self._rows_max):
             group = slice(first, last)
-            if not compressed[first]:
-                yield BatchTable(octets, positions[group], headers[group])
-                continue
-            inflated = _inflated(octets, positions[group], fetched, losses)
-            if len(inflated[1]):
-                yield BatchTable(*inflated)
+            if compressed[first]:
+                yield from self._of_group(*_inflated(octets, positions[group], wanted), wanted)
+            else:
+                yield from self._of_group(octets, positions[group], headers[group], wanted)
 
-    def _record_batches(
-        self, table: BatchTable, topic: str, partition: int, start: int, end: int
+    def _of_group(
+        self,
+        octets: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+        headers: NDArray[np.void],
+        wanted: _Wanted,
     ) -> Iterator[pa.RecordBatch]:
+        """One record batch; where a stored batch has columns that cannot be, the others one by one."""
+        if not len(positions):
+            return
+        try:
+            made = self._record_batch(BatchTable(octets, positions, headers), wanted)
+        except (Damage, ProtocolError, UnicodeDecodeError) as error:
+            if len(positions) == 1:
+                wanted.lose(headers, int(positions[0]), error)
+                return
+            for one in range(len(positions)):
+                own = slice(one, one + 1)
+                yield from self._of_group(octets, positions[own], headers[own], wanted)
+            return
+        if made is not None:
+            yield made
+
+    def _record_batch(self, table: BatchTable, wanted: _Wanted) -> pa.RecordBatch | None:
         offsets = table.offsets()
         first, last = 0, len(offsets)
-        if offsets[0] < start or offsets[-1] >= end:
-            first, last = (int(place) for place in np.searchsorted(offsets, [start, end], "left"))
+        if offsets[0] < wanted.start or offsets[-1] >= wanted.end:
+            bounds = np.searchsorted(offsets, [wanted.start, wanted.end], "left")
+            first, last = int(bounds[0]), int(bounds[1])
         if first >= last:
-            return
-        made = [self._column(name, table, offsets, topic, partition) for name in self.columns]
+            return None
+        made = [self._column(name, table, offsets, wanted.topic, wanted.partition) for name in self.columns]
         batch = pa.RecordBatch.from_arrays(made, schema=self.schema) if made else _rows_only(len(offsets))
-        yield batch if last - first == len(offsets) else batch.slice(first, last - first)
+        return batch if last - first == len(offsets) else batch.slice(first, last - first)
 
     def _column(
         self, name: str, table: BatchTable, offsets: NDArray[np.int64], topic: str, partition: int
@@ -347,9 +386,9 @@ def _groups(
 
 
 def _inflated(
-    octets: NDArray[np.uint8], positions: NDArray[np.int64], fetched: Fetched | None, losses: Losses
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The same batches without compression, and their positions; one that cannot be inflated is damage."""
+    octets: NDArray[np.uint8], positions: NDArray[np.int64], wanted: _Wanted
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.void]]:
+    """The same batches without compression, their positions and headers; damage is left out and noted."""
     parts: list[bytes | memoryview] = []
     places: list[int] = []
     end = 0
@@ -359,14 +398,7 @@ def _inflated(
         try:
             columns = view.columns
         except DanubeError as error:
-            loss = Skipped(
-                fetched.where if fetched else "a batch",
-                position + (fetched.origin if fetched else 0),
-                header.base_offset,
-                header.end_offset,
-                str(error),
-            )
-            losses.note(loss)
+            wanted.lose(read_headers(octets, np.array([position])), position, error)
             continue
         names_end = HEADER_BYTES + padded(header.name_size + header.origin_size)
         size = names_end + len(columns)
@@ -374,4 +406,5 @@ def _inflated(
         parts += (pack_header(plain), view.data[HEADER_BYTES:names_end], columns)
         places.append(end)
         end += size
-    return np.frombuffer(b"".join(parts), np.uint8), np.array(places, np.int64)
+    inflated, found = np.frombuffer(b"".join(parts), np.uint8), np.array(places, np.int64)
+    return inflated, found, read_headers(inflated, found)

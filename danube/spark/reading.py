@@ -39,7 +39,7 @@ def read_split(
     try:
         for run in split.runs:
             if run.physical:
-                yield from _read_tail(run, tail, decoder)
+                yield from _read_tail(run, tail, decoder, losses)
             else:
                 yield from _read_run(run, places, fetcher, decoder, losses)
     finally:
@@ -62,11 +62,11 @@ def freeze_once() -> None:
         gc.freeze()
 
 
-def _read_tail(run: Run, tail: Tail | None, decoder: Decoder) -> Iterator[pa.RecordBatch]:
+def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
     if tail is None:
         raise ObjectMissing(f"records of {run.topic} are with a broker that is not named")
     for octets, start in tail.read(run.physical, run.start, run.end):
-        yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end)
+        yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end, losses)
 
 
 def _read_run(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["register", "session"]
 
 
-def session(name: str = "danube", master: str = "local[*]", **settings: Any) -> SparkSession:
+def session(name: str = "danube", where: str = "local[*]", **settings: Any) -> SparkSession:
     """A Spark session with the settings that Danube's source is measured with and the source registered.
 
     ``settings`` are Spark's own, with ``_`` for ``.``: ``spark_ui_enabled=False``.  A Java runtime is
@@ -26,7 +26,7 @@ def session(name: str = "danube", master: str = "local[*]", **settings: Any) -> 
     """
     from danube.spark.env import make_session
 
-    return make_session(name, master, settings)
+    return make_session(name, where, settings)
 
 
 def register(spark: SparkSession) -> None:

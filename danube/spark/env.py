@@ -70,7 +70,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, str]:
     return chosen
 
 
-def make_session(name: str, master: str, settings: Mapping[str, Any]) -> SparkSession:
+def make_session(name: str, where: str, settings: Mapping[str, Any]) -> SparkSession:
     """The session, with ``format("danube")`` registered."""
     check_version()
     prepare_environment()
@@ -78,7 +78,7 @@ def make_session(name: str, master: str, settings: Mapping[str, Any]) -> SparkSe
 
     from danube.spark import register
 
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name).master(where)
     for key, value in settings_of(settings).items():
         builder = builder.config(key, value)
     made: SparkSession = builder.getOrCreate()

@@ -8,9 +8,21 @@ import pytest
 
 import danube.sync
 from danube.client.blocking_numbered import NumberedProducer
-from danube.client.numbered import ROUNDS, epoch_of_round, round_name
-from danube.core.dedup import EPOCH_AHEAD_MAX
-from danube.errors import Fenced, InvalidArgument, PolicyMismatch, RecordTooLarge
+from danube.client.numbered import ROUNDS, NumberedPartition, epoch_of_round, round_name
+from danube.client.reply import Reply
+from danube.client.timers import Timer
+from danube.core import wire
+from danube.core.dedup import EPOCH_AHEAD_MAX, producer_id_of
+from danube.core.wire import Kind
+from danube.errors import (
+    DanubeError,
+    Fenced,
+    InvalidArgument,
+    PolicyMismatch,
+    RecordTooLarge,
+    SequenceGap,
+    StorageFailed,
+)
 from tests.broker_process import BrokerProcess
 
 TOPIC = "/default/numbered"
@@ -172,3 +184,91 @@ def test_options_are_checked(client: danube.sync.Client) -> None:
         NumberedProducer(client, TOPIC, "job", -1)
     with pytest.raises(PolicyMismatch):
         NumberedProducer(client, TOPIC, "job", reliable=not client.admin.topic(TOPIC).reliable).open()
+
+
+def test_a_broker_that_forgot_what_it_acknowledged(broker: Callable[..., BrokerProcess]) -> None:
+    process = broker()
+    with danube.sync.connect(process.address) as client:
+        with NumberedProducer(client, TOPIC, "job", reliable=False) as producer:
+            producer.send(0, 0, payloads(0, 300))
+            producer.flush()
+            process.kill()
+            process.start()
+            producer.send(0, 300, payloads(300, 400))
+            with pytest.raises(SequenceGap, match="holds fewer records"):
+                producer.flush()
+        with NumberedProducer(client, TOPIC, "job", reliable=False) as again:
+            assert again.stored(0) == 0
+
+
+class Line:
+    """What a partition's producer asks of its session, answered by the test."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.asked: list[tuple[int, Reply]] = []
+        self.timers = 0
+
+    def request(self, kind: int, body: wire.OpenProducer, *, handle: int) -> Reply:
+        assert kind == Kind.OPEN_PRODUCER and body.producer_id == producer_id_of(body.name)
+        reply = Reply()
+        self.asked.append((body.epoch, reply))
+        return reply
+
+    def answer(self, error: DanubeError | None, next_sequence: int = 0) -> int:
+        """Answer the last request; its epoch."""
+        epoch, reply = self.asked[-1]
+        if error is not None:
+            reply.fail(error)
+        else:
+            reply.resolve(wire.ProducerOpened(1, epoch, next_sequence, "written", 1024))
+        return epoch
+
+    def new_handle(self, _: object) -> int:
+        return len(self.asked) + 1
+
+    def call_at(self, _: int, __: object) -> Timer:
+        self.timers += 1
+        return Timer(lambda: None)
+
+    def nothing(self, *_: object) -> int:
+        return 0
+
+    register = unregister = drop_handle = send = pause_ns = now_ns = nothing
+
+
+def opening(round_number: int) -> tuple[Line, NumberedPartition]:
+    line = Line()
+    partition = NumberedPartition(line, "job", "/default/p", 0, 10**9, round_number)  # type: ignore[arg-type]
+    partition.start()
+    assert line.asked[0][0] == 1
+    return line, partition
+
+
+def test_a_name_that_the_partition_may_have_forgotten() -> None:
+    """Unknown, and below what was forgotten: a higher epoch of the same round is tried."""
+    line, partition = opening(5)
+    line.answer(SequenceGap("the partition no longer knows this producer"))
+    first = line.answer(SequenceGap("the partition no longer knows this producer"))
+    second = line.answer(None)
+    assert first % ROUNDS == second % ROUNDS == 5 and second == first + ROUNDS
+    assert partition.opened.settled and partition.stored == 0 and partition.epoch == second
+
+
+def test_one_that_was_opened_meanwhile_for_the_same_round() -> None:
+    line, partition = opening(5)
+    line.answer(None)
+    chosen = line.asked[-1][0]
+    line.answer(Fenced("newer", epoch=chosen + ROUNDS))
+    assert line.answer(None, next_sequence=7) == chosen + ROUNDS
+    assert partition.stored == partition.next_sequence == 7
+
+
+def test_an_opening_that_is_refused() -> None:
+    line, partition = opening(0)
+    line.answer(StorageFailed("not now"))
+    assert line.timers == 1 and not partition.opened.settled
+    line, partition = opening(0)
+    line.answer(None)
+    line.answer(InvalidArgument("producer epoch was never given out"))
+    assert isinstance(partition.opened.error, InvalidArgument)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
 from danube.broker import last_resort
+from danube.broker.compactor import compaction_settings
 from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
@@ -67,6 +68,7 @@ def tier_settings(storage: StorageConfig) -> TierSettings:
         upload_parallel=storage.upload_parallel,
         merge_below=storage.merge_below_bytes,
         merge_to=storage.merge_to_bytes,
+        compaction=compaction_settings(storage),
         orphan_age_us=storage.orphan_age_ms * 1000,
     )
 
@@ -235,6 +237,8 @@ class Mover:
             partition.trim_offset = max(partition.trim_offset, frame["start_offset"])
         elif kind == "cursors":
             partition.cursors = frame["blob"]
+        elif kind == "policy":
+            partition.compact(frame["tombstone_retention_ms"] if frame["compacts"] else None)
         elif kind == "detach":
             del self._links[partition.owner.identity]
         self.advance(partition)
@@ -434,7 +438,7 @@ class Mover:
     def _merge(self) -> None:
         """At most one merge at a time, in its own thread; partitions take turns."""
         now_us = clock.wall_us()
-        if self._settings.merge_below and not self._merging and not self._stopping and not self._gate.closed:
+        if not self._merging and not self._stopping and not self._gate.closed:
             for identity in list(self._partitions):
                 partition = self._partitions[identity]
                 job = partition.merge_job(now_us, self._data_dir / WORK_NAME)
@@ -450,7 +454,7 @@ class Mover:
         now_us = clock.wall_us()
         self._judge(error, now_us)
         if error is None:
-            partition.merged(result)
+            partition.merged(result, now_us)
         else:
             self._complain(partition, "merge", error)
             partition.merge_failed(error, now_us, self._random.random())

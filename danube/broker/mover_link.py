@@ -48,6 +48,7 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
     "detach": _PARTITION,
     "sealed": _PARTITION,
     "trim": {**_PARTITION, "start_offset": int},
+    "policy": {**_PARTITION, "compacts": bool, "tombstone_retention_ms": int},
     "cursors": {**_PARTITION, "blob": bytes},
     "delete": {"topic_id": int, "partitions": int},
     "fetch": {

@@ -26,6 +26,13 @@ from danube.core.tier_plan import (
     retry_delay_us,
 )
 from danube.errors import DanubeError, Fenced
+from danube.wal.compacting import (
+    Replacement,
+    compact_objects,
+    compaction_plan,
+    last_compacted,
+    replacing_in_order,
+)
 from danube.wal.manifest import Manifest, SegmentEntry
 from danube.wal.merging import merge_objects
 from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
@@ -39,12 +46,13 @@ from danube.wal.uploader import (
     dropped_keys,
     entries_end,
     in_turn,
-    replacing,
     trimming,
 )
 
 INSTALL_INTERVAL_US: Final = SECOND_US
 MERGE_INTERVAL_US: Final = 30 * SECOND_US
+MERGE_PAUSE_US: Final = 600 * SECOND_US
+COMPACTION_INTERVAL_US: Final = 5 * SECOND_US  # between plans
 SWEEP_INTERVAL_US: Final = 3_600 * SECOND_US
 CURSORS_INTERVAL_US: Final = 10 * SECOND_US
 FINISHED_MAX: Final = 64  # uploaded segments that wait for an earlier one
@@ -95,7 +103,8 @@ class MovedPartition:
         self._cursors_us = 0
         self._cursors_generation = 0
         self._merge_us = 0
-        self._merged: tuple[SegmentEntry, list[SegmentEntry]] | None = None  # uploaded, to be named
+        self._merged: list[Replacement] = []  # uploaded, to be named
+        self._tombstone_retention_ms: int | None = None  # None: it is not compacted
         self.merging = False
         self._sweep_us = 0
         self._encoded: tuple[Manifest, bytes] | None = None
@@ -120,7 +129,7 @@ class MovedPartition:
         times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
         if not stopping:
             # A sweep must not see an object that a merge has made and nobody names yet.
-            merging = self.merging or self._merged is not None
+            merging = self.merging or bool(self._merged)
             times += [
                 (self._remove_due(), Step.REMOVE),
                 (NEVER_US if merging else self._sweep_us, Step.SWEEP),
@@ -191,31 +200,56 @@ class MovedPartition:
     # -- merging ----------------------------------------------------------------------------------
 
     def merge_job(self, now_us: int, work: Path) -> Job | None:
-        """The next merge, which counts as under way from now on; None when there is none to do now.
+        """The next merge or compaction, which counts as under way from now on; None: none to do now.
 
         A backlog comes first: what is only local is at risk, what is small is only slow.
         """
-        if not self.loaded or self.retired or self.fenced or self.merging or self._merged is not None:
+        if not self.loaded or self.retired or self.fenced or self.merging or self._merged:
             return None
         if now_us < max(self._merge_us, self._retry_us) or self.backlog.segments or self.busy is Step.SWEEP:
             return None
+        if self._tombstone_retention_ms is not None:
+            return self._compaction_job(self._tombstone_retention_ms, now_us, work)
         manifest = self.manifest
-        found = merge_next(manifest.entries, now_us, self.settings)
+        # What compaction has left is joined with the rest by compaction only.
+        skipped = last_compacted(manifest) + 1
+        found = merge_next(manifest.entries[skipped:], now_us, self.settings)
         if found is None:
             self._merge_us = self._next_merge_us(now_us)
             return None
         self.merging = True
-        sources = [manifest.entry(index) for index in range(found[0], found[1] + 1)]
-        return lambda: (merge_objects(self.uploader, sources, work), sources)
+        sources = [manifest.entry(skipped + index) for index in range(found[0], found[1] + 1)]
+        return lambda: [(merge_objects(self.uploader, sources, work), sources)]
 
-    def merged(self, result: tuple[SegmentEntry, list[SegmentEntry]]) -> None:
+    def compact(self, tombstone_retention_ms: int | None) -> None:
+        """Whether the topic is to be compacted, and for how long tombstones stay then."""
+        self._tombstone_retention_ms = tombstone_retention_ms
+        self._merge_us = 0
+
+    def _compaction_job(self, tombstone_retention_ms: int, now_us: int, work: Path) -> Job | None:
+        settings = self.settings.compaction
+        plan = compaction_plan(self.manifest, now_us, tombstone_retention_ms, settings)
+        if plan is None:
+            self._merge_us = now_us + COMPACTION_INTERVAL_US
+            return None
+        self.merging = True
+        return lambda: compact_objects(self.uploader, plan, settings, work)
+
+    def merged(self, result: list[Replacement], now_us: int) -> None:
+        """May be none: then the same would come to nothing again."""
         self.merging = False
         self._merged = result
+        if not result:
+            self._merge_us = now_us + MERGE_PAUSE_US
 
     def merge_failed(self, error: DanubeError, now_us: int, chance: float) -> None:
         self.merging = False
         self._merge_us = now_us + MERGE_INTERVAL_US
         self._failed(error, now_us, chance)
+
+    @property
+    def _merge_interval_us(self) -> int:
+        return MERGE_INTERVAL_US if self._tombstone_retention_ms is None else COMPACTION_INTERVAL_US
 
     def _next_merge_us(self, now_us: int) -> int:
         """Nothing can be merged now: when something may be, without another upload."""
@@ -249,8 +283,8 @@ class MovedPartition:
         count = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         entries = [self.finished[segment.base_offset] for segment in self.backlog.segments[:count]]
         changes = [adding(entries), trimming(self.trim_offset)]
-        if self._merged is not None:
-            changes.insert(1, replacing(*self._merged))
+        if self._merged:
+            changes.insert(1, replacing_in_order(self._merged))
         return lambda: self._install(in_turn(*changes))
 
     def _install(self, change: Change) -> tuple[Manifest, list[str]]:
@@ -280,8 +314,8 @@ class MovedPartition:
             case Step.INSTALL:
                 self._installed_us = now_us
                 self._take_manifest(result[0], result[1], now_us)
-                self._merge_us = min(self._merge_us, now_us + MERGE_INTERVAL_US)
-                self._merged = None
+                self._merge_us = min(self._merge_us, now_us + self._merge_interval_us)
+                self._merged = []
             case Step.REMOVE:
                 for key in result:
                     self._dropped.pop(key, None)

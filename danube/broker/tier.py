@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _log = telemetry.events("tier")
 WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
 SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
+NO_COMPACTION: Final = (False, 0)  # what the mover takes for granted: whether, age of tombstones in ms
 AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
 AHEAD_SHARE: Final = 4  # of the cache at most, for one reader
 
@@ -43,6 +44,7 @@ class PartitionTier:
         self.oldest_pending_us = 0
         self.trimmed = 0  # records below have expired, whatever the manifest says
         self.cursors_sent = -1
+        self.compaction_sent = NO_COMPACTION
         self._cache = cache
         self._told = ""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from danube import clock, telemetry
-from danube.broker.tier import PartitionTier
+from danube.broker.tier import NO_COMPACTION, PartitionTier
 from danube.broker.tier_retention import LocalRetention, evictable_end, expired_end
 from danube.errors import DanubeError, FetchPending, StoreUnavailable, error_for_code
 from danube.wal.cold_cache import ColdCache, Fetch
@@ -102,6 +102,15 @@ class Tiers:
         if tier.trimmed:
             self._send("trim", tier, start_offset=tier.trimmed)
         tier.cursors_sent = -1
+        tier.compaction_sent = NO_COMPACTION
+        self._say_policy(tier)
+
+    def _say_policy(self, tier: PartitionTier) -> None:
+        policy = tier.hosted.policy
+        wanted = (True, policy.tombstone_retention_ms) if policy.compacts else NO_COMPACTION
+        if wanted != tier.compaction_sent:
+            tier.compaction_sent = wanted
+            self._send("policy", tier, compacts=wanted[0], tombstone_retention_ms=wanted[1])
 
     def _send(self, kind: str, tier: PartitionTier, **fields: Any) -> None:
         if self.link is not None:
@@ -197,6 +206,7 @@ class Tiers:
         now_ns, now_us = clock.monotonic_ns(), clock.wall_us()
         oldest_us = now_us - self.options.seal_after_ms * 1000
         for tier in self._tiers.values():
+            self._say_policy(tier)
             active = tier.log.active
             if active is not None and active.batch_count and active.first_append_us < oldest_us:
                 self._roll(tier.hosted)

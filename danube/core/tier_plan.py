@@ -7,11 +7,13 @@ Offsets are half-open, times are microseconds of 1970, sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from danube.core.compaction_plan import CompactionSettings
 
 SECOND_US: Final = 1_000_000
 MERGE_COUNT_MIN: Final = 16  # so many small segments are merged although together they are small still
@@ -33,6 +35,7 @@ class TierSettings:
     merge_after_us: int = 600 * SECOND_US  # a segment is left alone for so long after its upload
     orphan_age_us: int = 86_400 * SECOND_US
     reader_grace_us: int = 600 * SECOND_US  # a reader may use an older manifest for so long
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
 
 class LocalSegment(NamedTuple):

@@ -21,6 +21,7 @@ from danube.wal.segment import (
     LogIdentity,
     Summary,
     base_offset_of,
+    chain_hash_of,
     read_header,
     read_summary,
 )
@@ -35,6 +36,7 @@ class SealedFile(NamedTuple):
     summary: Summary
     size_bytes: int
     whole_hash: bytes  # of the file with its footer: what the object must have, too
+    chain_hash: bytes  # what the next segment names as the one before it
 
 
 class LocalListing:
@@ -131,7 +133,8 @@ def _examine(fd: int, path: Path, identity: LogIdentity) -> SealedFile:
             hint="`danube verify` tells which records; it stays on the local disk and is not uploaded",
             file=str(path),
         )
-    return SealedFile(path, summary, size, whole_hash)
+    body = files.pread(fd, summary.footer_size - SUMMARY_BYTES, summary.data_end)
+    return SealedFile(path, summary, size, whole_hash, chain_hash_of(body, summary))
 
 
 def _hashes(fd: int, size: int, data_end: int) -> tuple[bytes, bytes]:

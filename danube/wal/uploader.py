@@ -218,7 +218,10 @@ class Uploader:
             if not path.exists():
                 return None
             raise
-        return entry_of(sealed.summary, sealed.size_bytes, wall_us())
+        flags = EntryFlag.COMPACTED * sealed.summary.compacted | EntryFlag.MERGED * sealed.summary.chained
+        return entry_of(
+            sealed.summary, sealed.size_bytes, wall_us(), flags=int(flags), chain_hash=sealed.chain_hash
+        )
 
     def _same(self, key: str, sealed: SealedFile) -> bool:
         """Whether the object is the file, byte for byte; bounded memory."""

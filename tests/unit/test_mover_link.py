@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from danube.broker.mover_link import FIELDS_BY_KIND, FRAME_BYTES_MAX, Frame, FrameReader, encode_frame
 from danube.errors import ProtocolError
 
-SAMPLE: dict[type, Any] = {int: 7, str: "text", bytes: b"blob"}
+SAMPLE: dict[type, Any] = {int: 7, str: "text", bytes: b"blob", bool: True}
 
 
 def sample(kind: str) -> Frame:

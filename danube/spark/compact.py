@@ -273,12 +273,12 @@ def _sources(manifest: Manifest, proposal: Proposal) -> list[SegmentEntry]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 done, 2 refused or failed."""
-    given, is_local = parse_arguments(
+    given, local = parse_arguments(
         "compact", "Fewer and larger objects.", READERS, sys.argv[1:] if argv is None else argv
     )
     spark = None
     try:
-        if not is_local:
+        if not local:
             from danube.spark import session
 
             spark = session("danube compact")

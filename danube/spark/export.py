@@ -294,12 +294,12 @@ def _alone(state: ExportState) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 done, 2 refused or failed; a run that failed can be started again."""
-    given, is_local = parse_arguments(
+    given, local = parse_arguments(
         "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
     )
     spark = None
     try:
-        if not is_local:
+        if not local:
             from danube.spark import session
 
             spark = session("danube export")

@@ -260,12 +260,12 @@ class _Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 clean, 10 findings, 11 something could not be read, 2 usage."""
-    given, is_local = parse_arguments(
+    given, local = parse_arguments(
         "validate", "Check every byte of stored history.", READERS, sys.argv[1:] if argv is None else argv
     )
     spark = None
     try:
-        if not is_local:
+        if not local:
             from danube.spark import session
 
             spark = session("danube validate")

@@ -6,6 +6,7 @@ writer's partition number is the lane's.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,9 @@ from pyspark.sql.types import StructType
 
 from danube import files
 from danube.errors import InvalidArgument, InvariantBroken
-from danube.spark.decode import COLUMNS
 from danube.spark.reading import freeze_once
 from danube.spark.replay_plan import Lane, read_lane
-from danube.spark.replay_target import LaneReport, Target, write_lane
+from danube.spark.replay_target import LaneReport, Target, columns_kept, write_lane
 from danube.spark.schema import check_requested, columns_of
 from danube.spark.sink import current_task
 
@@ -119,15 +119,21 @@ def _registered(spark: SparkSession, **members: Any) -> str:
     return name
 
 
-def chosen(spark: SparkSession, name: str, where: str) -> DataFrame:
-    """The rows that the expression is true for; InvalidArgument where it is no expression over them."""
+def chosen(spark: SparkSession, name: str, where: str, kept: Sequence[str]) -> DataFrame:
+    """The rows that the expression is true for; InvalidArgument where it is no expression over them.
+
+    Only the columns that are kept or that the expression may mean are read: each costs time in the JVM.
+    """
+    words = {word.lower() for word in re.findall(r"\w+", where)}
+    offered = columns_of()
+    fields = [one for one in offered.fields if one.name in kept or one.name in words]
     try:
-        return spark.read.format(name).load().filter(where)
+        return spark.read.format(name).schema(StructType(fields)).load().filter(where)
     except AnalysisException as error:
         raise InvalidArgument(
             "where cannot be evaluated",
             why=str(error).partition("\n")[0],
-            hint=f"columns are {', '.join(COLUMNS.names)}",
+            hint=f"columns are {', '.join(offered.names)}",
         ) from None
 
 
@@ -137,12 +143,12 @@ def replay_chosen(
     """Write the lanes' chosen rows; ``scratch`` is a directory of the driver."""
     answer = scratch / "reports.json"
     name = _registered(spark, lanes=list(lanes), target=target, answer=str(answer))
-    chosen(spark, name, where).write.format(name).mode("append").save()
+    chosen(spark, name, where, columns_kept(target)).write.format(name).mode("append").save()
     return msgspec.json.decode(answer.read_bytes(), type=list[LaneReport])
 
 
 def count_chosen(spark: SparkSession, lanes: Sequence[Lane], where: str) -> dict[int, int]:
     """How many rows of each partition the expression is true for."""
     name = _registered(spark, lanes=list(lanes))
-    rows = chosen(spark, name, where).groupBy("partition").count().collect()
+    rows = chosen(spark, name, where, ["partition"]).groupBy("partition").count().collect()
     return {int(row["partition"]): int(row["count"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Data sources for the tests of the sink: its write half alone, and rows whose reading fails once."""
+"""A data source for the tests of the sink: rows whose reading fails once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,6 @@ from typing import Any
 import pyarrow
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-
-
-class SinkOnly(DataSource):
-    """``format("danube.sink")``: what ``format("danube")`` writes."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "danube.sink"
-
-    def writer(self, schema: Any, overwrite: bool) -> Any:
-        from danube.spark.sink import arrow_writer
-
-        return arrow_writer(self.options, schema, overwrite)
-
-    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
-        from danube.spark.sink_stream import stream_writer
-
-        return stream_writer(self.options, schema, overwrite)
 
 
 class Failing(DataSource):

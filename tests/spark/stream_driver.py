@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from danube.spark.env import prepare_environment, settings_of
+from danube.spark import session
 
 
 def main(source: str, checkpoint: str, broker: str, topic: str, warehouse: str) -> None:
-    prepare_environment()
-    from pyspark.sql import SparkSession
-
-    from tests.spark.sink_source import SinkOnly
-
-    builder = SparkSession.builder.master("local[2]")
-    chosen = {"spark.ui.enabled": "false", "spark.sql.warehouse.dir": warehouse, **settings_of({})}
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.dataSource.register(SinkOnly)
+    spark = session("killed", "local[2]", **{"spark.ui.enabled": False, "spark.sql.warehouse.dir": warehouse})
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
     # Small batches, one at a time: a kill finds some of them sent and others not.
     query = (
         lines.selectExpr("value AS payload")
-        .writeStream.format("danube.sink")
+        .writeStream.format("danube")
         .options(broker=broker, topic=topic, partitions="2", batchBytes="1KiB", maxInFlightBytes="1KiB")
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,10 +14,11 @@ import danube.sync
 from danube.client.blocking_client import Client
 from danube.core.checksum import content_hash
 from danube.errors import DanubeError, InvalidArgument, RecordTooLarge
-from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
+from tests.broker_process import BrokerProcess, wait_until
 
 pytest.importorskip("pyspark")
 from danube.spark import replay
+from tests.spark.drivers import kill_tree, start_driver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -119,11 +117,11 @@ def test_a_driver_that_was_killed(spark: Any, client: Client, given: dict[str, s
     total = sum(map(len, expected))
     client.admin.create_topic(topic, partitions=2)
     given["where"] = CHOSEN
-    driver = start_driver({**given, "maxRecordsPerSecond": "4000", "batchBytes": "1KiB"}, tmp_path)
-    wait_until(partial(reached, client, topic, total // 3, driver), 90, "the replay publishes")
+    words = words_of({**given, "maxRecordsPerSecond": "2000", "batchBytes": "1KiB"})
+    driver = start_driver("danube.spark.replay", words, tmp_path / "output")
+    wait_until(partial(reached, client, topic, total // 3, driver), 150, "the replay publishes")
     assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait(10)
+    kill_tree(driver)
     assert total // 3 <= sum(ends(client, topic)) < total
     report = replay.run(given, spark)
     assert total // 3 <= report.counts["passed_over"] < total
@@ -134,21 +132,11 @@ def reached(client: Client, topic: str, count: int, driver: subprocess.Popen[byt
     return sum(ends(client, topic)) >= count or driver.poll() is not None
 
 
-def start_driver(given: dict[str, str], tmp_path: Path) -> subprocess.Popen[bytes]:
-    """The whole command in a session of its own, so that the JVM and its workers are killed with it."""
+def words_of(given: dict[str, str]) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         words += ["--" + "".join(f"-{one.lower()}" if one.isupper() else one for one in name), value]
-    with (tmp_path / "output").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "danube.spark.replay", *words],
-            cwd=ROOT,
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+    return words
 
 
 def test_an_expression_that_is_none(spark: Any, given: dict[str, str]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +13,13 @@ from typing import Any
 import pytest
 
 import danube.sync
-from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
+from tests.broker_process import BrokerProcess, wait_until
 
 pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, PySparkException
 
-from tests.spark.sink_source import Failing, SinkOnly
+from tests.spark.drivers import kill_tree, start_driver
+from tests.spark.sink_source import Failing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -43,8 +42,7 @@ def client(process: BrokerProcess) -> Iterator[danube.sync.Client]:
 
 @pytest.fixture(scope="module")
 def session(spark: Any) -> Any:
-    for source in (SinkOnly, Failing):
-        spark.dataSource.register(source)
+    spark.dataSource.register(Failing)
     return spark
 
 
@@ -54,11 +52,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 def writing(frame: Any, process: BrokerProcess, topic: str, **options: str) -> Any:
-    return (
-        frame.write.format("danube.sink")
-        .mode("append")
-        .options(broker=process.address, topic=topic, **options)
-    )
+    return frame.write.format("danube").mode("append").options(broker=process.address, topic=topic, **options)
 
 
 def ends(client: danube.sync.Client, topic: str) -> int:
@@ -134,7 +128,7 @@ def test_a_stream_publishes_each_batch(
             session.readStream.option("maxFilesPerTrigger", 1)
             .text(str(source))
             .selectExpr("value AS payload")
-            .writeStream.format("danube.sink")
+            .writeStream.format("danube")
             .options(broker=process.address, topic=topic)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
@@ -152,12 +146,12 @@ def test_a_stream_whose_driver_was_killed(
     words = [str(source), str(tmp_path / "checkpoint"), process.address, topic, str(tmp_path / "warehouse")]
     client.admin.create_topic(topic, partitions=2)
     for stop_at in (3000, 9500):
-        driver = start_driver(words, tmp_path)
-        wait_until(partial(reached, client, topic, stop_at, driver), 90, "the stream publishes")
+        driver = start_driver("tests.spark.stream_driver", words, tmp_path / "output")
+        wait_until(partial(reached, client, topic, stop_at, driver), 150, "the stream publishes")
         assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]
-        kill_group(driver)
+        kill_tree(driver)
     assert 0 < ends(client, topic) < 16_000
-    driver = start_driver(words, tmp_path)
+    driver = start_driver("tests.spark.stream_driver", words, tmp_path / "output")
     assert driver.wait(120) == 0, (tmp_path / "output").read_text()[-2000:]
     assert payloads(client, topic) == once(4000, 4)
 
@@ -173,25 +167,6 @@ def lines_in(directory: Path, files: int, lines: int) -> Path:
         path.write_text("".join(f"{number}-{line}\n" for line in range(lines)))
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
     return directory
-
-
-def start_driver(words: list[str], tmp_path: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that the JVM and its workers are killed with it."""
-    with (tmp_path / "output").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.stream_driver", *words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-
-
-def kill_group(driver: subprocess.Popen[bytes]) -> None:
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait(10)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +185,7 @@ def test_what_cannot_be_meant_is_refused_before_a_task_runs(
     session: Any, options: dict[str, str], columns: str, what: str
 ) -> None:
     frame = session.range(1).selectExpr(columns)
-    writer = (
-        frame.write.format("danube.sink").mode("append").options(broker="danube://127.0.0.1:1", **options)
-    )
+    writer = frame.write.format("danube").mode("append").options(broker="danube://127.0.0.1:1", **options)
     with pytest.raises(AnalysisException, match=what):
         writer.save()
 
@@ -225,6 +198,6 @@ def test_there_is_no_overwriting(session: Any, process: BrokerProcess) -> None:
 
 def test_a_broker_that_is_not_there(session: Any) -> None:
     frame = session.range(1).selectExpr("'a' AS payload")
-    writer = frame.write.format("danube.sink").mode("append")
+    writer = frame.write.format("danube").mode("append")
     with pytest.raises(PySparkException, match="ConnectionFailed"):
         writer.options(broker="danube://127.0.0.1:1", topic="/default/x").save()

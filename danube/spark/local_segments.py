@@ -7,6 +7,7 @@ batch that follows it.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,9 @@ from danube.wal.segment import (
 from danube.wal.walk import WINDOW_BYTES, Place, intact_header, read_run
 
 _ATTEMPTS: Final = 3
+_SEALED_MAX: Final = 200_000
+
+_sealed_files: dict[tuple[str, int, int], SegmentRef] = {}  # by directory, base offset and inode
 
 
 class LocalSegments:
@@ -56,19 +60,34 @@ class LocalSegments:
 
     def _found(self, unsynced: bool) -> list[SegmentRef]:
         try:
-            names = files.list_names(self._directory)
+            with os.scandir(self._directory) as entries:
+                inodes = {base_offset_of(entry.name): entry.inode() for entry in entries}
         except FileNotFoundError:
             return []
-        bases = sorted(base for base in map(base_offset_of, names) if base is not None)
+        bases = sorted(base for base in inodes if base is not None)
         found: list[SegmentRef] = []
         for base, following in zip(bases, [*bases[1:], None], strict=True):
             if found and base < found[-1].end:
                 continue  # it repeats offsets of a sealed segment
-            segment = self._examine(base, following, unsynced)
+            segment = self._known(base, inodes[base], following, unsynced)
             if segment is not None and segment.end > segment.start:
                 hole = bool(found) and segment.start > found[-1].end
                 found.append(segment._replace(hole_before=hole))
         return found
+
+    def _known(self, base: int, inode: int, following: int | None, unsynced: bool) -> SegmentRef | None:
+        """A sealed file never changes, so its footer is read once by each process."""
+        key = (str(self._directory), base, inode)
+        segment = _sealed_files.get(key)
+        if segment is None:
+            segment = self._examine(base, following, unsynced)
+            if segment is not None and segment.sealed:
+                if len(_sealed_files) >= _SEALED_MAX:
+                    _sealed_files.clear()
+                _sealed_files[key] = segment._replace(end=segment.end_offset)
+        elif following is not None and following < segment.end_offset:
+            segment = segment._replace(end=following)
+        return segment
 
     def _examine(self, base: int, following: int | None, unsynced: bool) -> SegmentRef | None:
         path = self._directory / file_name(base)

@@ -16,7 +16,7 @@ from danube.client.schema_plans import SchemaVersion
 from danube.client.typed import registered_codec
 from danube.core.metadata import Metadata
 from danube.core.registry import Subject
-from danube.errors import DanubeError, InvalidArgument, PayloadInvalid, SchemaNotFound
+from danube.errors import InvalidArgument, PayloadInvalid, SchemaNotFound
 from danube.limits import MIB
 from danube.spark.value_types import arrow_type, json_text
 
@@ -115,7 +115,8 @@ class ValueDecoder:
         for row, (payload, schema_id, version) in enumerate(rows):
             try:
                 values.append(self._fit(self._decoder(schema_id, version)(payload)))
-            except (DanubeError, ValueError, TypeError, KeyError, ArithmeticError) as error:
+            except Exception as error:
+                # Whatever a library raises on a stranger's bytes, they are no value of their schema.
                 why = why or f"{type(error).__name__}: {error}"
                 values.append(None)
                 bad.append(row)

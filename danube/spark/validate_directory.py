@@ -18,7 +18,7 @@ from danube.errors import StorageFailed, StorageIncompatible
 from danube.spark.findings import Damage, Finding, finding
 from danube.spark.places import DataDirectory
 from danube.spark.segment_facts import Expected, SegmentFacts
-from danube.spark.validate_order import check_order
+from danube.spark.validate_order import check_order, without_leftovers
 from danube.spark.validate_task import SegmentWork
 from danube.wal.manifest_keys import PARTITIONS_PREFIX, parse_partition
 from danube.wal.mark import Mark, read_mark
@@ -171,6 +171,8 @@ def judge_directory(plan: DirectoryPlan, segments: Sequence[SegmentFacts]) -> li
     found = list(plan.findings)
     for facts in segments:
         found += facts.findings
+    segments, leftovers = without_leftovers(segments)
+    plan.remarks += [f"{one.where}: its records are in the compacted segment before it" for one in leftovers]
     found += check_order(segments)
     end = max((one.end_offset for one in segments), default=0)
     if plan.mark is not None and segments and end < plan.mark.synced_end:

@@ -39,6 +39,20 @@ def check_order(
     return found
 
 
+def without_leftovers(segments: Sequence[SegmentFacts]) -> tuple[list[SegmentFacts], list[SegmentFacts]]:
+    """Segments by base offset, and apart from them those that a compacted one before them speaks for.
+
+    A crash, or a moment, lies between the naming of a compacted segment and the removal of its sources.
+    """
+    kept: list[SegmentFacts] = []
+    leftovers: list[SegmentFacts] = []
+    for facts in segments:
+        before = kept[-1] if kept else None
+        inside = before is not None and before.compacted and facts.end_offset <= before.end_offset
+        (leftovers if inside and before is not None and before.sealed else kept).append(facts)
+    return kept, leftovers
+
+
 def _check_offsets(before: SegmentFacts, after: SegmentFacts, hole_known: bool) -> Iterable[Finding]:
     if after.base_offset > before.end_offset and not hole_known and not _named(before):
         detail = f"offsets {before.end_offset} to {after.base_offset} are in no segment"

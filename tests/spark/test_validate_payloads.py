@@ -96,7 +96,7 @@ def test_compressed_columns_are_inflated_when_payloads_are_checked(
     pytest.importorskip("lz4" if compression is Compression.LZ4 else "zstandard")
     root = stored(
         tmp_path, compression=compression, schema_id=1, schema_version=2,
-        payloads=lambda start, count: [b'{"id": %d, "text": "%0200d"}' % (start + n, n) for n in range(count)],
+        payloads=lambda start, count: [b'{"id": %d, "t": "%0200d"}' % (start + n, n) for n in range(count)],
     )  # fmt: skip
     assert run(root, payloads="true").findings == []
     _spoil_first_batch(root)

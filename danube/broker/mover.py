@@ -27,6 +27,7 @@ from danube.broker.compactor import compaction_settings
 from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
+from danube.broker.mover_threads import yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
 from danube.core.tier_plan import OutageGate, TierSettings, choose
 from danube.errors import DanubeError, Fenced, StoreRefused, StoreUnavailable
@@ -88,10 +89,10 @@ class Mover:
         self.store = store
         self._data_dir = context.settings.data_dir
         self._settings = settings or tier_settings(storage)
-        self._uploads = ThreadPoolExecutor(storage.upload_parallel, thread_name_prefix="danube-upload")
+        self._uploads = yielding_pool(storage.upload_parallel, "danube-upload")
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
-        self._merges = ThreadPoolExecutor(1, thread_name_prefix="danube-merge")
+        self._merges = yielding_pool(1, "danube-merge")
         self._merging = False
         self._uploading = 0
         self._stepping = 0
@@ -407,7 +408,10 @@ class Mover:
             self._upload(self._chosen.popleft(), now_us)
 
     def _upload(self, partition: MovedPartition, now_us: int) -> None:
-        parallel = max(1, self._storage.upload_parallel // max(1, len(self._waiting)))
+        slots = files = self._storage.upload_parallel
+        if len(self._waiting) < slots:  # else each of them has one
+            files = sum(len(one.backlog.segments) - len(one.finished) for one in self._waiting)
+        parallel = max(1, slots // max(1, files))
         begun = (
             partition.upload_job(self._storage.part_bytes, parallel) if partition.waiting(now_us) else None
         )

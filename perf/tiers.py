@@ -1,0 +1,469 @@
+#!/usr/bin/env python3
+"""Measure tiered storage against a bare client of the same S3 server, in the same run.
+
+    perf/tiers.py --compare tier-upload            the mover against fput_object of the same files
+    perf/tiers.py --compare tier-publish           half of full speed with uploads against without
+    perf/tiers.py --compare tier-read              history through a consumer against ranged GETs
+    perf/tiers.py --compare tier-first --count 20  first record of a cold read; 20 ms more for each request
+    perf/tiers.py --compare tier-plan              planning over 100,000 segments
+    perf/tiers.py --list
+
+Both sides take turns as in perf/floor.py, and the line has the same form.  The server is that of
+tests/s3_server.py and shares the machine; where there is none, one line says SKIPPED and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from danube import sync  # noqa: E402
+from danube.wal.segment import base_offset_of  # noqa: E402
+from perf import manifest  # noqa: E402
+from perf.compare import GIB, Bench, Plan, Settings, compare, per_second  # noqa: E402
+from perf.floor import report  # noqa: E402
+from perf.machine import fingerprint  # noqa: E402
+from tests.broker_process import BrokerProcess, wait_until  # noqa: E402
+from tests.child_process import Child  # noqa: E402
+from tests.fakes.s3_proxy import Fault, S3Proxy  # noqa: E402
+from tests.s3_server import NoServer, S3Server, find  # noqa: E402
+
+MIB = 1 << 20
+PARALLEL = 4
+PART_BYTES = 16 * MIB
+GET_BYTES = 4 * MIB  # a range of the bare loop: as much as the broker asks for at once
+SEGMENT_BYTES = {"tier-upload": "64MiB", "tier-publish": "64MiB", "tier-read": "64MiB", "tier-first": "16MiB"}
+FIRST_READS = 16
+FIRST_MARGIN_MS = 50.0
+PACED_S = 10.0
+BATCHES_S_MAX = 1_500  # a timer of asyncio is not finer than a millisecond
+PLAN_ENTRIES = 100_000
+PLAN_MS_MAX, PLAN_MIB_MAX = 1_000.0, 200.0
+WAIT_S = 120.0
+
+TIERED = {
+    "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "1ms",  # evicted as soon as it is in the store
+    "DANUBE_STORAGE__CACHE_SIZE": "1GiB",
+    "DANUBE_STORAGE__MERGE_BELOW": "0",
+}
+
+
+@dataclass(kw_only=True)
+class TierPlan(Plan):
+    """A plan with conditions beyond ratio and value; ``also`` is asked after the last turn."""
+
+    also: Callable[[], bool] = field(default=lambda: True)
+    within: float = 0.0  # of the floor, in the unit of both
+
+    def met(self, ratio: float, danube: float) -> bool:
+        close = not self.within or danube <= danube / ratio + self.within
+        return super().met(ratio, danube) and close and self.also()
+
+
+class TierBench:
+    """What the workloads share: the S3 server with a bucket, a broker before it, and a filled topic."""
+
+    def __init__(self, bench: Bench, workload: str, delay_ms: float = 0.0) -> None:
+        self.bench = bench
+        self.settings = bench.settings
+        alone = workload == "tier-publish"  # as if the server had a machine of its own
+        self.server = S3Server(find(), **({"_folder": memory_folder()} if alone else {}))
+        bench.on_close(self.server.stop)
+        self.server.start()
+        if alone:
+            yielding(self.server.pid)
+        self.bucket = self.server.make_bucket()
+        self.endpoint = self.server.endpoint
+        if delay_ms:
+            proxy = S3Proxy("127.0.0.1", self.server.port).start()
+            bench.on_close(proxy.stop)
+            proxy.add(Fault("delay", seconds=delay_ms / 1_000))
+            self.endpoint = proxy.endpoint
+        self._segments = {"DANUBE_WAL__SEGMENT_SIZE": SEGMENT_BYTES[workload]}
+        self._names = itertools.count()
+        self.facts = {"server": self.server.kind}
+
+    def broker(self, name: str, *, tiered: bool) -> BrokerProcess:
+        """A running broker; evicts what is uploaded at once when it is tiered."""
+        environment = dict(self._segments)
+        if tiered:
+            environment |= TIERED | self.server.environ(self.bucket, name, endpoint=self.endpoint)
+        process = BrokerProcess(
+            self.settings.directory / name, workers=self.settings.workers, environment=environment
+        )
+        return self.bench.closing(process).start()
+
+    def options(self, broker: BrokerProcess, **more: Any) -> dict[str, Any]:
+        """For loads and roles that publish or consume."""
+        name = f"/default/tier-{next(self._names)}"
+        return {**self.bench.options(keep=True), "url": broker.address, "topic": name, **more}
+
+    def store_options(self, **more: Any) -> dict[str, Any]:
+        """For roles that speak to the store."""
+        return {
+            "endpoint": self.endpoint,
+            "access_key": self.server.access_key,
+            "secret_key": self.server.secret_key,
+            "region": "us-east-1",
+            "bucket": self.bucket,
+            "parallel": PARALLEL,
+            "part_bytes": PART_BYTES,
+            **more,
+        }
+
+    def ask(self, role: str, options: dict[str, Any]) -> dict[str, Any]:
+        """One role from set-up to result."""
+        child = Child("perf/tier_peer.py", role, options).wait_ready()
+        child.go()
+        return child.result()
+
+    def empty(self, prefix: str) -> None:
+        """Delete all objects below a prefix."""
+        client = self.server.client()
+        for found in client.list_objects(self.bucket, prefix=prefix, recursive=True):
+            client.remove_object(self.bucket, found.object_name)
+
+    def objects(self, prefix: str) -> dict[str, int]:
+        """Sizes of the segments below a prefix, by key."""
+        found = self.server.client().list_objects(self.bucket, prefix=prefix, recursive=True)
+        return {one.object_name: one.size for one in found if one.object_name.endswith(".seg")}
+
+
+def memory_folder() -> Path:
+    """A folder that shares no disk with the broker, where there is one; those of killed runs are removed."""
+    shared = Path("/dev/shm")
+    for old in shared.glob("danube-s3-*-*"):
+        pid = old.name.split("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    roomy = shared.is_dir() and shutil.disk_usage(shared).free > 4 * GIB
+    return Path(tempfile.mkdtemp(prefix=f"danube-s3-{os.getpid()}-", dir=shared if roomy else None))
+
+
+def yielding(pid: int) -> None:
+    """Let a process have what nobody else wants of the processors; threads that it starts inherit that."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
+
+
+def seconds(found: dict[str, Any]) -> float:
+    return max(1e-9, (found["ended_ns"] - found["started_ns"]) / 1e9)
+
+
+def partition(options: dict[str, Any]) -> dict[str, Any]:
+    with sync.connect(options["url"]) as client:
+        return dict(client.admin.describe_topic(options["topic"]).partitions[0])
+
+
+def seal(options: dict[str, Any]) -> int:
+    """End the active segment; returns the end of what is sealed."""
+    with sync.connect(options["url"]) as client:
+        return int(client.admin.seal(options["topic"])[0])
+
+
+def filled_and_evicted(tier: TierBench, broker: BrokerProcess, total_bytes: int) -> dict[str, Any]:
+    """A topic whose every record is in the store alone."""
+    options = tier.options(broker)
+    options["record_count"] = tier.bench.fill(options, total_bytes)
+    end = seal(options)
+    wait_until(lambda: partition(options)["local_start"] >= end, WAIT_S, f"records below {end} evicted")
+    return options
+
+
+def cold(broker: BrokerProcess, options: dict[str, Any]) -> None:
+    """Empty the cache: it does not outlive its process.  Waits until the store's manifest is known again."""
+    broker.kill()
+    broker.start()
+
+    def known() -> bool:
+        with sync.connect(options["url"]) as client:
+            status = client.admin.storage_status(options["topic"])
+        return bool(status["topics"]) and all(one["objects"] for one in status["topics"])
+
+    wait_until(known, WAIT_S, "the manifest known")
+
+
+# -- workloads ----------------------------------------------------------------------------------------
+
+
+def upload(bench: Bench) -> Plan:
+    """Sealed segments to verified objects in a manifest, against fput_object of the same files."""
+    tier = TierBench(bench, "tier-upload")
+    broker = tier.broker("local", tiered=False)
+    options = tier.options(broker)
+    bench.fill(options, GIB)
+    seal(options)
+    wait_until(lambda: len(sealed(broker)) == len(segment_files(broker)), WAIT_S, "all segments sealed")
+    broker.stop()
+    source = sealed(broker)
+    size = sum(path.stat().st_size for path in source)
+    names = itertools.count()
+
+    def floor() -> float:
+        prefix = f"bare-{next(names)}"
+        # Parts of a file side by side would share the slots that files have here.
+        more = {"files": list(map(str, source)), "prefix": prefix, "part_parallel": 1}
+        found = tier.ask("put", tier.store_options(**more))
+        tier.empty(prefix)
+        return size / MIB / seconds(found)
+
+    def danube() -> float:
+        prefix = f"mover-{next(names)}"
+        data_dir = bench.settings.directory / prefix
+        directory = data_dir / "partitions" / source[0].parent.name
+        directory.mkdir(parents=True)
+        for path in source:
+            os.link(path, directory / path.name)
+        identity = int(directory.name.partition("-")[0], 16)
+        more = {"files": list(map(str, source)), "prefix": prefix, "data_dir": str(data_dir)}
+        more |= {"directory": str(directory), "topic": options["topic"], "topic_id": identity}
+        found = tier.ask("mover", tier.store_options(**more))
+        stored = tier.objects(prefix)
+        if sum(stored.values()) != size:
+            raise RuntimeError(f"{size} bytes were to be uploaded, the store has {sum(stored.values())}")
+        tier.empty(prefix)
+        return size / MIB / seconds(found)
+
+    return Plan(
+        floor=floor, danube=danube, unit="MiB/s", ratio_min=0.7, target="ratio >= 0.7",
+        details={**tier.facts, "segments": len(source), "mib": round(size / MIB), "parallel": PARALLEL},
+    )  # fmt: skip
+
+
+def segment_files(broker: BrokerProcess) -> list[Path]:
+    """All segments of the one topic that holds records, by base offset."""
+    found = (broker.data_dir / "partitions").glob("*/*")
+    return sorted(path for path in found if base_offset_of(path.name) is not None)
+
+
+def sealed(broker: BrokerProcess) -> list[Path]:
+    from danube.wal.sealed_files import LocalListing
+
+    files = segment_files(broker)
+    listed = {
+        (directory, one.base_offset): one.sealed
+        for directory in {path.parent for path in files}
+        for one in LocalListing(directory).refresh()
+    }
+    return [path for path in files if listed[path.parent, base_offset_of(path.name) or 0]]
+
+
+def publish(bench: Bench) -> Plan:
+    """A producer at half of full speed while what it sent is uploaded, against no uploads."""
+    tier = TierBench(bench, "tier-publish")
+    local, tiered = tier.broker("local", tiered=False), tier.broker("tiered", tiered=True)
+    full = statistics.median(full_speed(tier, local) for _ in range(3 if bench.settings.rounds else 1))
+    batch = max(1, min(bench.settings.batch_records, int(full / 2 / 100)))
+    interval_ns = int(1e9 * batch / (full / 2))
+    batch_count = max(50, int(PACED_S * bench.settings.scale * 1e9 / interval_ns))
+    p99s: dict[str, list[float]] = {"floor": [], "danube": []}
+
+    def side(name: str, broker: BrokerProcess) -> dict[str, Any]:
+        options = tier.options(broker, batch=batch, batch_count=batch_count, interval_ns=interval_ns)
+        found = tier.ask("paced", options)
+        p99s[name].append(found["p99_us"])
+        result = {"value": per_second(found), f"{name}_p99_us": statistics.median(p99s[name][-3:])}
+        if name == "danube":
+            result["uploaded_mib_s"] = round(uploaded_bytes(options) / MIB / seconds(found), 1)
+        bench.run("delete_topics", {"url": broker.address, "topics": [options["topic"]]})
+        return result
+
+    details: dict[str, Any] = {
+        **tier.facts, "half_of_full": round(full / 2), "batch": batch,
+        "seconds": round(batch_count * interval_ns / 1e9, 1),
+    }  # fmt: skip
+
+    def p99_held() -> bool:
+        details["p99_ratio"] = round(details["danube_p99_us"] / details["floor_p99_us"], 2)
+        return bool(details["p99_ratio"] < 2.0)
+
+    return TierPlan(
+        floor=lambda: side("floor", local),
+        danube=lambda: side("danube", tiered),
+        ratio_min=0.8,
+        target="ratio >= 0.8 and p99 < 2 x",
+        details=details,
+        also=p99_held,
+    )
+
+
+def full_speed(tier: TierBench, broker: BrokerProcess) -> float:
+    options = tier.options(broker, batch_count=tier.settings.batches(GIB))
+    rate = per_second(tier.bench.run("publish", options))
+    tier.bench.run("delete_topics", {"url": broker.address, "topics": [options["topic"]]})
+    return rate
+
+
+def uploaded_bytes(options: dict[str, Any]) -> int:
+    with sync.connect(options["url"]) as client:
+        return sum(one["uploaded_bytes"] for one in client.admin.storage_status(options["topic"])["topics"])
+
+
+def read(bench: Bench) -> Plan:
+    """Evicted history through batches() with a cold cache, against ranged GETs of the same objects."""
+    tier = TierBench(bench, "tier-read")
+    broker = tier.broker("tiered", tiered=True)
+    options = filled_and_evicted(tier, broker, GIB)
+    objects = tier.objects("tiered/partitions/")
+    size, numbers = sum(objects.values()), itertools.count()
+    details: dict[str, Any] = {**tier.facts, "objects": len(objects), "mib": round(size / MIB)}
+
+    def floor() -> dict[str, Any]:
+        more = {"objects": objects, "step": GET_BYTES}
+        beside = tier.ask("get", tier.store_options(**more, parallel=PARALLEL))
+        found = tier.ask("get", tier.store_options(**more | {"parallel": 1}))
+        if found["bytes"] != size:
+            raise RuntimeError(f"{found['bytes']} of {size} bytes were read")
+        return {"value": size / MIB / seconds(found), "four_loops": round(size / MIB / seconds(beside), 1)}
+
+    def danube() -> dict[str, Any]:
+        cold(broker, options)
+        found = tier.ask("read", {**options, "subscription": f"cold-{next(numbers)}"})
+        return {"value": size / MIB / seconds(found), "records_s": round(per_second(found))}
+
+    return Plan(
+        floor=floor, danube=danube, unit="MiB/s", ratio_min=0.6, target="ratio >= 0.6", details=details
+    )
+
+
+def first(bench: Bench) -> Plan:
+    """First record of a cold read against two small GETs; ``--count`` milliseconds more for each request."""
+    tier = TierBench(bench, "tier-first", bench.settings.count)
+    broker = tier.broker("tiered", tiered=True)
+    options = filled_and_evicted(tier, broker, GIB // 2)
+    objects = tier.objects("tiered/partitions/")
+    reads = [cold_offset(key) for key in sorted(objects)][:FIRST_READS]
+    numbers = itertools.count()
+    details: dict[str, Any] = {
+        "added_ms": bench.settings.count,
+        "reads": len(reads),
+        "server": tier.server.kind,
+    }
+
+    def floor() -> float:
+        found = tier.ask("ping", tier.store_options(objects=objects, count=50))
+        return 2 * float(found["median_ms"])
+
+    def danube() -> dict[str, Any]:
+        cold(broker, options)
+        found = tier.ask("first", {**options, "offsets": reads, "subscription": f"first-{next(numbers)}"})
+        after_start, *times = found["times_ms"]  # the first one also pays for what a process does once
+        more = {"max_ms": round(max(times), 1), "after_start_ms": round(after_start, 1)}
+        return {"value": statistics.median(times), **more}
+
+    return TierPlan(
+        floor=floor,
+        danube=danube,
+        unit="ms",
+        target="within two round trips + 50 ms",
+        details=details,
+        within=FIRST_MARGIN_MS,
+    )
+
+
+def cold_offset(key: str) -> int:
+    """An offset in the middle of an object, from its name."""
+    base, end, _ = key.rsplit("/", 1)[1].split("-")
+    return (int(base) + int(end)) // 2
+
+
+def plan_reads(bench: Bench) -> Plan:
+    """Decoding a manifest of 100,000 segments and planning a read, in ms; the floor copies its bytes."""
+    entries = max(100, int(PLAN_ENTRIES * bench.settings.scale))
+    data = manifest.made(entries).encode()
+    details: dict[str, Any] = {"entries": entries, "bytes": len(data)}
+
+    def floor() -> float:
+        started = datetime.now(UTC)
+        bytearray(data)
+        return max(0.001, (datetime.now(UTC) - started).total_seconds() * 1e3)
+
+    def danube() -> dict[str, Any]:
+        found = manifest.measure(entries)
+        return {"value": found["decode_ms"] + found["plan_ms"], "memory_mib": found["memory_mib"]}
+
+    return TierPlan(
+        floor=floor,
+        danube=danube,
+        unit="ms",
+        danube_max=PLAN_MS_MAX,
+        target="< 1 s and < 200 MB",
+        details=details,
+        also=lambda: details["memory_mib"] <= PLAN_MIB_MAX,
+    )
+
+
+WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
+    "tier-upload": upload,
+    "tier-publish": publish,
+    "tier-read": read,
+    "tier-first": first,
+    "tier-plan": plan_reads,
+}
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="perf/tiers.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
+    parser.add_argument("--list", action="store_true", help="list the workloads")
+    parser.add_argument("--size", type=int, default=1_024, help="payload bytes of a record (1024)")
+    parser.add_argument("--durability", choices=["written", "fsync"], default="written")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
+    parser.add_argument("--count", type=int, default=0, help="tier-first: milliseconds added to each request")
+    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
+    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    if options.list or not options.compare:
+        for name, workload in sorted(WORKLOADS.items()):
+            print(f"{name:12} {(workload.__doc__ or '').splitlines()[0]}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="danube-tiers-", dir=options.directory) as directory:
+        settings = Settings(
+            directory=Path(directory),
+            size=options.size,
+            durability=options.durability,
+            workers=options.workers,
+            rounds=options.rounds,
+            scale=options.scale,
+            count=options.count,
+        )
+        try:
+            measured = compare(options.compare, settings, WORKLOADS)
+        except NoServer as reason:
+            print(f"SKIPPED {options.compare}: {reason}", flush=True)
+            return 0
+        found = {
+            **measured,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": fingerprint(Path(directory)),
+        }
+    if options.append:
+        with options.append.open("a") as history:
+            history.write(json.dumps(found) + "\n")
+    print(report(found, options.output), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The measurements of tiered storage do not rot, and none of them believes half a result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import tiers
+from perf.compare import Bench, Settings, compare
+from tests.broker_process import ROOT
+from tests.s3_server import NoServer, S3Server
+
+OF_THE_STORE = sorted(set(tiers.WORKLOADS) - {"tier-plan"})
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", OF_THE_STORE)
+def test_both_sides_of_a_workload_measure_something(
+    name: str, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "FIRST_READS", 2)
+    settings = Settings(
+        directory=tmp_path, size=1_024, scale=0.07 if name == "tier-first" else 0.005, rounds=0
+    )
+    with Bench(settings) as bench:
+        plan = tiers.WORKLOADS[name](bench)
+        for side in (plan.floor, plan.danube):
+            measured = side()
+            value = measured["value"] if isinstance(measured, dict) else measured
+            plan.details.update(measured if isinstance(measured, dict) else {})
+            assert value > 0
+        assert plan.met(1.0, 1.0) in (True, False)
+    assert plan.unit and plan.target and plan.details["server"] == s3_server.kind
+
+
+def test_planning_over_many_segments_is_bounded(tmp_path: Path) -> None:
+    found = compare("tier-plan", Settings(directory=tmp_path, scale=0.01, rounds=0), tiers.WORKLOADS)
+    assert found["met"] and found["details"]["entries"] == 1_000
+    assert found["details"]["memory_mib"] < 10
+
+
+def test_a_plan_can_ask_for_more_than_a_ratio() -> None:
+    def plan(**more: Any) -> tiers.TierPlan:
+        return tiers.TierPlan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
+
+    assert plan().met(5.0, 50.0)
+    assert not plan(also=lambda: False).met(5.0, 50.0)
+    assert plan(within=40.0).met(5.0, 50.0) and not plan(within=39.0).met(5.0, 50.0)
+
+
+def test_the_ranges_of_a_bare_read_cover_every_byte_once() -> None:
+    from perf.tier_peer import ranges
+
+    assert ranges({"b": 5, "a": 4}, 4) == [("a", 0, 4), ("b", 0, 4), ("b", 4, 1)]
+
+
+def test_a_missing_server_is_a_visible_skip(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> None:
+        raise NoServer("no S3 server: none here")
+
+    monkeypatch.setattr(tiers, "find", none)
+    assert tiers.main(["--compare", "tier-read", "--scale", "0"]) == 0
+    assert capsys.readouterr().out == "SKIPPED tier-read: no S3 server: none here\n"
+
+
+def test_a_line_has_the_form_of_the_others(tmp_path: Path) -> None:
+    command = [sys.executable, "perf/tiers.py", "--compare", "tier-plan", "--rounds", "0", "--scale", "0.01"]
+    command += ["-o", "json", "--append", str(tmp_path / "history.jsonl")]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = json.loads(output)
+    assert {"workload", "floor", "danube", "ratio", "target", "met", "machine"} <= set(found)
+    assert json.loads((tmp_path / "history.jsonl").read_text()) == found
+
+
+def test_the_list_names_every_workload() -> None:
+    result = subprocess.run(
+        [sys.executable, "perf/tiers.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line.split()[0] for line in result.stdout.splitlines()] == sorted(tiers.WORKLOADS)

@@ -141,7 +141,7 @@ def measure(store: Path, size: int, only: str, spark: Any) -> dict[str, float]:
     def frames() -> None:
         shutil.rmtree(store.parent / "frames", ignore_errors=True)
         frame = spark.read.format("danube").options(storage=url, topic=TOPIC).load()
-        frame.write.parquet(str(store.parent / "frames"))
+        frame.write.option("compression", "zstd").parquet(str(store.parent / "frames"))
 
     def merge() -> None:
         options = {"storage": url, "below": "128MiB", "to": "512MiB", "processes": "2"}

@@ -29,10 +29,12 @@ def check_order(
         if 0 <= after.first_epoch < before.epoch:
             detail = f"it is of epoch {after.first_epoch}, the segment before it of epoch {before.epoch}"
             found.append(finding(Damage.EPOCH_ORDER, after.where, detail, 40, after.base_offset))
-        if before.batch_count and after.batch_count and after.first_append_us < before.last_append_us:
+        counted = before.batch_count and after.batch_count and after.base_offset >= before.end_offset
+        if counted and after.first_append_us < before.last_append_us:
             detail = f"appended at {after.first_append_us} us, before the end of the segment in front of it"
             found.append(finding(Damage.TIME_ORDER, after.where, detail, 64, after.base_offset))
-    repeats = repeats_between((one.where, one.sequences) for one in segments)
+    copied = {before.where for before, after in pairwise(segments) if _is_taken_over(before, after)}
+    repeats = repeats_between((one.where, one.sequences) for one in segments if one.where not in copied)
     found += [
         finding(Damage.SEQUENCE_REPEATED, where, detail, -1, offset) for where, offset, detail in repeats
     ]
@@ -57,10 +59,14 @@ def _check_offsets(before: SegmentFacts, after: SegmentFacts, hole_known: bool) 
     if after.base_offset > before.end_offset and not hole_known and not _named(before):
         detail = f"offsets {before.end_offset} to {after.base_offset} are in no segment"
         yield finding(Damage.OFFSETS_MISSING, after.where, detail, -1, before.end_offset)
-    elif after.base_offset < before.end_offset and before.sealed and after.batch_count:
-        # Of an unsealed one the next takes over: a recovery copies what was not synced.
+    elif after.base_offset < before.end_offset and not _is_taken_over(before, after) and after.batch_count:
         detail = f"offsets {after.base_offset} to {before.end_offset} are also in {before.where}"
         yield finding(Damage.OFFSETS_REPEATED, after.where, detail, -1, after.base_offset)
+
+
+def _is_taken_over(before: SegmentFacts, after: SegmentFacts) -> bool:
+    """Whether the end of an unsealed segment was copied into the next: a recovery does that, and then cuts."""
+    return not before.sealed and after.base_offset < before.end_offset
 
 
 def _named(facts: SegmentFacts) -> bool:

@@ -44,7 +44,10 @@ def test_a_hole_that_is_stated_is_not_told_again() -> None:
 
 
 def test_a_recovery_may_have_copied_what_was_not_synced() -> None:
-    assert kinds(facts(0, 10, sealed=False), facts(8, 20, previous_hash=bytes(16))) == []
+    numbered = {"sequences": [(7, 1, 0, 10, 0)]}
+    copied = facts(8, 20, previous_hash=bytes(16), sequences=[(7, 1, 8, 20, 8)])
+    assert kinds(facts(0, 10, sealed=False, **numbered), copied) == []
+    assert Damage.SEQUENCE_REPEATED in kinds(facts(0, 10, **numbered), copied)
 
 
 def test_sources_of_a_compacted_segment_may_be_left_for_a_while() -> None:

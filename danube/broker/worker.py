@@ -113,10 +113,7 @@ class Worker:
         self._mover: MoverClient | None = None
         if context.mover_address:
             self._start_tiers(context.mover_address)
-        self.compactor = Compactor(
-            self.shard.partitions.values, ThreadPoolExecutor(1, thread_name_prefix="danube-compact"),
-            loop.call_soon_threadsafe, self.shard.storage.roll, compaction_settings(config.storage),
-        )  # fmt: skip
+        self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.router = Router(
             context.worker, context.workers, self.shard, self.metadata, self.proposals,
@@ -150,6 +147,12 @@ class Worker:
         self._turn_scheduled = False
         self._flushed = True
         self._servers: list[asyncio.Server] = []
+
+    def _make_compactor(self) -> Compactor:
+        return Compactor(
+            self.shard.partitions.values, ThreadPoolExecutor(1, thread_name_prefix="danube-compact"),
+            self.loop.call_soon_threadsafe, self.shard.storage.roll, compaction_settings(self.config.storage),
+        )  # fmt: skip
 
     def _start_tiers(self, mover_address: str) -> None:
         """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube.broker.chunks import Chunk, HotBatches
-from danube.core.batch import stamp
+from danube.core.batch import read_header, stamp
 from danube.core.columns import encode
-from danube.core.selection import ring_hash
+from danube.core.selection import ring_hash, select
 from tests.unit.broker_parts import records_in
 
 FIRST = 1000
@@ -142,3 +142,49 @@ def test_trim_truncate_and_clear_keep_the_count_of_bytes() -> None:
     assert chunk is not None and (chunk.first_offset, chunk.next_offset) == (2, 8)
     hot.clear()
     assert hot.size_bytes == 0 and hot.chunk(2, 100, 1 << 20) is None
+
+
+# -- chunks of a compacted segment ----------------------------------------------------------------
+
+
+def sparse_of(counts: list[int], kept: list[bool], tail: int, *, keyed: bool = False) -> tuple[Chunk, Chunk]:
+    """A chunk and what compaction may leave of it; batches of which nothing is kept are gone."""
+    whole = chunk_of(counts, keyed=keyed)
+    parts: list[bytes | memoryview] = []
+    for place in whole.places:
+        low, high = place.base_offset - FIRST, place.end_offset - FIRST
+        indexes = np.flatnonzero(kept[low:high])
+        if len(indexes) == high - low:
+            parts.append(whole.batch(place))
+        elif len(indexes):
+            parts.append(select(whole.batch(place), whole.header(place), indexes))
+    data = b"".join(parts)
+    first = read_header(data).base_offset if data else FIRST
+    return whole, Chunk(data, first, whole.next_offset + tail, sparse=True)
+
+
+@settings(deadline=None, max_examples=120)
+@given(COUNTS, st.lists(st.booleans(), min_size=36, max_size=36), st.integers(0, 3), st.booleans(), st.data())
+def test_a_sparse_chunk_knows_what_it_holds(
+    counts: list[int], kept: list[bool], tail: int, keyed: bool, data: st.DataObject
+) -> None:
+    whole, chunk = sparse_of(counts, kept, tail, keyed=keyed)
+    if not chunk.data:
+        return
+    records = {offset: payload for offset, payload in records_in(whole.data) if kept[offset - FIRST]}
+    covered = np.arange(chunk.first_offset, chunk.next_offset)
+    held = {int(offset) for offset in covered[chunk.held(covered)]}
+    assert held == set(records)
+    missing = {offset for start, end in chunk.missing.tolist() for offset in range(start, end)}
+    assert missing == set(covered.tolist()) - held
+    assert (chunk.missing[1:, 0] > chunk.missing[:-1, 1]).all(), "apart from each other"
+    chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(held)), min_size=1)))
+    assert joined(chunk.pick(np.array(chosen))) == [(offset, records[offset]) for offset in chosen]
+    assert chunk.pick(np.array(sorted(held))) == [chunk.data]
+    assert [place.end_offset for place in chunk.places][-1] == chunk.next_offset
+    for offset in covered.tolist():
+        hashed, key = int(chunk.hashes[offset - chunk.first_offset]), chunk.key(offset)
+        if offset in held:
+            assert key == whole.key(offset) and hashed == ring_hash(key)
+        else:
+            assert key == b"" and hashed == 0

@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -80,14 +82,15 @@ class Fetcher:
         Raises ObjectMissing where a file or object is gone, Damage where it is another's, or what the
         store raises.
         """
-        ahead: Future[Fetched] | None = None
-        for piece in pieces:
-            coming = self._begin(identity, piece)
-            if ahead is not None:
-                yield ahead.result()
-            ahead = coming
-        if ahead is not None:
-            yield ahead.result()
+        waiting = iter(pieces)
+        piece = next(waiting, None)
+        ahead = None if piece is None else self._begin(identity, piece)
+        while ahead is not None:
+            fetched = ahead.result()
+            piece = next(waiting, None)
+            ahead = None if piece is None else self._begin(identity, piece)
+            yield fetched
+            del fetched
 
     def fetch(self, identity: LogIdentity, piece: Piece) -> Fetched:
         """One piece, now."""
@@ -95,6 +98,25 @@ class Fetcher:
         if isinstance(place, DataDirectory):
             return _fetch_local(place, identity, piece)
         return _fetch_object(place, identity, piece)
+
+    def since(self, identity: LogIdentity, piece: Piece, time_us: int) -> Piece:
+        """The part of a piece that holds the first record appended at ``time_us`` or later, by the index.
+
+        All of the piece where the segment has no index to ask.
+        """
+        place, segment = self._places[piece.place], piece.segment
+        if not segment.sealed:
+            return piece
+        if isinstance(place, DataDirectory):
+            path = place.segment_path(identity, segment.key)
+            with _opened(path, segment) as fd:
+                index = _index_in_file(fd, segment, str(path))
+        else:
+            index = _index_in_store(place, segment)
+        number = bisect_left(index.times, time_us)
+        start = index.offsets[number - 1] if number else piece.start
+        end = index.offsets[number] + 1 if number < len(index) else piece.end
+        return piece._replace(start=max(start, piece.start), end=min(end, piece.end))
 
     def _begin(self, identity: LogIdentity, piece: Piece) -> Future[Fetched]:
         if isinstance(self._places[piece.place], DataDirectory):
@@ -121,21 +143,28 @@ class _Later(Future[Fetched]):
 
 def _fetch_local(place: DataDirectory, identity: LogIdentity, piece: Piece) -> Fetched:
     path = place.segment_path(identity, piece.segment.key)
-    try:
-        fd = files.open_existing(path, writable=False)
-    except FileNotFoundError:
-        raise ObjectMissing(f"segment {path} is gone", key=piece.segment.key) from None
-    except OSError as error:
-        raise StorageFailed(f"{path} cannot be opened", why=str(error)) from None
-    try:
+    with _opened(path, piece.segment) as fd:
         _check_header(files.pread(fd, HEADER_BYTES, 0), identity, piece.segment, str(path))
         begin, end, offset, boundaries = _range_in_file(fd, piece, str(path))
         octets, origin = _mapped(fd, begin, end) if piece.segment.sealed else _read(fd, begin, end)
+    return Fetched(piece, octets, origin, begin - origin, offset, str(path), boundaries)
+
+
+@contextmanager
+def _opened(path: Path, segment: SegmentRef) -> Iterator[int]:
+    """The file's descriptor; ObjectMissing where it has gone, StorageFailed where it cannot be read."""
+    try:
+        fd = files.open_existing(path, writable=False)
+    except FileNotFoundError:
+        raise ObjectMissing(f"segment {path} is gone", key=segment.key) from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be opened", why=str(error)) from None
+    try:
+        yield fd
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read", why=str(error)) from None
     finally:
         files.close(fd)
-    return Fetched(piece, octets, origin, begin - origin, offset, str(path), boundaries)
 
 
 def _mapped(fd: int, begin: int, end: int) -> tuple[NDArray[np.uint8], int]:
@@ -168,14 +197,22 @@ def _range_in_file(fd: int, piece: Piece, where: str) -> tuple[int, int, int, tu
         return HEADER_BYTES, segment.data_end, segment.base_offset, ()
     if not segment.sealed:
         place = _active_places.find(fd, where, segment, piece.start)
-        return place.position, segment.data_end, place.offset, ()
+        last = _active_places.find(fd, where, segment, piece.end - 1)
+        header = intact_header(files.pread(fd, BATCH_HEADER_BYTES, last.position))
+        reached = header is not None and header.base_offset == last.offset < piece.end <= header.end_offset
+        end = last.position + header.size if header is not None and reached else segment.data_end
+        return place.position, end, place.offset, ()
+    return _range_of(_index_in_file(fd, segment, where), piece)
+
+
+def _index_in_file(fd: int, segment: SegmentRef, where: str) -> SparseIndex:
     key = (where, files.inode_of(fd))
     index = _indexes.get(key)
     if index is None:
         size = files.size_of(fd)
-        tail = files.pread(fd, size - segment.data_end, segment.data_end)
+        tail = files.pread(fd, max(0, size - segment.data_end), segment.data_end)
         index = _indexes.put(key, _index_of(tail, size))
-    return _range_of(index, piece)
+    return index
 
 
 # -- objects ----------------------------------------------------------------------------------------
@@ -187,17 +224,21 @@ def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fet
     begin, end, offset = 0, segment.data_end, segment.base_offset
     boundaries: tuple[tuple[int, int], ...] = ()
     if not piece.whole:
-        key = (where, 0)
-        index = _indexes.get(key)
-        if index is None:
-            tail = store.get(segment.key, segment.data_end, segment.size_bytes)
-            index = _indexes.put(key, _index_of(tail, segment.size_bytes))
-        begin, end, offset, boundaries = _range_of(index, piece)
+        begin, end, offset, boundaries = _range_of(_index_in_store(place, segment), piece)
     data = store.get(segment.key, begin, end)
     if begin == 0:
         _check_header(data[:HEADER_BYTES], identity, segment, where)
     start = HEADER_BYTES if begin == 0 else 0
     return Fetched(piece, np.frombuffer(data, np.uint8), begin, start, offset, where, boundaries)
+
+
+def _index_in_store(place: StorePlace, segment: SegmentRef) -> SparseIndex:
+    key = (f"{place.name}/{segment.key}", 0)
+    index = _indexes.get(key)
+    if index is None:
+        tail = place.store().get(segment.key, segment.data_end, segment.size_bytes)
+        index = _indexes.put(key, _index_of(tail, segment.size_bytes))
+    return index
 
 
 # -- indexes ----------------------------------------------------------------------------------------

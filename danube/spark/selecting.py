@@ -156,7 +156,7 @@ def _first_since(
     if segment.first_append_us >= time_us:
         return segment.start
     whole = Piece(place, segment, segment.start, segment.end, segment.data_end)
-    fetched = fetcher.fetch(identity, whole)
+    fetched = fetcher.fetch(identity, fetcher.since(identity, whole, time_us))
     for stretch in stretches(fetched, Losses(allowed=True)):
         late = np.flatnonzero(stretch.headers["append_time_us"] >= time_us)
         if len(late):

@@ -10,18 +10,19 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from danube.config_sections import StorageSettings
 from danube.core.batch import Compression, read_header
 from danube.core.checksum import crc32c
 from danube.errors import Damage
 from danube.spark.decode import COLUMNS, Decoder, Losses
 from danube.spark.fetch import Fetcher
 from danube.spark.local_segments import LocalSegments
-from danube.spark.places import DataDirectory
-from danube.spark.plan import Selection, pieces_of, plan_splits
+from danube.spark.places import DataDirectory, StorePlace
+from danube.spark.plan import Piece, Selection, pieces_of, plan_splits
 from danube.spark.segments import PartitionHistory
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.segment import HEADER_BYTES, LogIdentity, file_name
-from perf.spark_data import Shape, fill_partition, make_directory
+from perf.spark_data import MOMENT_US, Shape, fill_partition, make_directory
 from tests.unit.merge_samples import random_segments, records_of, sealed_log
 from tests.unit.wal_samples import IDENTITY
 
@@ -157,3 +158,38 @@ def test_a_batch_that_was_stored_malformed_is_lost_alone(tmp_path: Path, compres
     found = rows(read(tmp_path, identity, losses=losses))
     assert [(one.start, one.end) for one in losses.skipped] == [(10, 20)]
     assert sorted(found) == [*range(10), *range(20, end)]
+
+
+def test_one_piece_is_used_while_one_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    identity = make_directory(tmp_path / "data", TOPIC)
+    end = fill_partition(tmp_path / "data", identity, Shape(40, 10), segments=8, segment_bytes=40_000)
+    place = DataDirectory(str(tmp_path / "data"))
+    selection = Selection(TOPIC, *identity, 0, end, (place.history(identity),))
+    pieces, _ = pieces_of(selection)
+    begun: list[int] = []
+    fetcher = Fetcher([StorePlace(StorageSettings(url=f"file://{tmp_path}/store"))])
+
+    def fetch(_: LogIdentity, piece: Any) -> Any:
+        begun.append(piece.start)
+        return Fetcher([place]).fetch(identity, piece)
+
+    monkeypatch.setattr(fetcher, "fetch", fetch)
+    for number, fetched in enumerate(fetcher.each(identity, pieces)):
+        assert fetched.piece == pieces[number]
+        assert len(begun) <= number + 2
+    fetcher.close()
+    assert begun == [piece.start for piece in pieces]
+
+
+def test_times_are_found_through_the_index(tmp_path: Path) -> None:
+    identity = make_directory(tmp_path, TOPIC)
+    end = fill_partition(tmp_path, identity, Shape(100, 10), segments=1, segment_bytes=2_000_000)
+    place = DataDirectory(str(tmp_path))
+    (segment,) = place.history(identity).segments
+    whole = Piece(0, segment, segment.start, segment.end, segment.data_end)
+    fetcher = Fetcher([place])
+    for offset in (0, 10, 5_000, end - 10):
+        part = fetcher.since(identity, whole, MOMENT_US + offset)
+        assert part.start <= offset < part.end and part.end - part.start < 1_500
+        assert len(fetcher.fetch(identity, part).octets) < 300_000

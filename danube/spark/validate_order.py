@@ -33,7 +33,7 @@ def check_order(
         if counted and after.first_append_us < before.last_append_us:
             detail = f"appended at {after.first_append_us} us, before the end of the segment in front of it"
             found.append(finding(Damage.TIME_ORDER, after.where, detail, 64, after.base_offset))
-    copied = {before.where for before, after in pairwise(segments) if _is_taken_over(before, after)}
+    copied = {before.where for before, after in pairwise(segments) if _taken_over(before, after)}
     repeats = repeats_between((one.where, one.sequences) for one in segments if one.where not in copied)
     found += [
         finding(Damage.SEQUENCE_REPEATED, where, detail, -1, offset) for where, offset, detail in repeats
@@ -59,13 +59,13 @@ def _check_offsets(before: SegmentFacts, after: SegmentFacts, hole_known: bool) 
     if after.base_offset > before.end_offset and not hole_known and not _named(before):
         detail = f"offsets {before.end_offset} to {after.base_offset} are in no segment"
         yield finding(Damage.OFFSETS_MISSING, after.where, detail, -1, before.end_offset)
-    elif after.base_offset < before.end_offset and not _is_taken_over(before, after) and after.batch_count:
+    elif after.base_offset < before.end_offset and not _taken_over(before, after) and after.batch_count:
         detail = f"offsets {after.base_offset} to {before.end_offset} are also in {before.where}"
         yield finding(Damage.OFFSETS_REPEATED, after.where, detail, -1, after.base_offset)
 
 
-def _is_taken_over(before: SegmentFacts, after: SegmentFacts) -> bool:
-    """Whether the end of an unsealed segment was copied into the next: a recovery does that, and then cuts."""
+def _taken_over(before: SegmentFacts, after: SegmentFacts) -> bool:
+    """Whether the end of an unsealed segment was copied into the next one: recoveries do, and then cut."""
     return not before.sealed and after.base_offset < before.end_offset
 
 

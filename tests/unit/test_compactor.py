@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from danube import clock
 from danube.broker.compactor import PAUSE_NS, Compactor
+from danube.broker.dead_letters import DeadLetters, _Target
+from danube.broker.worker import Worker
 from danube.core import wire
 from danube.core.commands import TopicRecord
 from danube.core.compaction_plan import CompactionSettings
@@ -23,6 +27,7 @@ from danube.wal.verify import verify
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, batch
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.merge_samples import stored_records
+from tests.unit.tier_parts import TieredBench
 from tests.unit.wal_samples import memory_directory
 
 SETTINGS = CompactionSettings(dirty_bytes_min=0, lag_us=0, target_bytes=1 << 20)
@@ -392,3 +397,57 @@ def test_more_keys_than_fit_are_compacted_over_several_rounds(tmp_path: Path) ->
         check_whole(stored_now(bench.log), bench.published)
     assert len(stored_now(bench.log)) < before
     assert bench.compacted_end == bench.log.front()[-2].end_offset
+
+
+# -- what else is told ----------------------------------------------------------------------------
+
+
+def test_a_record_that_is_removed_before_its_letter_is_written_is_settled(tmp_path: Path) -> None:
+    failure = FailurePolicy(
+        max_redelivery_count=0,
+        base_redelivery_delay_ms=0,
+        poison="dead_letter",
+        dead_letter_topic="/default/d",
+    )
+    bench = CompactionBench(tmp_path, failure=failure)
+    bench.fill()
+    session = RecordingSession(5)
+    total = len(bench.published)
+    bench.subscribe(session, start="earliest")
+    bench.turn()
+    bench.nack(session, 0, total)
+    bench.turn()
+    assert len(bench.letters) == total
+    bench.compact()
+    letters = DeadLetters(cast(Worker, SimpleNamespace(index=0, shard=bench.shard)))
+    target = letters._targets["/default/d"] = _Target()
+    kept: list[int] = []
+    letters._route = lambda frame: not kept.append(1)  # type: ignore[method-assign,func-returns-value]
+    target.waiting.extend(bench.letters)
+    letters._publish_waiting(target)
+    assert len(kept) == len(bench.expected), "letters of what is still there"
+    figures = statistics(bench, "s")
+    assert figures["compacted"] == total - len(bench.expected) and figures["damaged"] == 0
+    assert figures["dead"] == len(bench.expected)
+
+
+def test_the_mover_hears_whether_to_compact(tmp_path: Path) -> None:
+    bench = TieredBench(tmp_path)
+    bench.open_producer(RecordingSession())
+
+    def said() -> list[tuple[bool, int]]:
+        frames = [frame for frame in bench.mover.said if frame["kind"] == "policy"]
+        return [(frame["compacts"], frame["tombstone_retention_ms"]) for frame in frames]
+
+    def changed(**policy: Any) -> list[tuple[bool, int]]:
+        bench.hosted.update(msgspec.structs.replace(bench.record, policy=TopicPolicy(**policy)))
+        bench.tiers.second()
+        return said()
+
+    bench.tiers.second()
+    assert said() == [], "nothing is compacted unless it is told"
+    assert changed(cleanup="compact", tombstone_retention_ms=5) == [(True, 5)]
+    assert changed(cleanup="compact", tombstone_retention_ms=5) == [(True, 5)]
+    bench.tiers.on_connected()
+    assert said() == [(True, 5), (True, 5)], "a new mover hears it again"
+    assert changed() == [(True, 5), (True, 5), (False, 0)]

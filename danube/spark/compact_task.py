@@ -16,6 +16,7 @@ import msgspec
 
 from danube.clock import wall_us
 from danube.errors import Damage, StoreDamaged
+from danube.spark.batch_rows import warm_up
 from danube.spark.places import StorePlace
 from danube.spark.validate_task import local_path
 from danube.wal.key_compaction import LatestKeys, compact
@@ -69,6 +70,7 @@ def decode(data: bytes) -> list[Proposal]:
 
 def stage(task: CompactTask) -> bytes:
     """Make the task's objects; proposals, encoded."""
+    warm_up()
     work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
     work.mkdir(parents=True, mode=0o700)
     try:

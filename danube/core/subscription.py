@@ -211,16 +211,16 @@ class Subscription:
         elif hashes is not None and self._keys is not None:
             offsets = np.arange(start, run_end, dtype=np.int64)
         else:
-            return self._count(grant_run(*self._parts, run_end, now_ns, single=self.mode.single))
+            grants = grant_run(*self._parts, run_end, now_ns, single=self.mode.single)
+            self._counters["granted"] += window.next - start
+            return grants
         if hashes is not None and self._keys is not None:
             grants = self._grant_keyed(offsets, now_ns, hashes, hashes_start)
         else:
-            grants = self._count(grant_between(*self._parts, offsets, now_ns, single=self.mode.single))
-        self._ahead.drop_below(window.next)
-        return grants
-
-    def _count(self, grants: list[Grant]) -> list[Grant]:
-        self._counters["granted"] += sum([grant.record_count for grant in grants])
+            grants = grant_between(*self._parts, offsets, now_ns, single=self.mode.single)
+            self._counters["granted"] += sum([grant.record_count for grant in grants])
+        if self._ahead:
+            self._ahead.drop_below(window.next)
         return grants
 
     def _pass_ahead(self, available_end: int) -> int:

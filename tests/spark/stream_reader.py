@@ -12,7 +12,8 @@ from danube.spark import session
 
 def main() -> None:
     storage, topic, checkpoint, out, *broker = sys.argv[1:]
-    spark = session("stream", "local[2]", spark_ui_enabled=False, spark_sql_shuffle_partitions=1)
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    spark = session("stream", "local[2]", spark_ui_enabled=False, **quick)
     reader = spark.readStream.format("danube").option("storage", storage).option("topic", topic)
     if broker:
         reader = reader.option("broker", broker[0])

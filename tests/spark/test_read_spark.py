@@ -223,6 +223,8 @@ def test_the_live_tail_comes_from_the_broker(
         assert client.admin.list_subscriptions(PARTED) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
     spark: Any, broker: Callable[..., BrokerProcess], tmp_path: Path, checkpoint: str
 ) -> None:
@@ -236,7 +238,7 @@ def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
         target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 150}
     )
     sender.start()
-    for life in range(3):
+    for life in range(2):
         child = start_reader(words, tmp_path / f"driver-{life}.log")
         try:
             begun = commits(checkpoint)

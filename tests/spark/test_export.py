@@ -19,13 +19,15 @@ from danube.core.commands import ConfigureTopicSchema, CreateTopic, RegisterSche
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
 from danube.errors import Conflict, DanubeError, InvalidArgument
-from danube.spark import export
-from danube.spark.export_state import ExportState
 from danube.wal.local_store import LocalStore
 from danube.wal.log import Log, LogOptions
 from danube.wal.segment import LogIdentity
 from tests.broker_process import ROOT, die_with_parent
 from tests.spark.stored_history import append, metadata_of, put_history, write_history
+
+pytest.importorskip("pyspark")
+from danube.spark import export
+from danube.spark.export_state import ExportState
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

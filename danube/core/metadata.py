@@ -468,8 +468,3 @@ class Metadata:
         for record in stored.topics:
             machine._install(record)
         return machine
-
-
-def _forgets_settings(record: TopicRecord, command: ForgetSubscription) -> bool:
-    """Whether the subscription is gone from every partition of the topic."""
-    return command.partition < 0 or record.partition_count == 1

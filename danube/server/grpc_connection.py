@@ -271,7 +271,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if method.kind is MethodKind.UNARY:
             self._start(stream, self._unary(stream, method.handler(request, self._call(stream))))
         elif method.kind is MethodKind.RECEIVE:
-            self._start(stream, self._receive(stream, method.handler(self, stream, request)))
+            self._start(stream, method.handler(self, stream, request))
         else:
             self._start(stream, self._stream_answers(stream, method.handler(request, self._call(stream))))
 
@@ -302,9 +302,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise OperationTimeout("the call's own deadline has passed", hint="allow it more time") from None
         self.answer(stream, frame_message(message.SerializeToString()))
-
-    async def _receive(self, stream: Stream, starting: Any) -> None:
-        await starting
 
     async def _stream_answers(self, stream: Stream, answers: AsyncIterator[Any]) -> None:
         self.send_head(stream, RESPONSE_HEAD)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from danube import files
 from danube.cluster import log_file
 from danube.config_sections import StorageSettings
-from danube.core.commands import TopicRecord, decode_commands
+from danube.core.commands import decode_commands
 from danube.core.metadata import Metadata
 from danube.errors import Damage, InvalidArgument, NotFound, ObjectMissing, StorageFailed
 from danube.spark.local_segments import LocalSegments
@@ -152,11 +152,6 @@ def open_place(storage: str, settings: StorageSettings | None = None) -> AnyPlac
     if (path / "metadata" / "metadata.log").exists():
         return DataDirectory(str(path))
     return StorePlace(_with_url(settings, f"file://{path}"))
-
-
-def find_topics(place: AnyPlace) -> list[TopicRecord]:
-    """All topics of a place, by name."""
-    return sorted(place.metadata().topics(), key=lambda record: record.topic)
 
 
 def _with_url(settings: StorageSettings | None, url: str) -> StorageSettings:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from danube.core.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from danube.core.batch import BatchHeader, padded, read_header
+from danube.core.batch import BatchHeader, read_header
 from danube.wal.segment import HEADER_BYTES
 from danube.wal.stored_segment import GAPS_KEPT_MAX, StoredSegment
 from danube.wal.walk import (
@@ -138,8 +138,3 @@ def _end_of(run: Run, count: int) -> Place:
     return Place(
         run.position + int(positions[last] + sizes[last]), int(base_offsets[last] + record_counts[last])
     )
-
-
-def kept_end(found: Survey) -> int:
-    """Where a segment ends when the damaged bytes behind its last batch are kept."""
-    return padded(found.tail_end)

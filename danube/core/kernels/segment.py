@@ -24,7 +24,6 @@ from danube.core.kernels.batch import check_attributes, check_nulls, check_offse
 from danube.core.kernels.crc import crc32c
 from danube.limits import ATTRIBUTE_BYTES_MAX, BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KEY_BYTES_MAX
 
-ROW_WORDS: Final = 14
 FINE, BODY, SHAPE, PAYLOADS, KEYS, ATTRIBUTES, DELTAS = range(7)  # verdicts of a row
 END, CUT, BAD_HEADER = range(3)  # why it stopped
 

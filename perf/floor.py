@@ -68,6 +68,19 @@ def report(found: dict[str, Any], output: str) -> str:
     )
 
 
+def conclude(measured: dict[str, Any], directory: Path, options: argparse.Namespace) -> None:
+    """Print what was measured in ``directory`` with time and machine; append it where that is asked for."""
+    found = {
+        **measured,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": fingerprint(directory),
+    }
+    if options.append:
+        with options.append.open("a") as history:
+            history.write(json.dumps(found) + "\n")
+    print(report(found, options.output), flush=True)
+
+
 def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list:
@@ -86,15 +99,7 @@ def main(words: list[str] | None = None) -> int:
             count=options.count,
         )
         measured = compare(options.compare, settings) if options.compare else floor_alone(settings)
-        found = {
-            **measured,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": fingerprint(Path(directory)),
-        }
-    if options.append:
-        with options.append.open("a") as history:
-            history.write(json.dumps(found) + "\n")
-    print(report(found, options.output), flush=True)
+        conclude(measured, Path(directory), options)
     return 0
 
 

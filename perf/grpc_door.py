@@ -22,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from perf.compare import Bench, Plan, Settings, compare  # noqa: E402
-from perf.floor import report  # noqa: E402
-from perf.machine import fingerprint  # noqa: E402
+from perf.floor import conclude  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 
 IN_FLIGHT = 64
@@ -272,15 +270,7 @@ def main(words: list[str] | None = None) -> int:
         except Skipped as reason:
             print(f"SKIPPED {options.compare}: {reason}", flush=True)
             return 0
-        found = {
-            **measured,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": fingerprint(Path(directory)),
-        }
-    if options.append:
-        with options.append.open("a") as history:
-            history.write(json.dumps(found) + "\n")
-    print(report(found, options.output), flush=True)
+        conclude(measured, Path(directory), options)
     return 0
 
 

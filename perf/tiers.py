@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import shutil
 import statistics
@@ -35,8 +34,7 @@ from danube import sync  # noqa: E402
 from danube.wal.segment import base_offset_of  # noqa: E402
 from perf import manifest  # noqa: E402
 from perf.compare import GIB, Bench, Plan, Settings, compare, per_second  # noqa: E402
-from perf.floor import report  # noqa: E402
-from perf.machine import fingerprint  # noqa: E402
+from perf.floor import conclude  # noqa: E402
 from tests.broker_process import BrokerProcess, wait_until  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 from tests.fakes.s3_proxy import Fault, S3Proxy  # noqa: E402
@@ -453,15 +451,7 @@ def main(words: list[str] | None = None) -> int:
         except NoServer as reason:
             print(f"SKIPPED {options.compare}: {reason}", flush=True)
             return 0
-        found = {
-            **measured,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": fingerprint(Path(directory)),
-        }
-    if options.append:
-        with options.append.open("a") as history:
-            history.write(json.dumps(found) + "\n")
-    print(report(found, options.output), flush=True)
+        conclude(measured, Path(directory), options)
     return 0
 
 

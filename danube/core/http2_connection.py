@@ -165,7 +165,6 @@ class ServerConnection(ControlSide):
         if found:
             self._want(len(PREFACE), progress=False)
         if not PREFACE.startswith(found):
-            self.output.clear()  # whoever this is would not understand it
             self.failed = foreign_greeting(found)
             self.closing = True
         return start

@@ -41,7 +41,7 @@ from danube.spark.job_options import (
     write_report,
 )
 from danube.spark.places import StorePlace
-from danube.spark.running import LocalRunner, Pace, Progress, Runner, no_progress, print_progress
+from danube.spark.running import LocalRunner, Pace, Progress, Runner, job_session, no_progress, print_progress
 from danube.spark.validate_store import partitions_in
 from danube.wal.key_compaction import KEYS_MAX
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
@@ -276,19 +276,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, local = parse_arguments(
         "compact", "Fewer and larger objects.", READERS, sys.argv[1:] if argv is None else argv
     )
-    spark = None
     try:
-        if not local:
-            from danube.spark import session
-
-            spark = session("danube compact")
-        report = run(given, spark, print_progress)
+        with job_session("compact", local) as spark:
+            report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
         return EXIT_USAGE
-    finally:
-        if spark is not None:
-            spark.stop()
     for remark in report.remarks:
         print_progress(remark)
     counts = report.counts

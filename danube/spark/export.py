@@ -46,7 +46,7 @@ from danube.spark.job_options import (
 )
 from danube.spark.options import read_options
 from danube.spark.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
-from danube.spark.running import LocalRunner, Pace, Progress, Runner, no_progress, print_progress
+from danube.spark.running import LocalRunner, Pace, Progress, Runner, job_session, no_progress, print_progress
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.values import Schemas, find_schemas
 
@@ -297,19 +297,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, local = parse_arguments(
         "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
     )
-    spark = None
     try:
-        if not local:
-            from danube.spark import session
-
-            spark = session("danube export")
-        report = run(given, spark, print_progress)
+        with job_session("export", local) as spark:
+            report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
         return EXIT_USAGE
-    finally:
-        if spark is not None:
-            spark.stop()
     records, made = report.counts.get("records", 0), report.counts.get("files", 0)
     print_progress(f"export: {records} records in {made} new files, {report.seconds} s")
     return report.exit_code

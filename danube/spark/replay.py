@@ -34,7 +34,7 @@ from danube.spark.replay_plan import Lane, plan_lanes, read_lane
 from danube.spark.replay_state import FORMAT, ReplayState, check_same_target, load_state, save_state
 from danube.spark.replay_target import LaneReport, Target, columns_kept, write_lane
 from danube.spark.replay_watch import watched
-from danube.spark.running import LocalRunner, Progress, Runner, no_progress, print_progress
+from danube.spark.running import LocalRunner, Progress, Runner, job_session, no_progress, print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -211,19 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         READERS,
         sys.argv[1:] if argv is None else argv,
     )
-    spark = None
     try:
-        if not local:
-            from danube.spark import session
-
-            spark = session("danube replay")
-        report = run(given, spark, print_progress)
+        with job_session("replay", local) as spark:
+            report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"error: {error}" + (f"\n  try: {error.hint}" if error.hint else ""))
         return exit_code_of(error)
-    finally:
-        if spark is not None:
-            spark.stop()
     counts = report.counts
     verb = "would replay" if report.facts["dry_run"] else "replayed"
     print_progress(

@@ -14,9 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Final, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Work = Callable[[Any], bytes]
 Progress = Callable[[str], None]
@@ -44,6 +48,21 @@ def print_progress(line: str) -> None:
     """One line of progress to stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def job_session(job: str, local: bool) -> Iterator[SparkSession | None]:
+    """The Spark session of a job's command line, stopped when the block ends; None for a local run."""
+    if local:
+        yield None
+        return
+    from danube.spark import session
+
+    spark = session(f"danube {job}")
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def rested(work: Work, task: Any) -> bytes:

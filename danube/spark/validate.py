@@ -26,7 +26,16 @@ from danube.limits import GIB
 from danube.spark.findings import Damage, Finding, Report, Severity, finding
 from danube.spark.job_options import JobOptions, Readers, parse_arguments, read_job_options, write_report
 from danube.spark.places import AnyPlace, DataDirectory, StorePlace, open_place
-from danube.spark.running import LocalRunner, Pace, Progress, Runner, no_progress, packed, print_progress
+from danube.spark.running import (
+    LocalRunner,
+    Pace,
+    Progress,
+    Runner,
+    job_session,
+    no_progress,
+    packed,
+    print_progress,
+)
 from danube.spark.segment_facts import SegmentFacts
 from danube.spark.validate_directory import (
     ATTEMPTS,
@@ -263,19 +272,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, local = parse_arguments(
         "validate", "Check every byte of stored history.", READERS, sys.argv[1:] if argv is None else argv
     )
-    spark = None
     try:
-        if not local:
-            from danube.spark import session
-
-            spark = session("danube validate")
-        report = run(given, spark, print_progress)
+        with job_session("validate", local) as spark:
+            report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
         return EXIT_USAGE
-    finally:
-        if spark is not None:
-            spark.stop()
     for one in report.findings[:100]:
         print_progress(
             f"{one.severity} {one.kind} {one.file} byte {one.byte} offset {one.offset}: {one.detail}"

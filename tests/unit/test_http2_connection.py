@@ -58,11 +58,14 @@ def test_settings_of_the_peer_are_acknowledged() -> None:
         (b"PRI * HTTP/2.0\r\n\r\nSX", "preface"),
     ],
 )
-def test_who_does_not_speak_http2_gets_nothing(start: bytes, reason: str) -> None:
-    door = Door(greeted=False).feed(start)
-    assert reason in door.machine.failed
-    assert door.output() == b""
-    assert door.feed(b"more").rest == b""
+def test_who_does_not_speak_http2_gets_nothing_but_the_greeting(start: bytes, reason: str) -> None:
+    assert reason in Door(greeted=False).feed(start).machine.failed
+    for cut in range(len(start)):
+        door = Door(greeted=False).feed(start[:cut]).feed(start[cut:])
+        assert door.machine.failed
+        assert [frame.kind for frame in door.sent()] == ["SETTINGS", "WINDOW_UPDATE"]
+        assert door.feed(b"more").rest == b""
+        assert door.output() == b""
 
 
 def test_the_first_frame_is_settings() -> None:

@@ -32,8 +32,8 @@ except ImportError:
         os.execv(_VENV, [str(_VENV), *sys.argv])
     raise
 
-from perf.compare import WORKLOADS, Settings, compare, floor_alone  # noqa: E402
 from perf.machine import fingerprint  # noqa: E402
+from perf.turns import WORKLOADS, Settings, compare, floor_alone  # noqa: E402
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from perf.compare import Bench, Plan, Settings, compare  # noqa: E402
 from perf.floor import conclude  # noqa: E402
+from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 
 IN_FLIGHT = 64

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 from danube import sync  # noqa: E402
 from danube.wal.segment import base_offset_of  # noqa: E402
 from perf import manifest  # noqa: E402
-from perf.compare import GIB, Bench, Plan, Settings, compare, per_second  # noqa: E402
 from perf.floor import conclude  # noqa: E402
+from perf.turns import GIB, Bench, Plan, Settings, compare, per_second  # noqa: E402
 from tests.broker_process import BrokerProcess, wait_until  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 from tests.fakes.s3_proxy import Fault, S3Proxy  # noqa: E402

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perf import grpc_door
-from perf.compare import Bench, Settings
+from perf.turns import Bench, Settings
 from tests.broker_process import ROOT, BrokerProcess
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for perf/h2_client.c")

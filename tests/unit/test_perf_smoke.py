@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from perf.compare import WORKLOADS, Bench, Settings, compare
 from perf.machine import file_system, fingerprint
 from perf.pump import percentiles
+from perf.turns import WORKLOADS, Bench, Settings, compare
 from tests.broker_process import ROOT, BrokerProcess
 
 TINY = {"scale": 0.0005, "rounds": 0, "workers": 2}

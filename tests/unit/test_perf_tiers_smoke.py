@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perf import tiers
-from perf.compare import Bench, Settings, compare
+from perf.turns import Bench, Settings, compare
 from tests.broker_process import ROOT
 from tests.s3_server import NoServer, S3Server
 

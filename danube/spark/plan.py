@@ -16,7 +16,7 @@ from danube.errors import Damage, OffsetOutOfRange
 from danube.limits import MIB
 from danube.spark.segments import PartitionHistory, SegmentRef
 
-SPLIT_BYTES: Final = 512 * MIB
+SPLIT_BYTES: Final = 128 * MIB  # as Spark cuts files
 PIECE_BYTES_MAX: Final = 128 * MIB  # of one read: a task holds two
 SPLITS_MAX: Final = 10_000
 _SLACK: Final = 0.25  # a segment that is this little too large for a split is not cut

@@ -129,7 +129,10 @@ def compact(
                 "the last segment to compact holds no producer snapshot",
                 hint="compact up to a segment that does",
             )
-        with SegmentFile(target, originals[0].header) as result:
+        header = originals[0].header
+        if len(originals) == 1:  # objects are named after offsets and content: make another name certain
+            header = header._replace(created_us=header.created_us + 1)
+        with SegmentFile(target, header) as result:
             writer = _Writer(result, latest, tombstones_before_us)
             for original in originals:
                 writer.take(original)

@@ -104,6 +104,21 @@ def test_a_second_round_does_not_write_what_stays_as_it_is(store: FaultyStore, t
     assert compaction_plan(manifest, LATER_US, KEEP_MS, SETTINGS) is None
 
 
+def test_no_object_is_replaced_by_another_of_its_name(store: FaultyStore, tmp_path: Path) -> None:
+    """Also where nothing is removed: readers still have the manifest that names the original."""
+    segments: list[list[list[Record]]] = [[[(b"a", b"1")]], [[(b"b", b"1")]], [[(b"c", b"1")]]]
+    uploader, records = uploaded(store, tmp_path / "log", segments)
+    before = uploader.manifest
+    settings = CompactionSettings(dirty_bytes_min=0, lag_us=0, target_bytes=1)
+    plan = compaction_plan(before, LATER_US, KEEP_MS, settings)
+    assert plan is not None
+    replaced = compact_objects(uploader, plan, settings, tmp_path / "work")
+    assert [len(sources) for _, sources in replaced] == [1, 1]
+    assert stored(store, before) == records, "the originals are as they were"
+    after = uploader.install(replacing_in_order(replaced))
+    assert stored(store, after) == records and last_compacted(after) == 1
+
+
 def test_tombstones_go_with_their_keys(store: FaultyStore, tmp_path: Path) -> None:
     segments: list[list[list[Record]]] = [[[(b"a", b"1"), (b"b", b"1")]], [[(b"a", b"")]], [[(b"c", b"1")]]]
     uploader, _ = uploaded(store, tmp_path / "log", segments)

@@ -140,6 +140,16 @@ class BrokerProcess:
         """The supervisor and everything under it."""
         return [self.pid, *descendants(self.pid)]
 
+    def processes(self) -> dict[str, int]:
+        """Process ids by role: ``supervisor``, ``worker-0``, ``mover``; only what runs at this moment."""
+        found = {"supervisor": self.pid} if alive(self.pid) else {}
+        for pid in descendants(self.pid):
+            with suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                if name.startswith("danube-") and alive(pid):
+                    found[name.removeprefix("danube-")] = pid
+        return found
+
     def statistics(self) -> dict[str, Any]:
         """What the broker wrote about itself: pid, addresses, workers with pid and incarnation."""
         return self._read_ready()

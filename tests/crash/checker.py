@@ -18,7 +18,7 @@ that begins with the name of the broken promise:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class Expectation:
     faults_min: int = 0
     acknowledged_after_fault_min: int = 0
     log_was_read: bool = True
+    log_starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where the log must begin
+    acks_are_known: bool = True  # not where clients were killed between an ack and its line
 
 
 @dataclass
@@ -69,7 +71,7 @@ class _Ledger:
         self.verdict = verdict
         self.attempted: dict[Identity, str | None] = {}  # key
         self.topic_of: dict[Identity, str] = {}
-        self.acknowledged: dict[Identity, Place] = {}
+        self.acknowledged: dict[Identity, Place | None] = {}  # None: the answer did not say where
         self.at: dict[Place, Identity] = {}
         self.log: dict[tuple[str, int], list[tuple[int, Identity]]] = defaultdict(list)
         self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None]]] = defaultdict(list)
@@ -93,13 +95,17 @@ class _Ledger:
         first: int,
         end: int,
         partition: int,
-        offset: int,
+        offset: int | None,
         durability: str,
         moment_ns: int,
     ) -> None:
         self.moments.append((moment_ns, end - first))
         for sequence in range(first, end):
-            identity, place = Identity(producer, sequence), (topic, partition, offset + sequence - first)
+            identity = Identity(producer, sequence)
+            if offset is None:
+                self.acknowledged[identity] = None
+                continue
+            place = (topic, partition, offset + sequence - first)
             self.acknowledged[identity] = place
             self._note(place, identity, "acknowledged")
 
@@ -156,14 +162,13 @@ def check(events: Iterable[Event], expected: Expectation) -> Verdict:
     verdict = Verdict()
     ledger = _Ledger(events, verdict)
     _check_invented(ledger)
-    if expected.log_was_read:
-        _check_log(ledger)
+    places = _check_log(ledger, expected.log_starts) if expected.log_was_read else {}
     for subscription, mode in expected.modes.items():
         # A fault gives back what a shared consumer had not looked at yet, and another one gets it late.
         if mode != "shared" or not ledger.faults:
             _check_first_deliveries(ledger, subscription, mode)
     for subscription, topic in expected.topics.items():
-        _check_delivered(ledger, subscription, topic)
+        _check_delivered(ledger, subscription, topic, places, expected.acks_are_known)
     _check_liveness(ledger, expected)
     verdict.statistics = _statistics(ledger)
     return verdict
@@ -177,12 +182,13 @@ def _check_invented(ledger: _Ledger) -> None:
             ledger.verdict.add("invented", f"{identity} at {place} is not what was sent")
 
 
-def _check_log(ledger: _Ledger) -> None:
+def _check_log(ledger: _Ledger, starts: Mapping[tuple[str, int], int]) -> dict[Identity, Place]:
+    """Where the log has each record; the first place of one that is there twice."""
     places: dict[Identity, Place] = {}
     for (topic, partition), records in ledger.log.items():
         records.sort()
         last_sequence: dict[str, int] = {}
-        expected_offset = records[0][0]
+        expected_offset = starts.get((topic, partition), records[0][0])
         for offset, identity in records:
             place = (topic, partition, offset)
             if offset > expected_offset:
@@ -197,12 +203,13 @@ def _check_log(ledger: _Ledger) -> None:
                     "order", f"{identity} at {place} comes after {last_sequence[identity.producer]}"
                 )
             last_sequence[identity.producer] = identity.sequence
-    for identity, place in ledger.acknowledged.items():
+    for identity, told in ledger.acknowledged.items():
         found = places.get(identity)
         if found is None:
-            ledger.verdict.add("lost", f"{identity}, acknowledged at {place}")
-        elif found != place:
-            ledger.verdict.add("moved", f"{identity}, acknowledged at {place}, is at {found}")
+            ledger.verdict.add("lost", f"{identity}, acknowledged at {told or 'a place unknown'}")
+        elif told is not None and found != told:
+            ledger.verdict.add("moved", f"{identity}, acknowledged at {told}, is at {found}")
+    return places
 
 
 def _check_first_deliveries(ledger: _Ledger, subscription: str, mode: str) -> None:
@@ -227,15 +234,18 @@ def _check_first_deliveries(ledger: _Ledger, subscription: str, mode: str) -> No
         last[stream] = max(offset, last.get(stream, -1))
 
 
-def _check_delivered(ledger: _Ledger, subscription: str, topic: str) -> None:
+def _check_delivered(
+    ledger: _Ledger, subscription: str, topic: str, places: dict[Identity, Place], acks_are_known: bool
+) -> None:
     delivered = {place for _, _, place, _, _ in ledger.deliveries[subscription]}
     acked = ledger.acked[subscription]
-    for identity, place in ledger.acknowledged.items():
-        if place[0] != topic:
+    for identity, told in ledger.acknowledged.items():
+        place = told or places.get(identity)  # one that is nowhere was found lost
+        if place is None or place[0] != topic:
             continue
         if place not in delivered:
             ledger.verdict.add("undelivered", f"{identity} at {place} never came to {subscription}")
-        elif place not in acked:
+        elif acks_are_known and place not in acked:
             ledger.verdict.add(
                 "undelivered", f"{identity} at {place} was not acked by {subscription} and not redelivered"
             )

@@ -2,7 +2,9 @@
 
 ``prepare`` makes the topics and subscriptions, ``produce`` and ``consume`` work until a line comes
 on standard input (or, with ``steps``, that many sends), ``read_log`` reads every topic from its start
-through a fresh subscription.  Each reopens what an error closed, as an application would.
+(or from ``since_us``) through a fresh subscription, ``ends`` says where the logs end.  Each reopens what
+an error closed, as an application would.  A client is native unless its ``via`` says ``grpc``
+(:mod:`tests.crash.grpc_clients`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ async def make_all(options: dict[str, Any]) -> None:
                     topic["topic"],
                     partitions=topic["partitions"],
                     durability=topic["durability"],
+                    retention_ms=topic.get("retention_ms"),
                     failure=FAILURE,
                 )
             except Conflict:
@@ -85,6 +88,8 @@ async def make_all(options: dict[str, Any]) -> None:
 
 class Sender:
     """One producer and its journal; ``style`` is many, nowait or one (awaited, with keys)."""
+
+    errors: tuple[type[Exception], ...] = (DanubeError,)
 
     def __init__(self, options: dict[str, Any], one: dict[str, Any], stopped: asyncio.Event) -> None:
         self.options = options
@@ -107,15 +112,19 @@ class Sender:
     async def run(self) -> int:
         while not self.ended:
             try:
-                async with (
-                    connected(self.options) as client,
-                    client.producer(self.topic, name=self.name) as producer,
-                ):
-                    await self.send_until_stopped(producer)
-            except DanubeError:
+                await self.work()
+            except self.errors:
                 await asyncio.sleep(0.05)
         self.journal.close()
         return self.acknowledged
+
+    async def work(self) -> None:
+        """Send until stopped or until an error closes the producer."""
+        async with (
+            connected(self.options) as client,
+            client.producer(self.topic, name=self.name) as producer,
+        ):
+            await self.send_until_stopped(producer)
 
     async def send_until_stopped(self, producer: Any) -> None:
         step = {"many": self.send_many, "nowait": self.send_nowait, "one": self.send_one}[self.style]
@@ -189,13 +198,15 @@ class Sender:
 
 async def produce(options: dict[str, Any]) -> dict[str, Any]:
     stopped = told()
-    senders = [Sender(options, one, stopped) for one in options["producers"]]
+    senders = [kind_of(one, Sender)(options, one, stopped) for one in options["producers"]]
     print("ready", flush=True)
     return {"acknowledged": sum(await asyncio.gather(*(sender.run() for sender in senders)))}
 
 
 class Receiver:
     """One consumer and its journal: acks most, nacks some, leaves some until they come again."""
+
+    errors: tuple[type[Exception], ...] = (DanubeError,)
 
     def __init__(self, options: dict[str, Any], one: dict[str, Any], load: Draining) -> None:
         self.options = options
@@ -213,28 +224,31 @@ class Receiver:
     async def run(self) -> int:
         while not self.load.finished.is_set():
             try:
-                async with connected(self.options) as client:
-                    await self.consume(client)
-            except DanubeError:
+                await self.work()
+            except self.errors:
                 await asyncio.sleep(0.05)
         self.journal.close()
         return self.received
 
-    async def consume(self, client: Any) -> None:
-        consumer = client.consumer(
-            self.topic, subscription=self.subscription, mode=self.mode, name=self.name, start="earliest"
-        )
-        async with consumer:
-            taking = asyncio.ensure_future(
-                self.take_batches(consumer) if self.batched else self.take(consumer)
-            )
-            finished = asyncio.ensure_future(self.load.finished.wait())
-            await asyncio.wait([taking, finished], return_when=asyncio.FIRST_COMPLETED)
-            for task in (taking, finished):
-                task.cancel()
-            for result in await asyncio.gather(taking, finished, return_exceptions=True):
-                if isinstance(result, DanubeError):
-                    raise result
+    async def work(self) -> None:
+        """Consume until everything is taken or an error closes the consumer."""
+        async with (
+            connected(self.options) as client,
+            client.consumer(
+                self.topic, subscription=self.subscription, mode=self.mode, name=self.name, start="earliest"
+            ) as consumer,
+        ):
+            await self.until_finished(self.take_batches(consumer) if self.batched else self.take(consumer))
+
+    async def until_finished(self, taking: Coroutine[Any, Any, None]) -> None:
+        """Run ``taking`` until it fails or nothing comes any more."""
+        tasks = [asyncio.ensure_future(taking), asyncio.ensure_future(self.load.finished.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
     def note(self, partition: int, offset: int, payload: bytes, key: Any) -> None:
         identity, intact = read_payload(payload)
@@ -246,17 +260,25 @@ class Receiver:
             time.monotonic_ns(),
         )
 
+    def fate(self) -> str:
+        """What to do with a record: leave it until it comes again, nack it, ack it; at the end ack all."""
+        drawn = self.random.random() if not self.load.draining else 1.0
+        return "leave" if drawn < 0.02 else "nack" if drawn < 0.05 else "ack"
+
+    def note_ack(self, partition: int, offset: int) -> None:
+        self.journal.write("ack", self.subscription, self.topic, partition, offset)
+
     async def take(self, consumer: Any) -> None:
         async for message in consumer:
             self.note(message.partition, message.offset, message.payload, message.key)
-            fate = self.random.random() if not self.load.draining else 1.0
-            if fate < 0.02:
+            fate = self.fate()
+            if fate == "leave":
                 continue
-            if fate < 0.05:
+            if fate == "nack":
                 await message.nack(delay=0.02, reason="crash check")
                 continue
             await message.ack()
-            self.journal.write("ack", self.subscription, self.topic, message.partition, message.offset)
+            self.note_ack(message.partition, message.offset)
 
     async def take_batches(self, consumer: Any) -> None:
         async for batch in consumer.batches(max_records=100, max_wait=0.01):
@@ -267,7 +289,7 @@ class Receiver:
                 continue
             await batch.ack()
             for offset in batch.offsets:
-                self.journal.write("ack", self.subscription, self.topic, batch.partition, int(offset))
+                self.note_ack(batch.partition, int(offset))
 
 
 class Draining:
@@ -291,38 +313,72 @@ class Draining:
 async def consume(options: dict[str, Any]) -> dict[str, Any]:
     load = Draining(options.get("idle_s", IDLE_S))
     watching = asyncio.ensure_future(load.watch(told()))
-    receivers = [Receiver(options, one, load) for one in options["consumers"]]
+    receivers = [kind_of(one, Receiver)(options, one, load) for one in options["consumers"]]
     print("ready", flush=True)
     received = sum(await asyncio.gather(*(receiver.run() for receiver in receivers)))
     await watching
     return {"received": received}
 
 
+def kind_of(one: dict[str, Any], native: type[Any]) -> type[Any]:
+    """The class that plays a producer or consumer."""
+    if one.get("via") != "grpc":
+        return native
+    from tests.crash.grpc_clients import GrpcReceiver, GrpcSender  # grpcio only where it is asked for
+
+    return GrpcSender if native is Sender else GrpcReceiver
+
+
+async def ends(options: dict[str, Any]) -> dict[str, Any]:
+    """Where each partition of each topic ends: what is stored now lies below."""
+    async with connected(options) as client:
+        found = {}
+        for topic in options["topics"]:
+            described = await client.admin.describe_topic(topic["topic"])
+            found[topic["topic"]] = [one["high_watermark"] for one in described.partitions]
+        return {"ends": found}
+
+
 async def read_log(options: dict[str, Any]) -> dict[str, Any]:
-    """Every record of every topic, through a subscription that never existed before."""
+    """Every record of every topic, through a subscription that never existed before.
+
+    ``bases`` gives for each topic the offset of each partition below which nothing is asked for, and
+    ``since_us`` a moment (microseconds of wall time) before any of it was stored.
+    """
     journal, records = Journal(Path(options["journals"]) / f"log-{options['part']}.jsonl"), 0
     async with connected(options) as client:
         for topic in options["topics"]:
-            name = topic["topic"]
-            description = await client.admin.describe_topic(name)
-            wanted = sum(one["high_watermark"] - one["start"] for one in description.partitions)
-            async with client.consumer(
-                name, subscription=f"log-{options['part']}", mode="exclusive", start="earliest"
-            ) as consumer:
-                batches = consumer.batches(max_records=10_000, max_wait=0.01)
-                while wanted > 0:
-                    batch = await asyncio.wait_for(anext(batches), STALL_S)
-                    for offset, payload, key in zip(batch.offsets, batch.payloads, batch.keys, strict=True):
-                        identity, intact = read_payload(payload)
-                        journal.write("log", name, batch.partition, int(offset), *identity, key, intact)
-                    await batch.ack()
-                    wanted -= len(batch)
-                    records += len(batch)
+            records += await read_topic(client, topic["topic"], options, journal)
     journal.close()
     return {"records": records}
 
 
-ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log}
+async def read_topic(client: Any, topic: str, options: dict[str, Any], journal: Journal) -> int:
+    described = await client.admin.describe_topic(topic)
+    following = options.get("bases", {}).get(topic) or [one["start"] for one in described.partitions]
+    following = [max(base, one["start"]) for base, one in zip(following, described.partitions, strict=True)]
+    last = [one["high_watermark"] for one in described.partitions]
+    since, subscription = options.get("since_us"), f"log-{options['part']}"
+    records = 0
+    async with client.consumer(
+        topic, subscription=subscription, mode="exclusive", start=("time", since) if since else "earliest"
+    ) as consumer:
+        batches = consumer.batches(max_records=10_000, max_wait=0.01)
+        while any(offset < end for offset, end in zip(following, last, strict=True)):
+            batch = await asyncio.wait_for(anext(batches), STALL_S)
+            for offset, payload, key in zip(batch.offsets, batch.payloads, batch.keys, strict=True):
+                if offset < following[batch.partition]:
+                    continue  # of an earlier epoch, or come again
+                identity, intact = read_payload(payload)
+                journal.write("log", topic, batch.partition, int(offset), *identity, key, intact)
+                following[batch.partition] = int(offset) + 1
+                records += 1
+            await batch.ack()
+    await client.admin.delete_subscription(topic, subscription)
+    return records
+
+
+ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log, "ends": ends}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ directory than the broker's, before a request leaves and after its answer came.
 
     try    producer, topic, first sequence, end sequence, key or null       before sending
     ok     producer, topic, first sequence, end sequence, partition, offset, durability, moment_ns
+           (offset null where the answer does not say it, as over gRPC)
     fail   producer, topic, first sequence, end sequence, error class       not acknowledged
     got    subscription, consumer, topic, partition, offset, producer, sequence, key, intact, moment_ns
     ack    subscription, topic, partition, offset                          after the call returned

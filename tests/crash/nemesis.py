@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -82,32 +82,66 @@ def kill_during_recovery(broker: BrokerProcess, source: random.Random) -> dict[s
     return {"second_kill_after_s": round(delay_s, 3)}
 
 
-FAULTS: dict[str, Callable[[BrokerProcess, random.Random], dict[str, Any]]] = {
+def kill_mover(broker: BrokerProcess, source: random.Random) -> dict[str, Any]:
+    """SIGKILL to the process that does object I/O; another takes its place.  Needs tiered storage."""
+    wait_until(lambda: "mover" in broker.processes(), RECOVER_S, "a mover runs")
+    pid = broker.processes()["mover"]
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    wait_until(lambda: broker.processes().get("mover", pid) != pid, RECOVER_S, f"mover {pid} replaced")
+    return {"pid": pid, "replaced_s": round(time.monotonic() - started, 3)}
+
+
+Fault = Callable[[BrokerProcess, random.Random], dict[str, Any]]
+FAULTS: dict[str, Fault] = {
     fault.__name__: fault
-    for fault in (kill_worker, kill_all, kill_supervisor, pause_worker, terminate, kill_during_recovery)
+    for fault in (
+        kill_worker, kill_all, kill_supervisor, pause_worker, terminate, kill_during_recovery, kill_mover
+    )
+}  # fmt: skip
+WEIGHTS = {
+    "kill_during_recovery": 1,
+    "kill_worker": 6,
+    "kill_all": 2,
+    "kill_supervisor": 1,
+    "pause_worker": 2,
+    "terminate": 1,
 }
-WEIGHTS = {"kill_worker": 6, "kill_all": 2, "kill_supervisor": 1, "pause_worker": 2, "terminate": 1}
 
 
 class Nemesis:
-    """Fires faults drawn from a seed and journals each with what it did."""
+    """Fires faults drawn from a seed and journals each with what it did.
 
-    def __init__(self, broker: BrokerProcess, journal: Journal, seed: int) -> None:
+    ``more`` are faults beside those of this module; ``weights`` says which are drawn, and how often.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        journal: Journal,
+        seed: int | str,
+        *,
+        weights: Mapping[str, int] = WEIGHTS,
+        more: Mapping[str, Fault] | None = None,
+    ) -> None:
         self.broker = broker
         self.journal = journal
         self.seed = seed
         self.source = random.Random(f"nemesis {seed}")
+        self.weights = weights
+        self.faults = {**FAULTS, **(more or {})}
         self.fired: list[str] = []
 
-    def fire(self, name: str = "") -> None:
-        """One fault, ``name`` or a drawn one."""
+    def fire(self, name: str = "") -> str:
+        """One fault, ``name`` or a drawn one; which it was."""
         if not name:
-            names = {"kill_during_recovery": 1, **WEIGHTS}
-            (name,) = self.source.choices(list(names), list(names.values()))
+            (name,) = self.source.choices(list(self.weights), list(self.weights.values()))
         started = time.monotonic_ns()
-        facts = FAULTS[name](self.broker, self.source)
+        facts = self.faults[name](self.broker, self.source)
         self.journal.write("fault", name, self.seed, started, time.monotonic_ns(), facts)
         self.fired.append(name)
+        return name
 
     def rest(self, least_s: float, most_s: float) -> None:
         """Let the load go on for a random while."""

@@ -46,6 +46,16 @@ class Load:
         names = {one["subscription"]: one for one in self.consumers}
         return list(names.values())
 
+    @property
+    def modes(self) -> dict[str, str]:
+        """The mode of each subscription."""
+        return {one["subscription"]: one["mode"] for one in self.consumers}
+
+    @property
+    def topics_read(self) -> dict[str, str]:
+        """The topic that each subscription reads wholly."""
+        return {one["subscription"]: one["topic"] for one in self.consumers}
+
 
 def every_kind_of_load(levels: tuple[str, str]) -> Load:
     """A plain and a partitioned topic, four producers, all four subscription modes, nine consumers."""
@@ -72,13 +82,14 @@ def every_kind_of_load(levels: tuple[str, str]) -> Load:
             }
         )
     for topic, mode, count in ((plain, "exclusive", 1), (plain, "failover", 2), (plain, "shared", 2)):
-        load.consumers += _members(topic, mode, f"{mode}-plain", count)
+        load.consumers += members(topic, mode, f"{mode}-plain", count)
     for topic, mode, count in ((keyed, "key_shared", 3), (keyed, "shared", 1)):
-        load.consumers += _members(topic, mode, f"{mode}-keyed", count)
+        load.consumers += members(topic, mode, f"{mode}-keyed", count)
     return load
 
 
-def _members(topic: str, mode: str, subscription: str, count: int) -> list[dict[str, Any]]:
+def members(topic: str, mode: str, subscription: str, count: int) -> list[dict[str, Any]]:
+    """The consumers of one subscription; the first shared one takes batches."""
     return [
         {
             "topic": topic,
@@ -92,21 +103,31 @@ def _members(topic: str, mode: str, subscription: str, count: int) -> list[dict[
 
 
 class Run:
-    """The processes and journals of one run."""
+    """The processes and journals of one run, with a broker of its own unless one is given."""
 
-    def __init__(self, plan: Plan, load: Load, **broker_options: Any) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        load: Load,
+        *,
+        broker: BrokerProcess | None = None,
+        first_part: int = 0,
+        **broker_options: Any,
+    ) -> None:
+        """``first_part`` numbers the clients: runs that share a broker's topics must not share parts."""
         self.plan = plan
         self.load = load
         self.journals = plan.directory / "journals"
         self.journals.mkdir(parents=True)
-        self.broker = BrokerProcess(
+        self.broker = broker or BrokerProcess(
             plan.directory / "data", workers=plan.workers, arguments=plan.arguments, **broker_options
         )
-        self._parts = itertools.count()
+        self._parts = itertools.count(first_part)
 
     def options(self, **more: Any) -> dict[str, Any]:
         return {
             "url": self.broker.address,
+            "grpc": self.broker.grpc_address,
             "journals": str(self.journals),
             "seed": self.plan.seed,
             "part": next(self._parts),
@@ -122,14 +143,17 @@ class Run:
     def prepare(self) -> None:
         self.client("prepare").result(CLIENT_TIMEOUT_S)
 
-    def read_log(self) -> None:
-        self.client("read_log").result(CLIENT_TIMEOUT_S)
+    def ends(self) -> dict[str, list[int]]:
+        """Where the log of each partition of each topic ends."""
+        return dict(self.client("ends").result(CLIENT_TIMEOUT_S)["ends"])
+
+    def read_log(self, **more: Any) -> None:
+        self.client("read_log", **more).result(CLIENT_TIMEOUT_S)
 
     def verdict(self, **expected: Any) -> Verdict:
-        topics = {one["subscription"]: one["topic"] for one in self.load.subscriptions}
-        modes = {one["subscription"]: one["mode"] for one in self.load.subscriptions}
         paths = sorted(self.journals.glob("*.jsonl"))
-        return check(read_journals(paths), Expectation(modes=modes, topics=topics, **expected))
+        expectation = Expectation(modes=self.load.modes, topics=self.load.topics_read, **expected)
+        return check(read_journals(paths), expectation)
 
 
 def crash_run(plan: Plan) -> Verdict:

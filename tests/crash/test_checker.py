@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,8 +32,8 @@ def honest(keys: list[str | None] | None = None) -> list[Event]:
     return [*events, ["fault", "kill_worker", 1, 90, 95, {}]]
 
 
-def judged(events: list[Event], mode: str = "exclusive", **expected: int) -> Verdict:
-    return check(events, Expectation(modes={"s": mode}, topics={"s": TOPIC}, **expected))  # type: ignore[arg-type]
+def judged(events: list[Event], mode: str = "exclusive", **expected: Any) -> Verdict:
+    return check(events, Expectation(modes={"s": mode}, topics={"s": TOPIC}, **expected))
 
 
 def without(events: list[Event], kind: str, offset: int) -> list[Event]:
@@ -142,6 +143,38 @@ def test_a_cursor_that_went_ahead_is_found() -> None:
     assert judged(never_delivered).counts == {"undelivered": 1}
     never_redelivered = without(honest(), "ack", 3)
     assert judged(never_redelivered).counts == {"undelivered": 1}
+
+
+def told_nothing_of_offsets() -> list[Event]:
+    """The same honest run over an API whose answers do not say where a record lies."""
+    events = honest()
+    for event in events:
+        if event[0] == "ok":
+            event[6] = None
+    return events
+
+
+def test_an_answer_without_an_offset_is_judged_by_the_log() -> None:
+    assert judged(told_nothing_of_offsets()).passed
+    assert judged(without(told_nothing_of_offsets(), "log", COUNT - 1)).counts == {"lost": 1}
+    assert judged(without(without(told_nothing_of_offsets(), "got", 3), "ack", 3)).counts == {
+        "undelivered": 1
+    }
+    assert judged(without(told_nothing_of_offsets(), "ack", 3)).counts == {"undelivered": 1}
+
+
+def test_a_lost_beginning_of_the_log_is_found() -> None:
+    unacknowledged = without(without(without(honest(), "ok", 0), "got", 0), "ack", 0)
+    events = without(unacknowledged, "log", 0)
+    assert judged(events).passed, "nothing says where the log begins"
+    assert judged(events, log_starts={(TOPIC, 0): 0}).counts == {"hole": 1}
+    assert judged(honest(), log_starts={(TOPIC, 0): 0}).passed
+
+
+def test_acks_of_killed_clients_are_not_held_against_the_broker() -> None:
+    assert judged(without(honest(), "ack", 3), acks_are_known=False).passed
+    never_delivered = without(without(honest(), "got", 3), "ack", 3)
+    assert judged(never_delivered, acks_are_known=False).counts == {"undelivered": 1}
 
 
 def test_a_run_that_says_nothing_fails() -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +20,10 @@ from typing import Any
 
 from danube import sync
 from danube.errors import DanubeError, OperationTimeout
-from tests.broker_process import ROOT, BrokerProcess, alive, wait_until
-from tests.fakes.s3_proxy import Fault, S3Proxy
+from tests.broker_process import ROOT, BrokerProcess
+from tests.crash.nemesis import kill_all, kill_mover, kill_worker
+from tests.crash.store_faults import for_nemesis
+from tests.fakes.s3_proxy import S3Proxy
 from tests.s3_server import S3Server
 
 TOPICS = ("/default/tiered-0", "/default/tiered-1")
@@ -127,50 +127,13 @@ class TieredRun:
     def torment(self, seconds: float) -> None:
         """Do one thing after another to the store and the processes."""
         deadline = time.monotonic() + seconds
-        actions: list[Callable[[], None]] = [
-            self._outage, self._slow_down, self._lost_answers, self._damaged_reads, self._kill_worker,
-            self._kill_mover, self._kill_all,
-        ]  # fmt: skip
+        processes = {fault.__name__: fault for fault in (kill_worker, kill_mover, kill_all)}
+        actions = processes | for_nemesis(self.proxy)
         while time.monotonic() < deadline:
-            action = self.source.choice(actions)
-            self.faults.append(action.__name__)
-            action()
-            self.proxy.clear()
+            name = self.source.choice(list(actions))
+            self.faults.append(name)
+            actions[name](self.broker, self.source)
             time.sleep(self.source.uniform(0.2, 1.0))
-
-    def _outage(self) -> None:
-        self.proxy.refuse()
-        time.sleep(self.source.uniform(0.5, 3.0))
-        self.proxy.resume()
-
-    def _slow_down(self) -> None:
-        self.proxy.add(Fault("status", status=503, code="SlowDown", rate=0.4))
-        time.sleep(self.source.uniform(0.5, 2.0))
-
-    def _lost_answers(self) -> None:
-        stored = Fault("close_after", matches=lambda request: request.method in ("PUT", "POST"), rate=0.5)
-        self.proxy.add(stored)
-        time.sleep(self.source.uniform(0.5, 2.0))
-
-    def _damaged_reads(self) -> None:
-        self.proxy.add(Fault("truncate", matches=lambda request: request.method == "GET", rate=0.5))
-        self.proxy.add(Fault("damage", matches=lambda request: request.method == "GET", rate=0.5))
-        time.sleep(self.source.uniform(0.5, 2.0))
-
-    def _kill_worker(self) -> None:
-        self.broker.wait_worker_replaced(self.broker.kill_worker(self.source.randrange(2)), 20)
-
-    def _kill_mover(self) -> None:
-        known = {self.broker.pid, *self.broker.running_workers()}
-        movers = [pid for pid in self.broker.pids if pid not in known and _parent(pid) == self.broker.pid]
-        for pid in movers:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: not alive(pid), 10, "the mover is gone")  # type: ignore[misc]
-
-    def _kill_all(self) -> None:
-        self.broker.kill()
-        self.broker.start()
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -249,9 +212,3 @@ def _topics(status: Any) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = msgspec.to_builtins(status)["topics"]
     return found
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return 0

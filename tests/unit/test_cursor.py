@@ -93,8 +93,8 @@ def test_a_new_subscription_costs_24_bytes() -> None:
 
 def test_the_size_is_bounded_whatever_is_acked() -> None:
     acked = np.arange(0, 4_000_000, dtype=np.int64).reshape(-1, 2) * 100 + 1
-    started = time.perf_counter()
+    started = time.process_time()
     encoded = CursorState(Mode.SHARED, 0, acked).encode()
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(encoded) == 24 + 8 * ACKED_RANGES_STORED_MAX
     assert np.array_equal(CursorState.decode(encoded).acked, acked[:ACKED_RANGES_STORED_MAX])

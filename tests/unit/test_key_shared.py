@@ -278,9 +278,9 @@ def test_no_glob_takes_a_millisecond(pattern: str, size: int) -> None:
 
 
 def timed(glob: Glob, key: bytes) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     glob.matches(key)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def test_filters_beyond_the_limits_are_refused() -> None:

@@ -81,10 +81,10 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_refused_at_once_with_a_reason(name: str) -> None:
     text, why = BOMBS[name]
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(SchemaInvalid, match="the definition is") as caught:
         decode(text, "definition")
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
     assert why in caught.value.why
 
 
@@ -103,14 +103,14 @@ def test_brackets_inside_strings_do_not_count() -> None:
 
 def test_eight_mebibytes_are_read_in_linear_time() -> None:
     text = b'[{"name": "x", "tags": [1, 2.5, null]},' * 200_000 + b"{}" + b"]" * 200_000
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(PayloadInvalid, match="the payload"):
         decode(text, "payload", error=PayloadInvalid)
-    assert time.perf_counter() - started < 1.5
+    assert time.process_time() - started < 1.5
     text = b"[" + b'{"name": "x", "tags": [1, 2.5, null]},' * 200_000 + b"{}]"
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(decode(text, "definition")) == 200_001
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_the_fingerprint_does_not_see_spelling() -> None:

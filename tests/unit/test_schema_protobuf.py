@@ -174,9 +174,9 @@ BOMBS: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_before_it_is_compiled(bomb: str) -> None:
     text = BOMBS[bomb]()
-    start = time.perf_counter()
+    start = time.process_time()
     error = refusal(text)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert "costs too much" in error.what and "at most" in error.why and error.hint
 
 
@@ -348,9 +348,9 @@ def test_nesting_in_a_payload_is_bounded() -> None:
 
     validate = check(ORDER)
     assert validate(nested(20)) is None
-    start = time.perf_counter()
+    start = time.process_time()
     assert "not a shop.Order" in (validate(nested(2_000)) or "")
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def varint(number: int) -> bytes:

@@ -282,10 +282,10 @@ def test_hostile_ranges_cost_nothing_and_change_nothing_outside_the_window(hosti
     subscription = make(Mode.SHARED)
     join(subscription, "a", "b")
     subscription.grant(10, 0)
-    started = time.perf_counter()
+    started = time.process_time()
     result = subscription.ack(1, np.array(hostile, np.uint64))
     subscription.nack(1, np.array(hostile, np.uint64), 2**40, "x", 0)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert result.acked <= 5 and result.refused <= 5 and result.ignored >= 0
     assert subscription.next == 10
     subscription.check()
@@ -295,9 +295,9 @@ def test_a_frame_of_a_million_overlapping_ranges_is_bounded_by_the_window() -> N
     subscription = make(Mode.EXCLUSIVE, max_unacked=200_000)
     join(subscription, "a", credit=200_000)
     subscription.grant(200_000, 0)
-    started = time.perf_counter()
+    started = time.process_time()
     result = subscription.ack(1, np.tile(np.array([[0, 200_000]], np.uint64), (1_000_000, 1)))
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
     assert result.acked == 200_000 and subscription.ack_floor == 200_000
 
 
@@ -337,14 +337,14 @@ def test_a_million_pending_all_acked_out_of_order_stays_bounded() -> None:
     for end in range(10_000, count + 1, 10_000):
         subscription.grant(end, 0)
     order = np.random.default_rng(7).permutation(np.arange(1, count, 2, dtype=np.uint64))
-    started = time.perf_counter()
+    started = time.process_time()
     for part in np.array_split(order, 50):
         subscription.ack(1, np.stack((part, part + np.uint64(1)), axis=1))
-    assert time.perf_counter() - started < 5
-    started = time.perf_counter()
+    assert time.process_time() - started < 5
+    started = time.process_time()
     state = subscription.cursor_state()
     stored = state.encode()
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(state.acked) == ACKED_RANGES_STORED_MAX and len(stored) <= 64 * len(state.acked)
     assert subscription._window.state.nbytes + subscription._window.deliveries.nbytes < 4 * 2**20
     assert subscription.ack_floor == 0

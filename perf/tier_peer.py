@@ -143,6 +143,8 @@ async def _moved(address: str, options: dict[str, Any]) -> dict[str, Any]:
     async def told(partition: int, count: int) -> None:
         while data := await reader.read(1 << 20):
             for frame in frames.feed(data):
+                if frame["kind"] != "state":
+                    continue
                 if frame["error"]:
                     raise SystemExit(frame["error"])
                 named = len(Manifest.decode(frame["manifest"])) if frame["manifest"] else 0

@@ -28,7 +28,6 @@ from danube.wal.stored_segment import StoredSegment
 
 if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
-    from danube.config_sections import StorageConfig
     from danube.wal.log import Log
 
 PAUSE_NS: Final = 600 * 1_000_000_000  # after a round that failed or came to nothing
@@ -187,17 +186,6 @@ class Compactor:
         if work.removed_count:
             facts = {"removed_count": work.removed_count, "end": work.segments[work.start - 1].end_offset}
             _log.info("compacted", partition=work.hosted.name, **facts)
-
-
-def compaction_settings(storage: StorageConfig) -> CompactionSettings:
-    """What the configuration says, in the units of the plan."""
-    return CompactionSettings(
-        dirty_percent=storage.compact_dirty_percent,
-        dirty_bytes_min=storage.compact_bytes_min,
-        lag_us=storage.compact_after_ms * 1000,
-        target_bytes=storage.merge_to_bytes,
-        keys_max=storage.compact_keys_max,
-    )
 
 
 def _identity(hosted: HostedPartition) -> tuple[int, int]:

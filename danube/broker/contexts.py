@@ -8,13 +8,16 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from danube.clock import monotonic_ns
 from danube.config import Started
 from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.region import Region
+
+PULSE_FRESH_NS: Final = 5_000_000_000
+_BEAT, _PID, _STARTS, _STORE = range(4)  # words of a pulse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,30 +94,63 @@ class WorkerContext:
 
 
 class Pulse:
-    """When a process last said that it is alive: one word of memory shared by a fork.
+    """When a process beside the workers last said that it is alive: words of memory shared by a fork.
 
-    One process writes, its supervisor reads; a restarted process goes on with the same word.
+    Each word has one writer, the process or its supervisor, and whoever was forked later may read.  A
+    restarted process goes on with the same words.
     """
 
-    __slots__ = ("_memory", "_word")
+    __slots__ = ("_memory", "_words")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._word = memoryview(self._memory).cast("q")
+        self._words = memoryview(self._memory).cast("q")
 
     def beat(self) -> None:
-        self._word[0] = monotonic_ns()
+        self._words[_BEAT] = monotonic_ns()
 
     @property
     def last_ns(self) -> int:
         """By the monotonic clock; 0 when there was none since reset()."""
-        return self._word[0]
+        return self._words[_BEAT]
+
+    @property
+    def pid(self) -> int:
+        """Written by the supervisor; 0 while no process runs."""
+        return self._words[_PID]
+
+    @pid.setter
+    def pid(self, pid: int) -> None:
+        self._words[_PID] = pid
+
+    @property
+    def start_count(self) -> int:
+        """How many processes the supervisor has started, one after the other."""
+        return self._words[_STARTS]
+
+    @start_count.setter
+    def start_count(self, count: int) -> None:
+        self._words[_STARTS] = count
+
+    @property
+    def store_answers(self) -> bool:
+        """Of the mover: whether the object store answered last; False before it was asked."""
+        return bool(self._words[_STORE])
+
+    @store_answers.setter
+    def store_answers(self, answers: bool) -> None:
+        self._words[_STORE] = int(answers)
+
+    def alive(self, now_ns: int) -> bool:
+        """Whether a process runs that gave a sign of life within the last PULSE_FRESH_NS."""
+        return self.pid != 0 and self.last_ns > 0 and now_ns - self.last_ns < PULSE_FRESH_NS
 
     def reset(self) -> None:
-        self._word[0] = 0
+        """Supervisor, before a process starts."""
+        self._words[_BEAT] = self._words[_STORE] = 0
 
     def close(self) -> None:
-        self._word.release()
+        self._words.release()
         self._memory.close()
 
 

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
 from danube.broker import last_resort
-from danube.broker.compactor import compaction_settings
 from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover_threads import yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
+from danube.broker.plan_settings import tier_settings
+from danube.broker.store_health import StoreHealth
 from danube.core.tier_plan import OutageGate, TierSettings, choose
 from danube.errors import DanubeError, Fenced, StoreRefused, StoreUnavailable
 from danube.wal.fetching import fetch
@@ -64,16 +65,6 @@ def run_mover(context: MoverContext, config: BrokerConfig) -> None:
         runner.run(Mover(context, config.storage, store).run())
 
 
-def tier_settings(storage: StorageConfig) -> TierSettings:
-    return TierSettings(
-        upload_parallel=storage.upload_parallel,
-        merge_below=storage.merge_below_bytes,
-        merge_to=storage.merge_to_bytes,
-        compaction=compaction_settings(storage),
-        orphan_age_us=storage.orphan_age_ms * 1000,
-    )
-
-
 class Mover:
     """Partitions by identity, the slots of the thread groups, and the timers between them."""
 
@@ -94,8 +85,7 @@ class Mover:
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = yielding_pool(1, "danube-merge")
         self._merging = False
-        self._uploading = 0
-        self._stepping = 0
+        self._uploading = self._stepping = 0
         self._ready: dict[MovedPartition, None] = {}  # with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
         self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
@@ -106,10 +96,10 @@ class Mover:
         self._gate = OutageGate()
         self._random = random.SystemRandom()
         self._bound = False
-        self._stopping = False
-        self._ended = False
+        self._stopping = self._ended = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
+        self._health = StoreHealth(store, self._open_links, context.pulse)
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
         self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
@@ -138,6 +128,8 @@ class Mover:
 
     def _beat(self) -> None:
         self._context.heartbeat()
+        if self._bound and not self._stopping:
+            self._health.ask_if_silent(self.block)
         self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def _bind(self) -> None:
@@ -147,6 +139,7 @@ class Mover:
     def _bind_ended(self, _: Any, error: DanubeError | None) -> None:
         if error is None:
             self._bound = True
+            self._health.answered()
             self._clean_uploads()
             self._merge()
             self._metadata.begin()
@@ -155,6 +148,7 @@ class Mover:
                 self.advance(partition)
             return
         _log.limited("the store cannot be used", source=self.store.name, why=str(error), hint=error.hint)
+        self._health.failed(error)
         for partition in self._partitions.values():
             partition.error = str(error)
             self._tell(partition)
@@ -205,6 +199,7 @@ class Mover:
 
     def connected(self, link: OwnerLink) -> None:
         self._open_links.add(link)
+        self._health.tell(link)
 
     def disconnected(self, link: OwnerLink) -> None:
         """Its worker has ended or will come back; what it sealed is uploaded all the same."""
@@ -258,6 +253,9 @@ class Mover:
             uploader = Uploader(self.store, owner, start_count=self._context.start_count)
             partition = MovedPartition(owner, uploader, self._settings, frame["log_start"])
             self._partitions[identity] = partition
+            if not self._bound and self._health.error:
+                partition.error = self._health.error
+                self._tell(partition)
             if before is not None:
                 self._retire(before)
                 partition.predecessor = before
@@ -348,7 +346,10 @@ class Mover:
     ) -> None:
         self._stepping -= 1
         now_us = clock.wall_us()
-        self._judge(error, now_us)
+        if step is Step.SCAN:
+            self._gate.unused()  # it looked at a local directory: that says nothing of the store
+        else:
+            self._judge(error, now_us)
         if error is None:
             if partition.took(step, result, now_us):
                 self._tell(partition)
@@ -375,6 +376,7 @@ class Mover:
         self._changed.set()
 
     def _judge(self, error: DanubeError | None, now_us: int) -> None:
+        self._health.heard(error)
         if isinstance(error, StoreUnavailable | StoreRefused):
             self._gate.failed(now_us, self._random.random())
         else:

@@ -15,7 +15,7 @@ again changes nothing, so after a lost connection it says everything again.
     cursors  keep this copy of the subscriptions' progress
     delete   the topic is gone: remove its objects
     fetch    copy a range of an object into a file    (fetched has the error's "code", too)
-    metadata keep this snapshot of the metadata
+    metadata keep this snapshot of the metadata       store    whether the store answers, or why not
 
 Fields that a side does not know are ignored, so both may gain some; a kind that it does not know is an error.
 """
@@ -55,8 +55,9 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
         **_PARTITION, "id": int, "key": str, "start": int, "end": int, "path": str, "position": int,
     },
     "metadata": {"version": int, "blob": bytes},
-    "state": {**_PARTITION, "manifest": bytes, "error": str, "pending_bytes": int, "oldest_pending_us": int},
+    "state": {**_PARTITION, "manifest": bytes, "loaded": bool, "error": str},
     "fetched": {"id": int, "error": str},
+    "store": {"name": str, "answers": bool, "error": str},
 }  # fmt: skip
 
 

@@ -379,7 +379,6 @@ class MovedPartition:
             "topic_id": self.owner.identity.topic_id,
             "partition": self.owner.identity.partition,
             "manifest": self._encoded[1],
+            "loaded": self.loaded,
             "error": self.error,
-            "pending_bytes": self.backlog.size_bytes,
-            "oldest_pending_us": self.backlog.oldest_us,
         }

@@ -61,6 +61,7 @@ class Operations:
         self.default_compatibility = default_compatibility
         self.compatibility_checks = compatibility_checks
         self.ask_owner: AskOwner | None = None  # (partition, op, args, answer): an operation of its owner
+        self.store: Callable[[], dict[str, Any]] | None = None  # its condition; None where storage is local
         self._metadata = metadata
         self._proposals = proposals
         self._metadata_changed = metadata_changed

@@ -26,7 +26,6 @@ class _Gathering:
         self._rows = {record.topic: _row(record.topic) for record in records}
         self._open = 0
         self._asking = False
-        self._tiered = False
 
     def go_on(self) -> None:
         """Ask as many as may be open; answer when all have answered."""
@@ -43,11 +42,14 @@ class _Gathering:
         self._asking = False
         if not self._open:
             rows = list(self._rows.values())
+            store = self._operations.store
             self._answer(
                 {
-                    "tiered": self._tiered,
+                    "tiered": store is not None,
+                    "store": store() if store is not None else None,
                     "pending_bytes": sum(row["pending_bytes"] for row in rows),
                     "pending_seconds": max((row["pending_seconds"] for row in rows), default=0.0),
+                    "unconfirmed": sum(row["unconfirmed"] for row in rows),
                     "errors": sum(row["errors"] for row in rows),
                     "topics": rows,
                 }
@@ -66,7 +68,7 @@ class _Gathering:
             row["errors"] += 1
             row["error"] = row["error"] or str(value)
             return
-        self._tiered |= value.get("known") is not None
+        row["unconfirmed"] += value.get("known") is False
         for name in ("local_bytes", "uploaded_bytes", "objects", "pending_bytes"):
             row[name] += value.get(name, 0)
         row["pending_seconds"] = max(row["pending_seconds"], value.get("pending_seconds", 0.0))
@@ -79,7 +81,7 @@ class _Gathering:
 def _row(topic: str) -> dict[str, Any]:
     return {
         "topic": topic, "partitions": 0, "local_bytes": 0, "uploaded_bytes": 0, "objects": 0,
-        "pending_bytes": 0, "pending_seconds": 0.0, "errors": 0, "error": "",
+        "pending_bytes": 0, "pending_seconds": 0.0, "unconfirmed": 0, "errors": 0, "error": "",
     }  # fmt: skip
 
 

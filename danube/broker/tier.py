@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
+from danube.core.exposure import NOTHING, Pending, together
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
 from danube.wal.cold_cache import Ticket
 from danube.wal.cold_segment import BLOCK_BYTES, ColdSegment, Missing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
     from danube.wal.cold_cache import ColdCache
     from danube.wal.log import Log
+    from danube.wal.stored_segment import StoredSegment
 
 _log = telemetry.events("tier")
 WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
@@ -40,13 +42,14 @@ class PartitionTier:
         self.manifest: Manifest | None = None
         self.known = Ticket()  # done once the mover has told what is in the store
         self.error = ""  # why nothing can be uploaded now
-        self.pending_bytes = 0
-        self.oldest_pending_us = 0
+        self.confirmed = False  # the mover has read the store: what it says of it is what is there
         self.trimmed = 0  # records below have expired, whatever the manifest says
         self.cursors_sent = -1
         self.compaction_sent = NO_COMPACTION
         self._cache = cache
         self._told = ""
+        self._rolled = NOTHING
+        self._rolled_state: tuple[object, ...] = ()  # what ``_rolled`` was counted in
 
     @property
     def log(self) -> Log:
@@ -93,8 +96,7 @@ class PartitionTier:
         if frame["error"] and frame["error"] != self.error:
             _log.warning("not uploaded", partition=self.hosted.name, error=frame["error"])
         self.error = frame["error"]
-        self.pending_bytes = frame["pending_bytes"]
-        self.oldest_pending_us = frame["oldest_pending_us"]
+        self.confirmed |= frame["loaded"]
         if not frame["manifest"]:
             return False
         try:
@@ -246,19 +248,18 @@ class PartitionTier:
     def statistics(self) -> dict[str, Any]:
         """What of the partition is where; no key is removed once it is here."""
         errors = [str(error) for error in self._cache.errors(self.identity)]
-        now_us = clock.wall_us()
-        age_us = now_us - self.oldest_pending_us if self.oldest_pending_us else 0
+        pending = self.pending()
         return {
             "start": self.known_start,
             "local_start": self.log.start,
             "uploaded_end": self.uploaded_end,
             "uploaded_bytes": 0 if self.manifest is None else self.manifest.size_bytes,
             "objects": 0 if self.manifest is None else len(self.manifest),
-            "pending_bytes": self.pending_bytes + self._active_bytes(),
-            "pending_seconds": max(0, age_us, self._active_age_us(now_us)) / 1e6,
+            "pending_bytes": pending.size_bytes,
+            "pending_seconds": pending.age_s(clock.wall_us()),
             "upload_error": self.error,
             "read_error": errors[0] if errors else "",
-            "known": self.manifest is not None,
+            "known": self.confirmed,
         }
 
     def segments(self, after_offset: int) -> list[dict[str, Any]]:
@@ -270,13 +271,23 @@ class PartitionTier:
         listed = range(first, min(first + SEGMENTS_LISTED_MAX, len(manifest)))
         return [_described(self.identity, manifest.entry(number)) for number in listed]
 
-    def _active_bytes(self) -> int:
-        active = self.log.active
-        return active.data_end if active is not None and active.batch_count else 0
+    def pending(self) -> Pending:
+        """What lies only here, as far as this host knows: all that no manifest says is in the store.
 
-    def _active_age_us(self, now_us: int) -> int:
-        active = self.log.active
-        return now_us - active.first_append_us if active is not None and active.batch_count else 0
+        Counted here and not by the mover, which may not run, or not know the store, or look later.
+        """
+        log, active = self.log, self.log.active
+        end = max(self.uploaded_end, self.trimmed)
+        rolled_end = log.written_end if active is None else active.base_offset
+        state = (log, end, log.start, rolled_end)
+        if state != self._rolled_state:
+            self._rolled_state = state
+            self._rolled = together(_pending(one) for one in log.above(end) if one is not active)
+        return self._rolled if active is None else self._rolled.joined(_pending(active))
+
+
+def _pending(segment: StoredSegment) -> Pending:
+    return Pending(segment.data_end, segment.first_append_us) if segment.batch_count else NOTHING
 
 
 def _described(identity: LogIdentity, entry: SegmentEntry) -> dict[str, Any]:

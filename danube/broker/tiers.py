@@ -25,6 +25,7 @@ _log = telemetry.events("tiers")
 CURSORS_INTERVAL_NS: Final = 5_000_000_000
 METADATA_INTERVAL_NS: Final = 2_000_000_000
 DELETED_REMEMBERED_MAX: Final = 10_000
+_UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": ""}
 
 
 class TierOptions(NamedTuple):
@@ -38,6 +39,8 @@ class TierOptions(NamedTuple):
 class Link(Protocol):
     """What is needed of the connection to the mover."""
 
+    @property
+    def connected(self) -> bool: ...
     @property
     def crowded(self) -> bool: ...
     def send(self, kind: str, **fields: Any) -> None: ...
@@ -81,6 +84,7 @@ class Tiers:
         self._deleted: dict[int, int] = {}  # topic id -> partitions
         self._waiters: list[_Waiter] = []
         self._looked: set[PartitionTier] = set()  # their manifest is new: something may leave this host
+        self._store: dict[str, Any] = _UNHEARD
 
     # -- partitions -------------------------------------------------------------------------------
 
@@ -143,8 +147,15 @@ class Tiers:
 
     # -- the link ---------------------------------------------------------------------------------
 
+    def store(self) -> dict[str, Any]:
+        """The object store as the mover hears it: ``name``, ``answers`` (None: not known yet), ``error``."""
+        if self.link is None or not self.link.connected:
+            return {**self._store, "answers": None, "error": "the mover does not run"}
+        return self._store
+
     def on_connected(self) -> None:
         """A new connection: say everything."""
+        self._store = {**self._store, "answers": None, "error": ""}
         for tier in self._tiers.values():
             self._say(tier)
         for topic_id in self._deleted:
@@ -155,7 +166,9 @@ class Tiers:
     def on_frame(self, frame: Mapping[str, Any]) -> None:
         """What the mover says."""
         kind = frame["kind"]
-        if kind == "fetched":
+        if kind == "store":
+            self._store = {name: frame[name] for name in _UNHEARD}
+        elif kind == "fetched":
             self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
         elif kind == "state":
             tier = self._tiers.get(LogIdentity(frame["topic_id"], frame["partition"]))

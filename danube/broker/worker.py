@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
-from danube.broker.compactor import Compactor, compaction_settings
+from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.listeners import address_text
 from danube.broker.mover_client import MoverClient
+from danube.broker.plan_settings import compaction_settings
 from danube.broker.proposals import Proposals
 from danube.broker.questions import Questions
 from danube.broker.remote import RecordKind, RemoteSessions
@@ -130,6 +131,8 @@ class Worker:
         )  # fmt: skip
         self.questions = Questions(self.router, self.schedule_turn)
         self.router.operations.ask_owner = self.questions.ask
+        if self.shard.tiers is not None:
+            self.router.operations.store = self.shard.tiers.store
         region = context.region
         tails = {
             peer: TailReader(*region.tail_memory(peer))

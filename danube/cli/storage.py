@@ -14,7 +14,7 @@ from danube.cli.services import Services
 
 COLUMNS = (
     "topic", "partitions", "local_bytes", "uploaded_bytes", "objects", "pending_bytes", "pending_seconds",
-    "error",
+    "unconfirmed", "error",
 )  # fmt: skip
 
 
@@ -36,7 +36,9 @@ def storage() -> None:
 def status(services: Services, /, service_addr: Address, topic: str | None, output: str) -> None:
     """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
 
-    Exit code 0 also when something cannot be uploaded now: the column error says why.
+    What the store was not asked about yet counts as only here; the column unconfirmed says of how many
+    partitions that is so.  Exit code 0 also when something cannot be uploaded now: the column error and a
+    note on standard error say why.
     """
     with explaining(service_addr), services.connect(service_addr.url) as client:
         found = plain(client.admin.storage_status(topic or ""))
@@ -44,8 +46,13 @@ def status(services: Services, /, service_addr: Address, topic: str | None, outp
         show(found, output)
         return
     show(found["topics"], output, COLUMNS)
-    if not found["tiered"]:
+    store = found["store"]
+    if store is None:
         note("storage is local: no object store is set up")
+    elif not store["answers"]:
+        name = f" {store['name']}" if store["name"] else ""
+        why = store["error"] or "it was not heard of yet"
+        note(f"the object store{name} does not answer: {why}")
 
 
 @storage.command("restore", short_help="Fill an empty data directory from an object store.")

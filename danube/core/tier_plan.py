@@ -54,15 +54,6 @@ class Backlog(NamedTuple):
     segments: list[LocalSegment]
     flaw: str
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
-
-    @property
-    def oldest_us(self) -> int:
-        """Append time of the oldest record that is only local; 0 when there is none."""
-        return self.segments[0].first_append_us if self.segments else 0
-
 
 def backlog(local: Iterable[LocalSegment], uploaded_end: int) -> Backlog:
     """What is sealed and not uploaded, up to the first segment that is not sealed.
@@ -272,26 +263,3 @@ class OutageGate:
         if beyond >= 0:
             bound = min(OUTAGE_PROBE_MAX_US, RETRY_MIN_US << min(beyond, 16))
             self._open_us = now_us + bound // 2 + int(bound * chance / 2)
-
-
-class Exposure(NamedTuple):
-    """What of a topic is on this host alone: bytes of sealed segments, and the age of the oldest record."""
-
-    pending_bytes: int
-    pending_s: float
-    error: str  # of one of its partitions, or empty
-
-
-def exposures(states: Iterable[tuple[str, int, int, str]], now_us: int) -> dict[str, Exposure]:
-    """By topic, from ``(topic, pending_bytes, oldest_pending_us, error)`` of each of its partitions.
-
-    oldest_pending_us is 0 where nothing is pending.
-    """
-    found: dict[str, Exposure] = {}
-    for topic, pending_bytes, oldest_us, error in states:
-        before = found.get(topic, Exposure(0, 0.0, ""))
-        age_s = max(0, now_us - oldest_us) / SECOND_US if oldest_us else 0.0
-        found[topic] = Exposure(
-            before.pending_bytes + pending_bytes, max(before.pending_s, age_s), before.error or error
-        )
-    return found

@@ -15,7 +15,7 @@ appended or synced any more, reading goes on, and the owner opens the log anew w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -131,10 +131,6 @@ class Log:
     def pending_bytes(self) -> int:
         """Bytes that append() queued and write() has not taken yet."""
         return self._pending_bytes
-
-    @property
-    def dirty(self) -> bool:
-        return self._written_end > self._synced_end
 
     @property
     def fenced(self) -> bool:
@@ -420,6 +416,10 @@ class Log:
         active = self.active
         held = {segment for segment in self._segments if segment.file in self._unsynced or segment.sealing}
         return list(takewhile(lambda segment: segment is not active and segment not in held, self._segments))
+
+    def above(self, offset: int) -> Iterator[StoredSegment]:
+        """Segments that end above ``offset``, the newest first."""
+        return takewhile(lambda segment: segment.end_offset > offset, reversed(self._segments))
 
     def _delete(self, doomed: list[StoredSegment]) -> list[OffsetRange]:
         if not doomed:

@@ -66,6 +66,8 @@ def _read(context: WorkerContext, link: socket.socket, told: Path) -> None:
         if not data:
             return
         for frame in frames.feed(data):
+            if frame["kind"] != "state":
+                continue
             count = len(Manifest.decode(frame["manifest"]))
             with told.open("a") as lines:
                 lines.write(f"{count} {frame['error']}\n")

@@ -53,6 +53,7 @@ class Worker:
 
     def __init__(self, address: str) -> None:
         self.states: list[Frame] = []
+        self.stores: list[tuple[bool, str]] = []
         self.fetched: dict[int, Frame] = {}
         self._address = address
         self._news = asyncio.Event()
@@ -68,6 +69,8 @@ class Worker:
             for frame in frames.feed(data):
                 if frame["kind"] == "state":
                     self.states.append(frame)
+                elif frame["kind"] == "store":
+                    self.stores.append((frame["answers"], frame["error"]))
                 else:
                     self.fetched[frame["id"]] = frame
             self._news.set()
@@ -94,10 +97,8 @@ class Worker:
         self.say("attach", partition=partition, epoch=epoch, directory=str(directory), **given)
 
     async def uploaded(self, count: int) -> Manifest:
-        """Wait until the newest state tells of so many objects and of nothing that waits."""
-        await self.until(
-            lambda: bool(self.states) and len(self.manifest) == count and not self.states[-1]["pending_bytes"]
-        )
+        """Wait until the newest state tells of so many objects."""
+        await self.until(lambda: bool(self.states) and len(self.manifest) == count)
         return self.manifest
 
     async def error(self, words: str) -> None:
@@ -420,9 +421,48 @@ async def test_a_store_that_is_away_at_the_start_is_used_when_it_comes(place: Pl
         worker = await connect()
         worker.attach(place.directory)
         await worker.error("the store is away")
+        assert not worker.states[-1]["loaded"] and worker.stores == [(False, "the store is away")]
+        worker.attach(place.directory, epoch=2)  # another owner before the store was reached once
+        await worker.until(lambda: Manifest.decode(worker.states[-1]["manifest"]).epoch == 2)
+        assert worker.states[-1]["error"] == "the store is away"
+        late = await connect()
+        await late.until(lambda: bool(late.stores))
         place.store.always = None
         await worker.uploaded(1)
+    assert worker.states[-1]["loaded"] and worker.stores[-1] == late.stores[-1] == (True, "")
     assert place.store.memory.head(STORE_KEY) is not None
+
+
+@on_a_loop
+async def test_what_is_found_on_disk_says_nothing_of_the_store(place: Place) -> None:
+    place.make(1)
+    async with place.mover() as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.uploaded(1)
+        place.store.always = fail_before
+        place.make(2)
+        worker.say("sealed", topic_id=IDENTITY.topic_id, partition=3)
+        await worker.until(lambda: worker.stores[-1] == (False, "the store is away"))
+        for _ in range(5):  # looks at the directory go on
+            told = len(worker.states)
+            worker.say("sealed", topic_id=IDENTITY.topic_id, partition=3)
+            await worker.until(lambda told=told: len(worker.states) > told)
+        assert worker.stores == [(True, ""), (False, "the store is away")]
+        place.store.always = None
+        await worker.until(lambda: worker.stores[-1] == (True, ""))
+
+
+@on_a_loop
+async def test_a_store_that_nobody_asks_is_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("danube.broker.store_health.ASK_AFTER_NS", 50_000_000)
+    async with place.mover() as connect:
+        worker = await connect()
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
+        place.store.always = fail_before
+        await worker.until(lambda: worker.stores[-1:] == [(False, "the store is away")])
+        place.store.always = None
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
 
 
 @on_a_loop
@@ -481,4 +521,4 @@ async def test_a_damaged_local_segment_is_told_in_words_and_stays(place: Place) 
         worker.attach(place.directory)
         await worker.error("is damaged")
         await worker.until(lambda: len(worker.manifest) == 1)
-        assert path.exists() and worker.states[-1]["pending_bytes"] == len(data)
+        assert path.exists()

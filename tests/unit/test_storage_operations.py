@@ -10,6 +10,8 @@ from danube.core.wire import Admin, Kind
 from danube.errors import Overloaded, StorageFailed, TopicNotFound
 from tests.unit.broker_parts import RecordingSession, RoutedBench
 
+STORE = {"name": "s3://bucket", "answers": False, "error": "refused"}
+
 
 def ask(bench: RoutedBench, owners: Any, **args: Any) -> Any:
     bench.router.operations.ask_owner = owners
@@ -28,6 +30,7 @@ def test_sums_by_topic_and_the_first_error(tmp_path: Path) -> None:
     bench = RoutedBench(tmp_path)
     bench.proposals.create("/default/parted", partitions=3)
     bench.proposals.create("/default/memory", reliable=False, durability="memory")
+    bench.router.operations.store = lambda: STORE
     tiered = {
         "known": True, "local_bytes": 10, "uploaded_bytes": 7, "objects": 2, "pending_bytes": 3,
         "pending_seconds": 1.5, "upload_error": "", "read_error": "",
@@ -36,22 +39,24 @@ def test_sums_by_topic_and_the_first_error(tmp_path: Path) -> None:
         bench,
         answers(
             tiered,
-            {**tiered, "pending_seconds": 9.0, "upload_error": "bucket is gone"},
+            {**tiered, "known": False, "pending_seconds": 9.0, "upload_error": "bucket is gone"},
             StorageFailed("no disk"),
         ),
     )
     (row,) = found["topics"]
     assert row == {
         "topic": "/default/parted", "partitions": 3, "local_bytes": 20, "uploaded_bytes": 14, "objects": 4,
-        "pending_bytes": 6, "pending_seconds": 9.0, "errors": 2, "error": "bucket is gone",
+        "pending_bytes": 6, "pending_seconds": 9.0, "unconfirmed": 1, "errors": 2, "error": "bucket is gone",
     }  # fmt: skip
     assert found["tiered"] and found["pending_bytes"] == 6 and found["errors"] == 2
+    assert found["store"] == STORE and found["unconfirmed"] == 1
 
 
 def test_local_storage_says_so_and_an_unknown_topic_is_refused(tmp_path: Path) -> None:
     bench = RoutedBench(tmp_path)
     assert ask(bench, answers()) == {
-        "tiered": False, "pending_bytes": 0, "pending_seconds": 0.0, "errors": 0, "topics": [],
+        "tiered": False, "store": None, "pending_bytes": 0, "pending_seconds": 0.0, "unconfirmed": 0,
+        "errors": 0, "topics": [],
     }  # fmt: skip
     bench.proposals.create("/default/one")
     found = ask(bench, answers({"local_bytes": 5, "tiered": False}), topic="/default/one")

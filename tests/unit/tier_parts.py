@@ -38,6 +38,7 @@ class FakeMover:
     def __init__(self, answer: Callable[[dict[str, Any]], None], store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
         self.prompt = True
+        self.connected = True
         self.crowded = False
         self.frames: list[dict[str, Any]] = []
         self.said: list[dict[str, Any]] = []
@@ -110,7 +111,7 @@ class FakeMover:
             {
                 "kind": "state", "topic_id": identity.topic_id, "partition": identity.partition,
                 "manifest": self.manifests[identity].encode(), "error": error,
-                "pending_bytes": 0, "oldest_pending_us": 0,
+                "loaded": True,
             }
         )  # fmt: skip
 

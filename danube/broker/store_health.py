@@ -1,0 +1,76 @@
+"""Whether the object store answers: the mover hears it from its own calls and tells whoever asks for it.
+
+A store that nobody has asked for a while is asked for one small object, so that silence is known as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from danube import clock
+from danube.errors import DanubeError, StoreRefused, StoreUnavailable
+from danube.wal.store_binding import stored_identity
+
+if TYPE_CHECKING:
+    from danube.broker.contexts import Pulse
+    from danube.broker.mover_copies import Ended, Job
+    from danube.broker.owner_link import OwnerLink
+    from danube.wal.objects import ObjectStore
+
+ASK_AFTER_NS: Final = 15_000_000_000  # without any word from the store
+
+
+class StoreHealth:
+    """All methods run on the mover's loop; ``links`` are those that are open."""
+
+    def __init__(self, store: ObjectStore, links: Iterable[OwnerLink], pulse: Pulse) -> None:
+        self.error = ""  # why it does not answer; empty while it does, and before it was heard of
+        self._store = store
+        self._links = links
+        self._pulse = pulse
+        self._answers: bool | None = None
+        self._asking = False
+        self._heard_ns = clock.monotonic_ns()
+
+    def ask_if_silent(self, block: Callable[[Job, Ended], None]) -> None:
+        """Ask when nothing was heard for a while; ``block`` runs a job in a thread."""
+        if not self._asking and clock.monotonic_ns() - self._heard_ns >= ASK_AFTER_NS:
+            self._asking = True
+            block(lambda: stored_identity(self._store), self._asked)
+
+    def _asked(self, _: Any, error: DanubeError | None) -> None:
+        self._asking = False
+        self._heard_ns = clock.monotonic_ns()
+        self.heard(error)
+
+    def answered(self) -> None:
+        self._take(True, "")
+
+    def heard(self, error: DanubeError | None) -> None:
+        """A call ended so; an error that the store has no part in says nothing of it."""
+        if error is None:
+            self.answered()
+        elif isinstance(error, StoreUnavailable | StoreRefused):
+            self.failed(error)
+
+    def failed(self, error: DanubeError) -> None:
+        """It did not answer, or refused, or is another broker's."""
+        self._take(False, str(error))
+
+    def tell(self, link: OwnerLink) -> None:
+        """What is known, to a worker that has just connected."""
+        if self._answers is not None:
+            link.send("store", **self._condition())
+
+    def _take(self, answers: bool, error: str) -> None:
+        self._heard_ns = clock.monotonic_ns()
+        if (answers, error) == (self._answers, self.error):
+            return
+        self._answers, self.error = answers, error
+        self._pulse.store_answers = answers
+        for link in list(self._links):
+            link.send("store", **self._condition())
+
+    def _condition(self) -> dict[str, Any]:
+        return {"name": self._store.name, "answers": bool(self._answers), "error": self.error}

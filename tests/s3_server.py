@@ -182,6 +182,7 @@ class S3Server:
                     stderr=output,
                     env=environ,
                     cwd=self._folder,
+                    start_new_session=True,  # an interrupt from the terminal is for who started it
                     preexec_fn=die_with_parent,
                 )
             if self._answers():

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -382,7 +384,11 @@ ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log":
 
 
 def main() -> None:
-    print(json.dumps(uvloop.run(ROLES[sys.argv[1]](json.loads(sys.argv[2])))), flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal it is for who started this process
+    options = json.loads(sys.argv[2])
+    if "log" in options:
+        logging.basicConfig(filename=options["log"], format="%(asctime)s %(message)s")
+    print(json.dumps(uvloop.run(ROLES[sys.argv[1]](options))), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tests.broker_process import ROOT, die_with_parent
@@ -36,8 +37,10 @@ class ChildFailed(Exception):
 class Child:
     """One script of this repository in a process of its own; it dies with this one."""
 
-    def __init__(self, script: str, role: str, options: dict[str, Any]) -> None:
-        command = [sys.executable, str(ROOT / script), role, json.dumps(options)]
+    def __init__(
+        self, script: str, role: str, options: dict[str, Any], python: Sequence[str] = (sys.executable,)
+    ) -> None:
+        command = [*python, str(ROOT / script), role, json.dumps(options)]
         self.role = role
         self._process = subprocess.Popen(
             command,
@@ -48,6 +51,10 @@ class Child:
             bufsize=0,
         )
         self._pending = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def line(self, timeout_s: float = TIMEOUT_S) -> str:
         """The next line that the child prints."""

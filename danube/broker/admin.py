@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,12 +13,17 @@ from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
 from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
-from danube.core.wire import Admin, Frame, error_frame, result_frame
-from danube.errors import Conflict, DanubeError, InvalidArgument, SubscriptionNotFound
+from danube.core.wire import Admin, error_frame, result_frame
+from danube.errors import Conflict, DanubeError, InvalidArgument, SubscriptionNotFound, WrongState
+
+if TYPE_CHECKING:
+    from danube.broker.storage import Storage
+    from danube.broker.tiers import Tiers
 
 _RANGE_BYTES: Final = 16
 _OFFSET_MAX: Final = 1 << 62
 _REASON_CHARACTERS_MAX: Final = 1024
+Answer = Callable[[Any], None]
 _NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 
 
@@ -131,11 +136,31 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
     return {}
 
 
-def seal_reply(end: int | DanubeError, frame: Frame) -> bytes:
-    """The answer to ``seal``: below which offset all is sealed, or why it is not."""
-    if isinstance(end, DanubeError):
-        return error_frame(end, frame.correlation)
-    return result_frame({"sealed_end": end}, frame.correlation)
+def answered_later(
+    hosted: HostedPartition, request: Admin, storage: Storage, tiers: Tiers | None, answer: Answer
+) -> bool:
+    """Begin an operation that waits for others; False where it is none, and nothing was done.
+
+    ``seal``: below which offset all is sealed.  ``install_staged``: what became of objects that a job made
+    of the partition's, by what the mover says: ``installed``, ``waiting`` or ``refused``, and why.
+    """
+    args = request.args
+    if request.op == "seal":
+        storage.seal(hosted, lambda end: answer(end if isinstance(end, DanubeError) else {"sealed_end": end}))
+    elif request.op == "install_staged":
+        if tiers is None or hosted.tier is None:
+            raise WrongState(f"{hosted.name} is in no object store", hint="see storage.mode")
+        tiers.staged.ask(hosted, integer(args, "topic_id"), octets(args, "objects"), answer)
+    else:
+        return False
+    return True
+
+
+def reply_frame(value: Any, correlation: int) -> bytes:
+    """The answer to a request: a value, or the error that stands for it."""
+    if isinstance(value, DanubeError):
+        return error_frame(value, correlation)
+    return result_frame(value, correlation)
 
 
 def _name(args: dict[str, Any]) -> str:

@@ -26,7 +26,8 @@ from danube.broker import last_resort
 from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
-from danube.broker.mover_threads import yielding_pool
+from danube.broker.mover_staged import judged
+from danube.broker.mover_threads import deliver, yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
 from danube.broker.plan_settings import tier_settings
 from danube.broker.store_health import StoreHealth
@@ -223,7 +224,10 @@ class Mover:
         else:
             identity = LogIdentity(frame["topic_id"], frame["partition"])
             partition = self._partitions.get(identity)
-            if partition is not None and self._links.get(identity) is link:
+            owned = partition is not None and self._links.get(identity) is link
+            if kind == "staged":
+                link.send("judged", **judged(frame, partition if owned else None, clock.wall_us()))
+            elif partition is not None and owned:
                 self._on_partition_frame(partition, kind, frame)
 
     def _on_partition_frame(self, partition: MovedPartition, kind: str, frame: Frame) -> None:
@@ -483,17 +487,4 @@ class Mover:
     def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
         if not self._ended:  # what comes now comes again at the next start
             future = self._loop.run_in_executor(pool, job)
-            future.add_done_callback(partial(_deliver, ended))
-
-
-def _deliver(ended: Ended, future: asyncio.Future[Any]) -> None:
-    """A DanubeError is an outcome; anything else is a bug and ends the process."""
-    if future.cancelled():
-        return
-    error = future.exception()
-    if error is None:
-        ended(future.result(), None)
-    elif isinstance(error, DanubeError):
-        ended(None, error)
-    else:
-        last_resort.leave("a job of the mover failed", error)
+            future.add_done_callback(partial(deliver, ended))

@@ -1,4 +1,4 @@
-"""The protocol between workers and the mover: frames over a Unix stream socket.
+"""The protocol between workers and the processes beside them: frames over a Unix stream socket.
 
     position  size  field
            0     4  size of what follows, little-endian
@@ -15,7 +15,11 @@ again changes nothing, so after a lost connection it says everything again.
     cursors  keep this copy of the subscriptions' progress
     delete   the topic is gone: remove its objects
     fetch    copy a range of an object into a file    (fetched has the error's "code", too)
+    staged   may these objects take others' place?    judged   what became of each (or "error" and "code")
     metadata keep this snapshot of the metadata       store    whether the store answers, or why not
+
+    worker -> metrics                                 metrics -> worker
+    measured the answer, a Measured of core.measured  measure  what of your partitions is not off the host?
 
 Fields that a side does not know are ignored, so both may gain some; a kind that it does not know is an error.
 """
@@ -57,7 +61,11 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
     "metadata": {"version": int, "blob": bytes},
     "state": {**_PARTITION, "manifest": bytes, "loaded": bool, "error": str},
     "fetched": {"id": int, "error": str},
+    "staged": {**_PARTITION, "id": int, "epoch": int, "objects": bytes},
+    "judged": {"id": int, "answers": bytes, "error": str},
     "store": {"name": str, "answers": bool, "error": str},
+    "measure": {"id": int, "topics_max": int},
+    "measured": {"id": int, "worker": int, "answer": bytes},
 }  # fmt: skip
 
 

@@ -7,12 +7,13 @@ partition is under way; uploads run beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.backup import put_cursors
+from danube.broker.mover_staged import Answer, Examined, StagedObjects
 from danube.core.tier_plan import (
     SECOND_US,
     Backlog,
@@ -38,6 +39,7 @@ from danube.wal.merging import merge_objects
 from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
 from danube.wal.sealed_files import LocalListing
 from danube.wal.segment import file_name
+from danube.wal.staged import Rules, Staged
 from danube.wal.uploader import (
     Change,
     Ownership,
@@ -106,6 +108,7 @@ class MovedPartition:
         self._merged: list[Replacement] = []  # uploaded, to be named
         self._tombstone_retention_ms: int | None = None  # None: it is not compacted
         self.merging = False
+        self._staged = StagedObjects()
         self._sweep_us = 0
         self._encoded: tuple[Manifest, bytes] | None = None
 
@@ -128,8 +131,8 @@ class MovedPartition:
             return Step.SCAN, now_us
         times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
         if not stopping:
-            # A sweep must not see an object that a merge has made and nobody names yet.
-            merging = self.merging or bool(self._merged)
+            # A sweep must not see an object that a merge or a job has made and nobody names yet.
+            merging = self.merging or bool(self._merged) or self._staged.examined
             times += [
                 (self._remove_due(), Step.REMOVE),
                 (NEVER_US if merging else self._sweep_us, Step.SWEEP),
@@ -142,7 +145,7 @@ class MovedPartition:
     def _install_due(self, stopping: bool) -> int:
         ready = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         wanted = ready or self._merged or self.trim_offset > self.manifest.start_offset
-        wanted = wanted or self.uploader.unsettled
+        wanted = wanted or self.uploader.unsettled or self._staged.examined
         if not wanted:
             return NEVER_US
         return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
@@ -206,7 +209,13 @@ class MovedPartition:
         """
         if not self.loaded or self.retired or self.fenced or self.merging or self._merged:
             return None
-        if now_us < max(self._merge_us, self._retry_us) or self.backlog.segments or self.busy is Step.SWEEP:
+        if now_us < self._retry_us or self.busy is Step.SWEEP:
+            return None
+        examine = self._staged.job(self.uploader, self.manifest, self._rules(now_us), work)
+        if examine is not None:
+            self.merging = True
+            return examine
+        if now_us < self._merge_us or self.backlog.segments:
             return None
         if self._tombstone_retention_ms is not None:
             return self._compaction_job(self._tombstone_retention_ms, now_us, work)
@@ -235,9 +244,13 @@ class MovedPartition:
         self.merging = True
         return lambda: compact_objects(self.uploader, plan, settings, work)
 
-    def merged(self, result: list[Replacement], now_us: int) -> None:
+    def merged(self, result: list[Replacement] | Examined, now_us: int) -> None:
         """May be none: then the same would come to nothing again."""
         self.merging = False
+        if isinstance(result, Examined):
+            self._staged.took(result, now_us)
+            self._succeeded()
+            return
         self._merged = result
         if not result:
             self._merge_us = now_us + MERGE_PAUSE_US
@@ -246,6 +259,16 @@ class MovedPartition:
         self.merging = False
         self._merge_us = now_us + MERGE_INTERVAL_US
         self._failed(error, now_us, chance)
+
+    def offered(self, objects: Sequence[Staged], now_us: int) -> list[Answer]:
+        """What becomes of objects that a job staged; those that are new are examined in their turn."""
+        if not self.loaded:
+            return [("waiting", self.error or "the manifest is not read yet")] * len(objects)
+        return self._staged.ask(objects, self.manifest, self._rules(now_us), self.error)
+
+    def _rules(self, now_us: int) -> Rules:
+        lag_us = self.settings.compaction.lag_us
+        return Rules(now_us, self.trim_offset, self._tombstone_retention_ms, lag_us)
 
     @property
     def _merge_interval_us(self) -> int:
@@ -268,7 +291,7 @@ class MovedPartition:
                 self.dirty = False
                 return self._listing.refresh
             case Step.INSTALL:
-                return self._install_job()
+                return self._install_job(now_us)
             case Step.REMOVE:
                 keys = due(self._dropped, now_us, self.settings, ROUND_OBJECTS_MAX)
                 return lambda: self._remove(keys)
@@ -276,15 +299,15 @@ class MovedPartition:
                 blob, self.cursors = self.cursors or b"", None
                 return lambda: self._put_cursors(blob)
             case Step.SWEEP:
-                since = self._unnamed_since
-                return lambda: sweep_partition(self.uploader, (), since, now_us, self.settings)
+                since, offered = self._unnamed_since, self._staged.keys(self.owner.identity)
+                return lambda: sweep_partition(self.uploader, offered, since, now_us, self.settings)
 
-    def _install_job(self) -> Job:
+    def _install_job(self, now_us: int) -> Job:
         count = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         entries = [self.finished[segment.base_offset] for segment in self.backlog.segments[:count]]
-        changes = [adding(entries), trimming(self.trim_offset)]
-        if self._merged:
-            changes.insert(1, replacing_in_order(self._merged))
+        changes = [adding(entries), replacing_in_order(self._merged), trimming(self.trim_offset)]
+        if self._staged.examined:
+            changes.insert(2, self._staged.change(self._rules(now_us)))
         return lambda: self._install(in_turn(*changes))
 
     def _install(self, change: Change) -> tuple[Manifest, list[str]]:
@@ -316,6 +339,7 @@ class MovedPartition:
                 self._take_manifest(result[0], result[1], now_us)
                 self._merge_us = min(self._merge_us, now_us + self._merge_interval_us)
                 self._merged = []
+                self._staged.installed(self.manifest, now_us)
             case Step.REMOVE:
                 for key in result:
                     self._dropped.pop(key, None)

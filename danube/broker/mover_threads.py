@@ -1,11 +1,16 @@
-"""Threads whose work can wait: uploads and merges go on with what publishing and reading leave over."""
+"""The mover's threads: those whose work can wait go on with what publishing and reading leave over."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
+
+from danube.broker import last_resort
+from danube.errors import DanubeError
 
 NICENESS: Final = 5  # a third of the share of a thread that has none, where processors are short
 
@@ -19,3 +24,16 @@ def _yield() -> None:
     thread = threading.get_native_id()
     niceness = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # to go back is not allowed
+
+
+def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Future[Any]) -> None:
+    """How a job ended: a DanubeError is an outcome, anything else is a bug and ends the process."""
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error is None:
+        ended(future.result(), None)
+    elif isinstance(error, DanubeError):
+        ended(None, error)
+    else:
+        last_resort.leave("a job of the mover failed", error)

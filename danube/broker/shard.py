@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube import clock, telemetry
-from danube.broker.admin import CURSOR_OPERATIONS, partition_operation, seal_reply
+from danube.broker.admin import CURSOR_OPERATIONS, answered_later, partition_operation, reply_frame
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.hosted import HostedPartition, TrafficCounters
@@ -260,9 +260,11 @@ class Shard:
     def _on_admin(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         request = wire.decode_control(buffer[frame.start : frame.end], Admin)
 
+        def answer(value: Any) -> None:
+            self._send_later(session, reply_frame(value, frame.correlation))
+
         def opened(hosted: HostedPartition) -> None:
-            if request.op == "seal":
-                self.storage.seal(hosted, lambda end: self._send_later(session, seal_reply(end, frame)))
+            if answered_later(hosted, request, self.storage, self.tiers, answer):
                 return
             value = partition_operation(hosted, request, clock.monotonic_ns())
             self.wake(hosted)

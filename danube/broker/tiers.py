@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from danube import clock, telemetry
 from danube.broker.tier import NO_COMPACTION, PartitionTier
 from danube.broker.tier_retention import LocalRetention, evictable_end, expired_end
+from danube.broker.tier_staged import StagedQuestions
 from danube.errors import DanubeError, FetchPending, StoreUnavailable, error_for_code
 from danube.wal.cold_cache import ColdCache, Fetch
 from danube.wal.segment import LogIdentity
@@ -74,6 +75,7 @@ class Tiers:
     ) -> None:
         self.options = options
         self.link: Link | None = None
+        self.staged = StagedQuestions(self._reach)
         self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed)
         self._wake = wake
         self._roll = roll
@@ -117,9 +119,12 @@ class Tiers:
             self._send("policy", tier, compacts=wanted[0], tombstone_retention_ms=wanted[1])
 
     def _send(self, kind: str, tier: PartitionTier, **fields: Any) -> None:
+        topic_id, partition = tier.identity
+        self._reach(kind, topic_id=topic_id, partition=partition, **fields)
+
+    def _reach(self, kind: str, **fields: Any) -> None:
         if self.link is not None:
-            topic_id, partition = tier.identity
-            self.link.send(kind, topic_id=topic_id, partition=partition, **fields)
+            self.link.send(kind, **fields)
 
     def forget(self, hosted: HostedPartition) -> None:
         """The partition is not hosted here any more."""
@@ -161,6 +166,7 @@ class Tiers:
         for topic_id in self._deleted:
             self._say_deleted(topic_id)
         self._metadata_sent = -1
+        self.staged.say_again()
         self.cache.ask_again(clock.monotonic_ns())
 
     def on_frame(self, frame: Mapping[str, Any]) -> None:
@@ -170,6 +176,8 @@ class Tiers:
             self._store = {name: frame[name] for name in _UNHEARD}
         elif kind == "fetched":
             self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
+        elif kind == "judged":
+            self.staged.answered(frame)
         elif kind == "state":
             tier = self._tiers.get(LogIdentity(frame["topic_id"], frame["partition"]))
             if tier is not None and tier.on_state(dict(frame)):
@@ -212,6 +220,7 @@ class Tiers:
         """Several times a second: what waits in the cache."""
         now_ns = clock.monotonic_ns()
         self.cache.tick(now_ns)
+        self.staged.tick(now_ns)
         self._serve_waiters(now_ns)
 
     def second(self) -> None:

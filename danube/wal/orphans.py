@@ -20,17 +20,17 @@ ROUND_OBJECTS_MAX: Final = 1_000
 
 def sweep_partition(
     uploader: Uploader,
-    local_keys: Collection[str],
+    expected_keys: Collection[str],
     unnamed_since: Mapping[str, int],
     now_us: int,
     settings: TierSettings,
 ) -> Sweep:
     """Delete the partition's orphans; hand ``unnamed_since`` of the answer in at the next round.
 
-    ``local_keys``: objects that may be uploaded from here at any time.  Raises Fenced when a newer owner is
-    there: then it is its work.
+    ``expected_keys``: objects that may be named at any time.  Raises Fenced when a newer owner is there: then
+    it is its work.
     """
-    named = uploader.named() | set(local_keys)
+    named = uploader.named() | set(expected_keys)
     listed: list[ListedObject] = []
     for found in uploader.store.list(partition_prefix(uploader.identity)):
         parsed = parse_key(found.key)

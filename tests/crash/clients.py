@@ -2,9 +2,8 @@
 
 ``prepare`` makes the topics and subscriptions, ``produce`` and ``consume`` work until a line comes
 on standard input (or, with ``steps``, that many sends), ``read_log`` reads every topic from its start
-(or from ``since_us``) through a fresh subscription, ``ends`` says where the logs end.  Each reopens what
-an error closed, as an application would.  A client is native unless its ``via`` says ``grpc``
-(:mod:`tests.crash.grpc_clients`).
+(or from ``since_us``) through a fresh subscription.  Each reopens what an error closed, as an
+application would.  A client is native unless its ``via`` says ``grpc`` (:mod:`tests.crash.grpc_clients`).
 """
 
 from __future__ import annotations
@@ -331,16 +330,6 @@ def kind_of(one: dict[str, Any], native: type[Any]) -> type[Any]:
     return GrpcSender if native is Sender else GrpcReceiver
 
 
-async def ends(options: dict[str, Any]) -> dict[str, Any]:
-    """Where each partition of each topic ends: what is stored now lies below."""
-    async with connected(options) as client:
-        found = {}
-        for topic in options["topics"]:
-            described = await client.admin.describe_topic(topic["topic"])
-            found[topic["topic"]] = [one["high_watermark"] for one in described.partitions]
-        return {"ends": found}
-
-
 async def read_log(options: dict[str, Any]) -> dict[str, Any]:
     """Every record of every topic, through a subscription that never existed before.
 
@@ -380,7 +369,7 @@ async def read_topic(client: Any, topic: str, options: dict[str, Any], journal: 
     return records
 
 
-ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log, "ends": ends}
+ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log}
 
 
 def main() -> None:

@@ -112,13 +112,15 @@ class Run:
         *,
         broker: BrokerProcess | None = None,
         first_part: int = 0,
+        client_options: dict[str, Any] | None = None,
         **broker_options: Any,
     ) -> None:
         """``first_part`` numbers the clients: runs that share a broker's topics must not share parts."""
         self.plan = plan
         self.load = load
         self.journals = plan.directory / "journals"
-        self.journals.mkdir(parents=True)
+        self.journals.mkdir(parents=True, exist_ok=broker is not None)
+        self.client_options = client_options or {}
         self.broker = broker or BrokerProcess(
             plan.directory / "data", workers=plan.workers, arguments=plan.arguments, **broker_options
         )
@@ -134,6 +136,7 @@ class Run:
             "pause_s": self.plan.pause_s,
             "topics": self.load.topics,
             "subscriptions": self.load.subscriptions,
+            **self.client_options,
             **more,
         }
 
@@ -142,10 +145,6 @@ class Run:
 
     def prepare(self) -> None:
         self.client("prepare").result(CLIENT_TIMEOUT_S)
-
-    def ends(self) -> dict[str, list[int]]:
-        """Where the log of each partition of each topic ends."""
-        return dict(self.client("ends").result(CLIENT_TIMEOUT_S)["ends"])
 
     def read_log(self, **more: Any) -> None:
         self.client("read_log", **more).result(CLIENT_TIMEOUT_S)

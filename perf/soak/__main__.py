@@ -1,0 +1,159 @@
+"""Hours of mixed load with faults: nothing acknowledged is lost, and nothing grows.
+
+    python -m perf.soak --minutes 120 --seed 7 --report soak.json
+
+Load goes on in epochs.  Each is judged by the offline checker of the crash check and leaves nothing behind,
+so a run takes as many hours as it is given.  A line a minute says how far it is.  A run that was stopped
+(SIGINT or SIGTERM: the open epoch is judged first) or killed goes on with the same command.
+
+Exit code: 0 nothing was violated and no slope is beyond its bound; 1 something was, and the directory is
+left as it was found; 2 wrong arguments; 3 stopped before the time was over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perf.soak.report import markdown, text
+from perf.soak.settings import Settings
+from perf.soak.soak import EXIT_CODES, Soak
+from perf.soak.state import State, StateRefused
+from perf.soak.store import KINDS, NoStore
+
+ROOT = Path(__file__).resolve().parents[2]
+USAGE = 2
+LOCK = "soak.lock"
+
+
+def seconds_between(words: str) -> tuple[float, float]:
+    """``30-60``: at least and at most so many seconds."""
+    least, _, most = words.partition("-")
+    found = float(least), float(most or least)
+    if not 0 < found[0] <= found[1]:
+        raise ValueError(words)
+    return found
+
+
+def positive(words: str) -> float:
+    if (found := float(words)) <= 0:
+        raise ValueError(words)
+    return found
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--minutes", type=positive, default=120.0, help="how long, over all sessions (120)")
+    add("--seed", type=int, help="of everything random; drawn when it is not given")
+    add("--report", type=Path, metavar="FILE", help="write what was found to FILE, as JSON")
+    add("--directory", type=Path, default=ROOT / "soak-runs", help="data, journals, state (soak-runs)")
+    add("--restart", action="store_true", help="forget the run that is in the directory")
+    add("--epoch-minutes", type=positive, default=5.0, help="how often history is judged (5)")
+    between = "seconds from one fault to the next (30-60)"
+    add("--fault-every", type=seconds_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=between)
+    gentle = "gentle: none ends a process, for slopes of long lives; alternate: every other epoch"
+    add("--faults", choices=["all", "gentle", "alternate"], default="alternate", help=gentle)
+    add("--sample-every", type=positive, default=5.0, metavar="SECONDS", help="(5)")
+    settle = "after a fault, before samples count again (5)"
+    add("--settle", type=float, default=5.0, metavar="SECONDS", help=settle)
+    pause = "of a producer between two sends, at most (0.25); less is more load"
+    add("--pause", type=float, default=0.25, metavar="SECONDS", help=pause)
+    add("--workers", type=int, default=2)
+    store = "tiered storage; auto: an S3 server where there is one, else a directory"
+    add("--store", choices=KINDS, default="auto", help=store)
+    add("--markdown", action="store_true", help="print a row for docs/reliability.md")
+    return parser.parse_args(words)
+
+
+def settings_of(given: argparse.Namespace) -> Settings:
+    return Settings(
+        directory=given.directory.absolute(),
+        total_s=given.minutes * 60,
+        epoch_s=given.epoch_minutes * 60,
+        fault_every_s=given.fault_every,
+        sample_every_s=given.sample_every,
+        settle_s=given.settle,
+        workers=given.workers,
+        pause_s=given.pause,
+        store=given.store,
+        faults=given.faults,
+    )
+
+
+def stopping(stopped: threading.Event) -> None:
+    """The first signal lets the open epoch end; a second one ends the process."""
+
+    def stop(number: int, frame: Any) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        print("stopping: the open epoch is judged first; once more to leave at once", flush=True)
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+@contextmanager
+def claimed(directory: Path, restart: bool) -> Iterator[None]:
+    """Hold the directory of a run; raise StateRefused when it is another's, or something else altogether."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / LOCK).exists():
+        raise StateRefused(f"{directory} holds something else than a soak; name another --directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateRefused(f"a soak is running in {directory}; name another --directory") from None
+        for path in directory.iterdir() if restart else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        yield
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    settings, stopped = settings_of(given), threading.Event()
+    with claimed(settings.directory, given.restart):
+        state = State.load(settings.directory / "state.json", given.seed, settings.lasting)
+        soak = Soak(settings, state, say, stopped)
+        stopping(stopped)
+        done_min = soak.record.last_s / 60
+        goes_on = f", {done_min:.1f} done" if done_min else ""
+        say(f"soak of {given.minutes:g} min{goes_on}, seed {state.seed}, store {soak.store.kind}")
+        return soak.run()
+
+
+def main(words: list[str] | None = None) -> int:
+    given = arguments(words)
+    try:
+        found = run(given)
+    except (StateRefused, NoStore) as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return USAGE
+    if given.report:
+        given.report.write_text(json.dumps(found, indent=2) + "\n")
+    say(text(found))
+    if given.markdown:
+        say(markdown(found))
+    return EXIT_CODES[found["verdict"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Where tiered storage goes: an S3 server behind a proxy that can fail, a directory, or nowhere.
+
+What is stored lies in the run's own directory, so that a run which was stopped finds it again; for that
+reason the server is MinIO and never one that keeps its objects in memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.crash import nemesis
+from tests.crash.store_faults import STORE_FAULTS, for_nemesis
+from tests.fakes.s3_proxy import S3Proxy
+from tests.s3_server import NoServer, S3Server, find
+
+KINDS = ("auto", "s3", "directory", "none")
+BUCKET = "soak"
+# Small and hasty, so that every part of tiering happens within a minute.
+SETTINGS = {
+    "DANUBE_WAL__SEGMENT_SIZE": "16MiB",
+    "DANUBE_STORAGE__SEAL_AFTER": "5s",
+    "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "20s",
+    "DANUBE_STORAGE__CACHE_SIZE": "64MiB",
+    "DANUBE_STORAGE__MERGE_BELOW": "1MiB",
+    "DANUBE_STORAGE__MERGE_TO": "4MiB",
+    "DANUBE_STORAGE__ORPHAN_AGE": "5m",
+}
+
+
+class NoStore(Exception):
+    """What was asked for is not here; the text says why."""
+
+
+class Store:
+    """The store of a run; ``kind`` is what was chosen: s3, directory or none."""
+
+    def __init__(self, kind: str, directory: Path, seed: int) -> None:
+        """Raise NoStore when ``s3`` is asked for and there is no server that keeps its objects."""
+        self.kind, self.directory = kind, directory
+        self._server: S3Server | None = None
+        self._proxy: S3Proxy | None = None
+        if kind in ("auto", "s3"):
+            self._find_server(seed)
+
+    def _find_server(self, seed: int) -> None:
+        try:
+            program = find()
+            if program.kind != "minio":
+                raise NoServer(f"{program.kind} keeps its objects in memory, and a run must outlive it")
+        except NoServer as error:
+            if self.kind == "s3":
+                raise NoStore(str(error)) from None
+            self.kind = "directory"
+            return
+        self.kind = "s3"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._server = S3Server(program, _folder=self.directory)
+        self._seed = seed
+
+    def open(self) -> dict[str, str]:
+        """Start what must run; the broker's environment."""
+        if self.kind == "none":
+            return {"DANUBE_WAL__SEGMENT_SIZE": SETTINGS["DANUBE_WAL__SEGMENT_SIZE"]}
+        if self._server is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            place = {
+                "DANUBE_STORAGE__MODE": "shared_fs",
+                "DANUBE_STORAGE__URL": f"file://{self.directory.absolute()}",
+            }
+            return SETTINGS | place
+        self._server.start()
+        client = self._server.client()
+        if not client.bucket_exists(BUCKET):
+            self._server.make_bucket(BUCKET)
+        self._proxy = S3Proxy("127.0.0.1", self._server.port, client=client, seed=self._seed).start()
+        return SETTINGS | self._server.environ(BUCKET, "run", endpoint=self._proxy.endpoint)
+
+    def location(self) -> tuple[str, list[str], dict[str, str]]:
+        """Url, arguments and environment with which a command of Danube reads the store."""
+        if self.kind == "none":
+            return "", [], {}
+        if self._server is None:
+            return f"file://{self.directory.absolute()}", [], {}
+        environment = self._server.environ(BUCKET, "run")
+        return environment["DANUBE_STORAGE__URL"], ["--s3-endpoint", self._server.endpoint], environment
+
+    def close(self) -> None:
+        """End the server; what it stored stays."""
+        if self._proxy is not None:
+            self._proxy.refuse()
+        if self._server is not None:
+            self._server.kill()
+
+    def faults(self) -> dict[str, nemesis.Fault]:
+        """Faults of this store, for a nemesis."""
+        return for_nemesis(self._proxy) if self._proxy is not None else {}
+
+    @property
+    def fault_weights(self) -> dict[str, int]:
+        return dict.fromkeys(STORE_FAULTS, 1) if self._proxy is not None else {}
+
+    @property
+    def has_mover(self) -> bool:
+        return self.kind != "none"
+
+    def forget_requests(self) -> None:
+        """Drop the proxy's memory of its requests, which no long run could keep."""
+        if self._proxy is not None:
+            self._proxy.requests.clear()

@@ -4,6 +4,9 @@ Between faults every pause of every process is a stratum of its own, and within 
 lived long: so growth is seen that a restart would hide.  Over the long run the level of each role counts,
 whichever process plays it: so growth is seen that restarts do not undo, like that of files which must be
 loaded again.
+
+All processes of a role are taken together, because connections and partitions move from one to another
+when one of them is killed.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from perf.soak.record import PLACES, Record
+from perf.soak.sampling import METRICS
 from perf.soak.slopes import Bound, Floats, Growth, Slope, Stratum, blocks, judge, slope
 
 MIB = 1 << 20
+Columns = dict[str, Floats]
 BLOCKS = 120  # points of the long run
 BLOCK_S_MIN = 60.0
+FOLLOW_THE_DISK = ("descriptors",)  # a log holds files open, as many as retention leaves it
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
 
 LONG_RUN = {
@@ -74,27 +80,44 @@ class Finding:
 
 def findings(record: Record, rules: Rules) -> list[Finding]:
     """Every slope that has a bound, in a fixed order."""
-    roles: dict[str, list[dict[str, Floats]]] = {}
+    roles: dict[str, list[Columns]] = {}
     for name in sorted(record.processes):
         roles.setdefault(name.partition("-")[0], []).append(record.processes[name].columns())
     found = []
     for role, members in roles.items():
+        columns = _together(members)
         for metric, bound in rules.between_faults.items():
-            strata = [part for member in members for part in _pieces(member, metric, rules, _PAUSE)]
-            found.append(_finding(role, metric, "between faults", strata, bound))
+            pauses = _pieces(columns, metric, rules, "interval", "life")
+            found.append(_finding(role, metric, "between faults", pauses, bound))
         for metric, bound in rules.within_lives.items():
-            lives = [part for member in members for part in _pieces(member, metric, rules, _LIFE)]
-            found.append(_finding(role, metric, "within lives", _long_ones(lives, rules), bound))
+            lives = _long_ones(_pieces(columns, metric, rules, "life"), rules)
+            found.append(_finding(role, metric, "within lives", lives, bound))
         for metric, bound in rules.long_run.items():
-            strata = [_level(member, metric, rules) for member in members]
-            found.append(_finding(role, metric, "long run", strata, bound))
-    times = np.array(record.place_times)
+            times, values = _chosen(columns, metric, rules)
+            found.append(_finding(role, metric, "long run", [_blocked(times, values, rules)], bound))
+    moments = np.array(record.place_times)
     for name in sorted(record.places):
         sizes = np.array(record.places[name])
-        chosen = times[-len(sizes) :] >= rules.disk_warm_up_s
-        strata = [_blocked(times[-len(sizes) :][chosen], sizes[chosen], rules)]
+        counting = moments >= rules.disk_warm_up_s
+        strata = [_blocked(moments[counting], sizes[counting], rules)]
         found.append(_finding(PLACES, name, "long run", strata, rules.on_disk))
     return found
+
+
+def _together(members: list[Columns]) -> Columns:
+    """One process out of several, for the moments at which all of them were there."""
+    times = members[0]["at_s"]
+    for member in members[1:]:
+        times = np.intersect1d(times, member["at_s"])
+    rows = [{name: column[np.isin(one["at_s"], times)] for name, column in one.items()} for one in members]
+    together = {metric: np.sum([one[metric] for one in rows], axis=0) for metric in METRICS}
+    together["at_s"] = times
+    together["age_s"] = np.min([one["age_s"] for one in rows], axis=0)
+    together["quiet"] = rows[0]["quiet"]
+    together["interval"] = rows[0]["interval"]
+    lives = np.stack([one["life"] for one in rows], axis=1)
+    together["life"] = np.cumsum(np.any(np.diff(lives, axis=0, prepend=lives[:1]) != 0, axis=1))
+    return together
 
 
 def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: Bound) -> Finding:
@@ -103,17 +126,21 @@ def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: B
     return Finding(whose, metric, when, judge(found, bound), found, limit)
 
 
-_PAUSE, _LIFE = ("life", "interval"), ("life",)
+def _chosen(columns: Columns, metric: str, rules: Rules, *more: str) -> tuple[Floats, ...]:
+    """Times, values and ``more`` columns of the samples that count."""
+    warm_up_s = rules.disk_warm_up_s if metric in FOLLOW_THE_DISK else rules.warm_up_s
+    counting = (
+        (columns["quiet"] > 0) & (columns["age_s"] >= rules.life_warm_up_s) & (columns["at_s"] >= warm_up_s)
+    )
+    return tuple(columns[name][counting] for name in ("at_s", metric, *more))
 
 
-def _pieces(columns: dict[str, Floats], metric: str, rules: Rules, keys: tuple[str, ...]) -> list[Stratum]:
-    """The quiet samples cut wherever one of the ``keys`` changes."""
-    chosen = (columns["quiet"] > 0) & (columns["age_s"] >= rules.life_warm_up_s)
-    times, values = columns["at_s"][chosen], columns[metric][chosen]
+def _pieces(columns: Columns, metric: str, rules: Rules, *keys: str) -> list[Stratum]:
+    """The samples that count, cut wherever one of the ``keys`` changes."""
+    times, values, *marks = _chosen(columns, metric, rules, *keys)
     if not len(times):
         return []
-    changes = np.any([np.diff(columns[key][chosen]) != 0 for key in keys], axis=0)
-    edges = np.flatnonzero(changes) + 1
+    edges = np.flatnonzero(np.any([np.diff(mark) != 0 for mark in marks], axis=0)) + 1
     return list(zip(np.split(times, edges), np.split(values, edges), strict=True))
 
 
@@ -123,16 +150,6 @@ def _long_ones(lives: list[Stratum], rules: Rules) -> list[Stratum]:
         for times, values in lives
         if times[-1] - times[0] >= rules.long_life_s
     ]
-
-
-def _level(columns: dict[str, Floats], metric: str, rules: Rules) -> Stratum:
-    """The role's level over the whole run."""
-    chosen = (
-        (columns["quiet"] > 0)
-        & (columns["age_s"] >= rules.life_warm_up_s)
-        & (columns["at_s"] >= rules.warm_up_s)
-    )
-    return _blocked(columns["at_s"][chosen], columns[metric][chosen], rules)
 
 
 def _blocked(times: Floats, values: Floats, rules: Rules) -> Stratum:

@@ -22,7 +22,7 @@ Stratum = tuple[Floats, Floats]  # seconds, values
 
 CONFIDENCE_Z = 2.576  # 99 % of a normal distribution lie within
 POINTS_MIN = 4  # in a stratum; fewer say nothing about their spread
-PAIRS_MIN = 20
+PAIRS_MIN = 45  # as ten points in a row make
 STRATUM_POINTS_MAX = 400
 HOUR_S = 3600.0
 

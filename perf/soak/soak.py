@@ -54,8 +54,8 @@ class Soak:
         self.state = state
         self.say = say
         self.stopped = stopped
-        self.record = Record(settings.directory / "samples.jsonl")
         self.store = Store(settings.store, settings.directory / "store", state.seed)
+        self.record = Record(settings.directory / "samples.jsonl")
         self.data_dir = settings.directory / "data"
         self._started: Context | None = None
         self._told_s = 0.0

@@ -22,7 +22,12 @@ from tests.crash.checker import Expectation, Verdict, check  # noqa: E402
 from tests.crash.journal import Event, read_journals  # noqa: E402
 
 Bases = dict[tuple[str, int], int]
-_TOPIC_AT = {"got": 3, "ack": 2, "log": 1}  # where each event names its topic; partition and offset follow
+_TOPIC_AT = {
+    "got": 3,
+    "ack": 2,
+    "ack_unknown": 2,
+    "log": 1,
+}  # where each event names its topic; partition and offset follow
 
 
 class EpochEvents:

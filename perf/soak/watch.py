@@ -77,6 +77,10 @@ class Watch:
         """Seconds of the run, over all its sessions."""
         return time.monotonic() - self._started
 
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
     def take_died(self) -> list[str]:
         """What was noticed since the last call."""
         taken, self.died = self.died, []

@@ -76,6 +76,7 @@ class _Ledger:
         self.log: dict[tuple[str, int], list[tuple[int, Identity]]] = defaultdict(list)
         self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None]]] = defaultdict(list)
         self.acked: dict[str, set[Place]] = defaultdict(set)
+        self.perhaps_acked: dict[str, set[Place]] = defaultdict(set)
         self.faults: list[Event] = []
         self.moments: list[tuple[int, int]] = []  # of acknowledgements: when, how many records
         self.failed = 0
@@ -132,6 +133,9 @@ class _Ledger:
 
     def _on_ack(self, subscription: str, topic: str, partition: int, offset: int) -> None:
         self.acked[subscription].add((topic, partition, offset))
+
+    def _on_ack_unknown(self, subscription: str, topic: str, partition: int, offset: int) -> None:
+        self.perhaps_acked[subscription].add((topic, partition, offset))
 
     def _on_log(
         self,
@@ -238,14 +242,14 @@ def _check_delivered(
     ledger: _Ledger, subscription: str, topic: str, places: dict[Identity, Place], acks_are_known: bool
 ) -> None:
     delivered = {place for _, _, place, _, _ in ledger.deliveries[subscription]}
-    acked = ledger.acked[subscription]
+    acked, perhaps_acked = ledger.acked[subscription], ledger.perhaps_acked[subscription]
     for identity, told in ledger.acknowledged.items():
         place = told or places.get(identity)  # one that is nowhere was found lost
         if place is None or place[0] != topic:
             continue
         if place not in delivered:
             ledger.verdict.add("undelivered", f"{identity} at {place} never came to {subscription}")
-        elif acks_are_known and place not in acked:
+        elif acks_are_known and place not in acked and place not in perhaps_acked:
             ledger.verdict.add(
                 "undelivered", f"{identity} at {place} was not acked by {subscription} and not redelivered"
             )

@@ -3,7 +3,8 @@
 They differ from the native ones in what the API does not have.  An answer to a send does not say where
 the record lies, so the journal's ``ok`` has no offset and the checker takes the log's word for it.  A send
 without an answer is neither repeated nor ordered with what follows: after one, the producer goes on under
-another name in the journal, because the order of its records is promised within a connection only.
+another name in the journal, because the order of its records is promised within a connection only.  An ack
+without an answer is not repeated either: it may have had its effect.
 """
 
 from __future__ import annotations
@@ -145,5 +146,10 @@ class GrpcReceiver(Receiver):
             request = pb.NackRequest(**settled, delay_ms=20, reason="crash check")
             await calls.unary("ConsumerService/Nack", request, pb.NackResponse)
             return
-        await calls.unary("ConsumerService/Ack", pb.AckRequest(**settled), pb.AckResponse)
-        self.note_ack(0, message.msg_id.topic_offset)
+        place = (self.topic, 0, message.msg_id.topic_offset)
+        try:
+            await calls.unary("ConsumerService/Ack", pb.AckRequest(**settled), pb.AckResponse)
+        except grpc.aio.AioRpcError:
+            self.journal.write("ack_unknown", self.subscription, *place)
+            raise
+        self.journal.write("ack", self.subscription, *place)

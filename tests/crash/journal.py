@@ -9,6 +9,7 @@ directory than the broker's, before a request leaves and after its answer came.
     fail   producer, topic, first sequence, end sequence, error class       not acknowledged
     got    subscription, consumer, topic, partition, offset, producer, sequence, key, intact, moment_ns
     ack    subscription, topic, partition, offset                          after the call returned
+    ack_unknown   the same, where the call failed: it may have had its effect
     log    topic, partition, offset, producer, sequence, key, intact        the last, fresh reading
     fault  name, seed, started_ns, ended_ns, facts
 

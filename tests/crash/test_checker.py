@@ -171,6 +171,12 @@ def test_a_lost_beginning_of_the_log_is_found() -> None:
     assert judged(honest(), log_starts={(TOPIC, 0): 0}).passed
 
 
+def test_an_ack_without_an_answer_may_have_had_its_effect() -> None:
+    events = without(honest(), "ack", 3)
+    assert judged([*events, ["ack_unknown", "s", TOPIC, 0, 3]]).passed
+    assert judged([*events, ["ack_unknown", "s", TOPIC, 0, 2]]).counts == {"undelivered": 1}
+
+
 def test_acks_of_killed_clients_are_not_held_against_the_broker() -> None:
     assert judged(without(honest(), "ack", 3), acks_are_known=False).passed
     never_delivered = without(without(honest(), "got", 3), "ack", 3)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from perf.soak.slopes import Bound, Growth, Stratum, blocks, judge, slope
+from perf.soak.slopes import Bound, Floats, Growth, Stratum, blocks, judge, slope
 
 MIB = float(1 << 20)
 HOUR_S = 3600.0
@@ -22,8 +22,10 @@ def walk(
     noise: float = 0.0,
 ) -> Stratum:
     """Points with a trend and noise around it."""
-    times = np.arange(count) * step_s
-    values = np.array([100 * MIB + per_hour * time / HOUR_S + source.gauss(0, noise) for time in times])
+    times = np.linspace(0.0, (count - 1) * step_s, count)
+    values: Floats = np.array(
+        [100 * MIB + per_hour * time / HOUR_S + source.gauss(0, noise) for time in times]
+    )
     return times, values
 
 
@@ -100,6 +102,6 @@ def test_blocks_are_medians_of_stretches_of_time() -> None:
 
 
 def test_equal_values_are_flat_for_certain() -> None:
-    found = slope([(np.arange(50) * 60.0, np.full(50, 42.0))])
+    found = slope([(np.linspace(0.0, 49 * 60.0, 50), np.full(50, 42.0))])
     assert found is not None and (found.per_hour, found.low, found.high) == (0.0, 0.0, 0.0)
     assert judge(found, Bound(per_hour=0.0, slack=0.0)) is Growth.WITHIN

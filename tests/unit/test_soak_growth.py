@@ -1,0 +1,302 @@
+"""A planted leak is found in a sampled process; an honest one and one that is killed now and then pass."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from perf.soak.growth import BETWEEN_FAULTS, LONG_RUN, Finding, Rules, findings
+from perf.soak.record import Record
+from perf.soak.sampling import METRICS, Reading, Sample, disk_bytes, read_process, take
+from perf.soak.slopes import Bound, Growth
+from perf.soak.watch import EXCUSED_S, Faults, Watch
+from tests.broker_process import die_with_parent, wait_until
+
+MIB = 1 << 20
+LEAK = """
+import os, sys, time
+kept, files = [], []
+print("ready", flush=True)
+while True:
+    if "memory" in sys.argv: kept.append(bytes(range(256)) * 512)
+    if "descriptors" in sys.argv and len(files) < 900: files.append(os.open("/dev/null", 0))
+    time.sleep(0.01)
+"""
+
+
+@contextmanager
+def process(*leaks: str) -> Iterator[int]:
+    """A process that leaks what is named, a hundred times a second; its id."""
+    command = [sys.executable, "-c", LEAK, *leaks]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def watched(folder: Path, *leaks: str, points: int = 60) -> list[Finding]:
+    """What is found of a real process after so many samples of it, with the bounds of a short run."""
+    record = Record(folder / "samples.jsonl")
+    with process(*leaks) as pid:
+        watch = Watch(record, Faults(), lambda: {"worker-0": pid}, {}, every_s=0.03, settle_s=0.0)
+        with watch:
+            wait_until(lambda: len(record.place_times) >= points, 60, "enough samples")
+        watch.check()
+        assert not watch.died
+    record.close()
+    memory, count = Bound(per_hour=0, slack=0.5 * MIB), Bound(per_hour=0, slack=5)
+    bounds = {"private_bytes": memory, "descriptors": count, "threads": count}
+    rules = Rules(life_warm_up_s=0.2, block_s_min=0.05, long_run=bounds, between_faults=bounds)
+    return findings(record, rules)
+
+
+def states(found: list[Finding], metric: str) -> set[Growth]:
+    return {one.growth for one in found if one.metric == metric and one.when != "within lives"}
+
+
+def test_a_planted_leak_of_memory_is_found(tmp_path: Path) -> None:
+    found = watched(tmp_path, "memory")
+    assert states(found, "private_bytes") == {Growth.BEYOND}
+    assert states(found, "descriptors") == states(found, "threads") == {Growth.WITHIN}
+
+
+def test_a_planted_leak_of_descriptors_is_found(tmp_path: Path) -> None:
+    found = watched(tmp_path, "descriptors")
+    assert states(found, "descriptors") == {Growth.BEYOND}
+    assert states(found, "private_bytes") == {Growth.WITHIN}
+
+
+def test_an_honest_process_is_within_its_bounds(tmp_path: Path) -> None:
+    found = watched(tmp_path)
+    assert {one.growth for one in found if one.when != "within lives"} == {Growth.WITHIN}
+
+
+# -- hours, made up ---------------------------------------------------------------------------------
+
+
+class Hours:
+    """A record of hours with a fault every 45 s, sampled every 5 s, with the faults that kill."""
+
+    def __init__(self, folder: Path, source: random.Random) -> None:
+        self.record = Record(folder / "samples.jsonl")
+        self.source = source
+        self.now_s = 0.0
+
+    def run(self, hours: float, leak: dict[str, float], *, killed_every: int = 3) -> None:
+        """``leak`` grows by so much an hour in the life of a process; every so many faults kill it."""
+        born_s, life, interval = self.now_s - 60, 0, 0
+        while self.now_s < hours * 3600:
+            self.now_s += 5
+            if self.now_s // 45 > interval:
+                interval += 1
+                if interval % killed_every == 0:
+                    life, born_s = life + 1, self.now_s
+            age_s = self.now_s - born_s
+            values = {name: self._level(name) + leak.get(name, 0.0) * age_s / 3600 for name in METRICS}
+            reading = Reading(
+                life=str(life), age_s=age_s, **{name: int(value) for name, value in values.items()}
+            )
+            quiet = self.now_s % 45 >= 10
+            self.record.add(self.now_s, interval, quiet, Sample({"worker-0": reading}, {"data": 10 * MIB}))
+
+    def _level(self, name: str) -> float:
+        if name in ("descriptors", "threads"):
+            return 60 + (self.source.random() < 0.1)
+        return 130 * MIB + self.source.gauss(0, 0.2 * MIB)
+
+    def growth(self) -> dict[tuple[str, str], Growth]:
+        rules = Rules(warm_up_s=600, life_warm_up_s=20)
+        return {(one.metric, one.when): one.growth for one in findings(self.record, rules)}
+
+
+@pytest.fixture
+def hours(tmp_path: Path, source: random.Random) -> Iterator[Hours]:
+    made = Hours(tmp_path, source)
+    yield made
+    made.record.close()
+
+
+def test_hours_of_noise_and_kills_are_within_all_bounds(hours: Hours) -> None:
+    hours.run(3, {}, killed_every=6)
+    assert set(hours.growth().values()) == {Growth.WITHIN}
+
+
+def test_a_leak_that_every_kill_undoes_is_found_between_faults(hours: Hours) -> None:
+    hours.run(2, {"private_bytes": 500 * MIB})
+    found = hours.growth()
+    assert found["private_bytes", "between faults"] is Growth.BEYOND
+    assert found["private_bytes", "long run"] is not Growth.BEYOND
+    assert found["descriptors", "between faults"] is Growth.WITHIN
+
+
+def test_a_slow_leak_is_found_when_nobody_kills(hours: Hours) -> None:
+    hours.run(4, {"private_bytes": 12 * MIB, "descriptors": 6}, killed_every=10_000)
+    found = hours.growth()
+    for metric in ("private_bytes", "descriptors"):
+        assert found[metric, "long run"] is found[metric, "within lives"] is Growth.BEYOND
+
+
+def test_the_bounds_of_long_runs_are_those_that_were_promised() -> None:
+    assert LONG_RUN["private_bytes"].limit(72 * 3600) == MIB
+    assert LONG_RUN["descriptors"].limit(72 * 3600) < 0.1
+    assert set(BETWEEN_FAULTS) <= set(METRICS)
+
+
+# -- samples ----------------------------------------------------------------------------------------
+
+
+def test_a_reading_is_of_this_process_and_its_threads() -> None:
+    before = read_process(os.getpid())
+    assert before is not None and before.threads >= 1 and before.descriptors > 2
+    assert before.resident_bytes > before.private_bytes > MIB < before.proportional_bytes
+    release = threading.Event()
+    with ExitStack() as stack:
+        thread = threading.Thread(target=release.wait)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(release.set)
+        stack.enter_context(Path("/dev/null").open())
+        after = read_process(os.getpid())
+    assert after is not None and after.life == before.life
+    assert (after.threads, after.descriptors) == (before.threads + 1, before.descriptors + 1)
+
+
+def test_what_is_gone_is_not_read() -> None:
+    with process() as pid:
+        assert read_process(pid) is not None
+    assert read_process(pid) is None
+    assert take(lambda: {"worker-0": pid}, {"data": lambda: 7}) == Sample({}, {"data": 7})
+
+
+def test_disk_bytes_are_those_of_all_files_below(tmp_path: Path) -> None:
+    assert disk_bytes(tmp_path) == 0
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_bytes(bytes(100_000))
+    assert 100_000 <= disk_bytes(tmp_path) <= 200_000
+    assert disk_bytes(tmp_path / "nowhere") == 0
+
+
+def test_a_record_is_read_back_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    sample = Sample({"mover": read_self()}, {"data": 5})
+    record = Record(path)
+    record.add(1.0, 0, True, sample)
+    record.add(2.0, 1, False, sample)
+    record.close()
+    path.write_bytes(path.read_bytes() + b'{"at_s": 3.0, "inter')  # the process was killed
+    again = Record(path)
+    assert again.last_s == 2.0 and list(again.place_times) == [1.0, 2.0]
+    assert again.processes["mover"].columns()["quiet"].tolist() == [1.0, 0.0]
+    again.add(3.0, 1, True, sample)
+    again.close()
+    assert [line.startswith('{"at_s"') for line in path.read_text().splitlines()] == [True] * 3
+    third = Record(path)
+    third.close()
+    assert third.largest["places"] == {"data": 5.0} and third.last_s == 3.0
+
+
+def read_self() -> Reading:
+    found = read_process(os.getpid())
+    assert found is not None
+    return found
+
+
+# -- what ends by itself ----------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def watch_of(folder: Path, faults: Faults, pids: dict[str, int]) -> Watch:
+    return Watch(Record(folder / "samples.jsonl"), faults, lambda: pids, {})
+
+
+def test_a_process_that_ended_by_itself_is_noticed(tmp_path: Path, clock: Clock) -> None:
+    faults = Faults(clock)
+    with process() as first:
+        pids = {"worker-0": first}
+        watch = watch_of(tmp_path, faults, pids)
+        watch.sample()
+        clock.now_s += 5
+        watch.sample()
+        assert not watch.died
+    with process() as second:
+        pids["worker-0"] = second
+        clock.now_s += 5
+        watch.sample()
+    (sentence,) = watch.take_died()
+    assert f"worker-0 (process {first})" in sentence and "nothing had been done" in sentence
+    assert not watch.died
+    watch.record.close()
+
+
+@pytest.mark.parametrize("while_running", [True, False])
+def test_a_process_that_a_fault_ended_is_excused(tmp_path: Path, clock: Clock, while_running: bool) -> None:
+    faults = Faults(clock)
+    with process() as pid:
+        pids = {"worker-0": pid}
+        watch = watch_of(tmp_path, faults, pids)
+        watch.sample()
+    faults.begin("kill_worker")
+    if not while_running:
+        faults.end()
+        clock.now_s += EXCUSED_S - 1
+    watch.sample()
+    assert not watch.died
+    watch.record.close()
+
+
+def test_samples_near_a_fault_do_not_count(tmp_path: Path, clock: Clock) -> None:
+    faults = Faults(clock)
+    with process() as pid:
+        watch = watch_of(tmp_path, faults, {"worker-0": pid})
+        watch.sample()
+        faults.begin("pause_worker")
+        watch.sample()
+        faults.end()
+        clock.now_s += 1
+        watch.sample()
+        clock.now_s += 10
+        watch.sample()
+    columns = watch.record.processes["worker-0"].columns()
+    assert columns["quiet"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert columns["interval"].tolist() == [0.0, 1.0, 1.0, 1.0]
+    watch.record.close()
+
+
+def test_an_error_of_the_thread_is_raised_where_the_run_can_end(tmp_path: Path) -> None:
+    def broken() -> dict[str, int]:
+        raise OSError("no /proc")
+
+    record = Record(tmp_path / "samples.jsonl")
+    with Watch(record, Faults(), broken, {}, every_s=0.01) as watch:
+        wait_until(lambda: not watch.running, 30, "the thread ended")
+    with pytest.raises(RuntimeError, match="sampling failed: no /proc"):
+        watch.check()
+    record.close()

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from danube.broker import supervisor
 from danube.broker.supervisor import SupervisorSettings, WorkerContext
 from danube.config import BrokerConfig, Started
+from danube.config_sections import NO_PORT
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from danube.broker.contexts import MoverMain
+    from danube.broker.contexts import MetricsMain, MoverMain
     from danube.broker.worker import Worker
     from danube.server.native import NativeServer
 
@@ -30,13 +31,16 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         host=config.server.host,
         native_port=config.server.native_port,
         extra_ports={"grpc": config.grpc.port, "admin": config.admin.port},
+        metrics_port=config.metrics.port,
         progress=announce,
         on_ready=announce,
     )
     _restore(config, announce)
     _import_worker_parts()
     tls = _tls_contexts(config)
-    return supervisor.run(settings, lambda context: run_worker(context, config, tls), _mover_main(config))
+    return supervisor.run(
+        settings, lambda context: run_worker(context, config, tls), _mover_main(config), _metrics_main(config)
+    )
 
 
 def _restore(config: BrokerConfig, announce: Callable[[str | Started], None]) -> None:
@@ -64,6 +68,15 @@ def _mover_main(config: BrokerConfig) -> MoverMain | None:
 
     open_store(config.storage)  # settings that cannot be used stop the start, not the mover again and again
     return lambda context: run_mover(context, config)
+
+
+def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
+    """The main function of the process that serves metrics; None where they are off."""
+    if config.metrics.port == NO_PORT:
+        return None
+    from danube.server.metrics_process import run_metrics
+
+    return lambda context: run_metrics(context, config)
 
 
 def _import_worker_parts() -> None:

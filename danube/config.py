@@ -21,6 +21,7 @@ from danube.config_sections import (
     GrpcConfig,
     LimitsConfig,
     LogConfig,
+    MetricsConfig,
     SchemaConfig,
     Secret,
     ServerConfig,
@@ -64,6 +65,7 @@ class BrokerConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     schema: SchemaConfig = field(default_factory=SchemaConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -160,6 +162,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "server": ServerConfig,
     "grpc": GrpcConfig,
     "admin": AdminConfig,
+    "metrics": MetricsConfig,
     "schema": SchemaConfig,
     "log": LogConfig,
     "limits": LimitsConfig,
@@ -365,7 +368,7 @@ def flag_name(key: str) -> str:
     if key in _FLAGS:
         return _FLAGS[key]
     section, _, name = key.rpartition(".")
-    named = f"{section}-{name}" if section in ("log", "grpc", "admin") else name
+    named = f"{section}-{name}" if section in ("log", "grpc", "admin", "metrics") else name
     return "--" + named.replace("_", "-")
 
 

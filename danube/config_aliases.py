@@ -1,4 +1,4 @@
-"""Keys of the storage section as configuration files of the upstream broker write them.
+"""Keys as configuration files of the upstream broker write them: its storage, and where it listens.
 
 A file that was written for it is taken as it is: its nested keys are put into ours, those that have no
 meaning here are passed over, and the one that promises something we do not keep is refused.
@@ -38,6 +38,14 @@ _RENAMED: Final[dict[str, tuple[str, str]]] = {
     "storage.wal.rotation.max_bytes": ("wal.segment_size", ""),
     "storage.wal.rotation.max_hours": ("storage.seal_after", "h"),
 }
+# A section that is all theirs: where the broker listens.
+_BROKER: Final[dict[str, str]] = {
+    "broker.host": "server.host",
+    "broker.ports.client": "grpc.port",
+    "broker.ports.admin": "admin.port",
+    "broker.ports.prometheus": "metrics.port",
+}
+SECTIONS: Final = ("broker",)
 _FOLDERS: Final = frozenset({"storage.local_wal_root", "storage.cache_root", "storage.wal.dir"})
 _PLACES: Final = frozenset({"storage.root", "storage.durable.root", "storage.object_store.root"})
 _BACKENDS: Final = frozenset({"storage.durable.backend", "storage.object_store.backend"})
@@ -57,12 +65,13 @@ _PASSED_OVER: Final = frozenset(
         "storage.wal.file_sync.max_batch_bytes",
         "storage.wal.advanced.file_sync.interval_ms",
         "storage.wal.advanced.file_sync.max_batch_bytes",
+        "broker.ports.raft",
     }
 )
 REFUSED: Final = {
     "storage.write_buffer": "remove it: what is acknowledged is in the log file; see topics.durability",
 }
-_ALIASES: Final = frozenset([*_RENAMED, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER])
+_ALIASES: Final = frozenset([*_RENAMED, *_BROKER, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER])
 
 
 def names(section: str) -> list[str]:
@@ -74,6 +83,11 @@ def translate(
     section: str, leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
 ) -> Iterator[tuple[str, str, str]]:
     """``(key, text, origin)`` by our keys; relative paths are relative to ``folder``."""
+    if section == "broker":
+        for name, text, origin in leaves:
+            if name in _BROKER:
+                yield _BROKER[name], text, origin
+        return
     place: tuple[str, str] | None = None
     backend, mode = "s3", ""
     for name, text, origin in leaves:

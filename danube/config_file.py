@@ -40,7 +40,7 @@ def _found(
     if not isinstance(root, yaml.MappingNode):
         problems.append(Problem(_place(path, root), "the file is not a mapping of keys to values"))
         return
-    sections = sorted({key.partition(".")[0] for key in known if "." in key})
+    sections = sorted({key.partition(".")[0] for key in known if "." in key} | set(config_aliases.SECTIONS))
     top = [key for key in known if "." not in key] + sections
     for name, node, value in _entries(path, root, top, problems):
         if name not in sections:

@@ -18,6 +18,7 @@ from danube.quantities import format_duration, format_size, parse_duration_ms, p
 DEFAULT_NATIVE_PORT: Final = 6660
 DEFAULT_GRPC_PORT: Final = 6650
 DEFAULT_ADMIN_PORT: Final = 50_051
+NO_PORT: Final = -1
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
@@ -42,6 +43,20 @@ def parse_boolean(text: str) -> bool:
 
 def parse_workers(text: str) -> int:
     return 0 if text.strip().lower() == "auto" else parse_integer(text)
+
+
+def parse_port(text: str) -> int:
+    """A port, or NO_PORT for ``off``."""
+    if text.strip().lower() == "off":
+        return NO_PORT
+    port = parse_integer(text)
+    if port < 0:
+        raise ValueError("is not a port; write off to have none")
+    return port
+
+
+def show_port(port: int) -> str:
+    return "off" if port == NO_PORT else str(port)
 
 
 def parse_text(text: str) -> str:
@@ -191,6 +206,17 @@ class AdminConfig:
 
     port: int = _integer(DEFAULT_ADMIN_PORT, "port", 0, 65_535)
     tls: bool = declare(False, "tls", parse_boolean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Prometheus metrics over HTTP on ``server.host``; port 0 takes a free one, NO_PORT serves none.
+
+    Series with a topic as label are for ``topics_max`` topics, the oldest; the others are one together.
+    """
+
+    port: int = declare(NO_PORT, "port", parse_port, show=show_port, most=65_535)
+    topics_max: int = _integer(1_000, "topics_max", 0, 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from danube.clock import monotonic_ns
 from danube.config import Started
+from danube.config_sections import NO_PORT
 from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.region import Region
@@ -29,6 +30,7 @@ class SupervisorSettings:
     host: str = "127.0.0.1"
     native_port: int = 6660
     extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
+    metrics_port: int = NO_PORT
     heartbeat_timeout_ms: int = 10_000
     start_timeout_ms: int = 120_000  # from the fork to the first heartbeat
     drain_timeout_ms: int = 9_000
@@ -71,6 +73,8 @@ class WorkerContext:
     drain: DrainSignal
     settings: SupervisorSettings
     mover_address: str  # of its Unix socket, an abstract name; "" where there is no mover
+    metrics_link: str = ""  # the same of the process that serves metrics
+    metrics_address: str = ""  # host:port of the metrics; "" where they are off
     _ready_bell: int
 
     @property
@@ -125,7 +129,7 @@ class Pulse:
 
     @property
     def start_count(self) -> int:
-        """How many processes the supervisor has started, one after the other."""
+        """Written by the supervisor: how many it has started, one after the other."""
         return self._words[_STARTS]
 
     @start_count.setter
@@ -169,5 +173,25 @@ class MoverContext:
         self.pulse.beat()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsContext:
+    """Everything that the process that serves metrics gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    door: socket.socket  # HTTP; likewise
+    drain: DrainSignal
+    settings: SupervisorSettings
+    workers: int
+    region: Region  # for the workers' counters
+    started_at_us: int  # of the broker
+    pulse: Pulse
+    mover: Pulse | None  # None where there is no mover
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
 WorkerMain = Callable[[WorkerContext], int | None]
 MoverMain = Callable[[MoverContext], int | None]
+MetricsMain = Callable[[MetricsContext], int | None]

@@ -16,6 +16,7 @@ from danube.ipc.counters import Counter
 if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
     from danube.broker.worker import Worker
+    from danube.core.commands import TopicRecord
 
 _log = telemetry.events("housekeeping")
 TICK_S = 0.02
@@ -32,6 +33,7 @@ class Housekeeping:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._stopped = False
+        self._found: dict[str, int] = {}  # partitions on disk that were not opened yet: their topics
         self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
@@ -133,7 +135,16 @@ class Housekeeping:
                 worker.executor.submit(shutil.rmtree, directory, ignore_errors=True)
             else:
                 names.append(record.physical_name(index))
+                self._found[names[-1]] = topic_id
         self._open_next(names[::-1])
+
+    def unopened(self) -> list[TopicRecord]:
+        """The topics of partitions that were stored here at the start and are not open, once for each."""
+        opened, state = self._worker.shard.partitions, self._worker.metadata.state
+        records = {name: state.topic_with_id(topic_id) for name, topic_id in self._found.items()}
+        known = {name: record for name, record in records.items() if record and name not in opened}
+        self._found = {name: self._found[name] for name in known}
+        return list(known.values())
 
     def _open_next(self, names: list[str]) -> None:
         if not names or self._stopped:

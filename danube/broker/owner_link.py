@@ -42,7 +42,7 @@ class OwnerLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not _same_user(transport.get_extra_info("socket")):
+        if not same_user(transport.get_extra_info("socket")):
             _log.warning("a connection of another user is refused")
             self._transport.abort()
             return
@@ -103,7 +103,7 @@ class OwnerLink(asyncio.Protocol):
         self._transport.close()
 
 
-def _same_user(peer: socket.socket) -> bool:
+def same_user(peer: socket.socket) -> bool:
     """An abstract address has no permissions: whoever guesses it can connect."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(credentials)[1] == os.geteuid())

@@ -23,14 +23,24 @@ from typing import Any, Final
 
 from danube import telemetry
 from danube.broker import process
-from danube.broker.contexts import DrainSignal, MoverMain, SupervisorSettings, WorkerContext, WorkerMain
+from danube.broker.contexts import (
+    DrainSignal,
+    MetricsContext,
+    MetricsMain,
+    MoverContext,
+    MoverMain,
+    SupervisorSettings,
+    WorkerContext,
+    WorkerMain,
+)
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.listeners import address_text, close_listeners, open_listeners
-from danube.broker.mover_process import MoverProcess
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
 from danube.broker.service_notify import ServiceNotifier
+from danube.broker.side_process import SideProcess
 from danube.clock import monotonic_ns, wall_us
 from danube.config import Started, usable_cores
+from danube.config_sections import NO_PORT
 from danube.errors import DanubeError, Unavailable
 from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
@@ -39,6 +49,7 @@ from danube.ipc.region import Region
 SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5
 FIRST_START_ATTEMPTS: Final = 5
+METRICS_DRAIN_MS: Final = 1_000
 
 __all__ = ["Supervisor", "SupervisorSettings", "WorkerContext", "run"]
 _log = telemetry.events("broker.supervisor")
@@ -72,11 +83,19 @@ class Supervisor:
     """One broker on one data directory; see run()."""
 
     def __init__(
-        self, settings: SupervisorSettings, worker_main: WorkerMain, mover_main: MoverMain | None
+        self,
+        settings: SupervisorSettings,
+        worker_main: WorkerMain,
+        mover_main: MoverMain | None,
+        metrics_main: MetricsMain | None,
     ) -> None:
         self._settings = settings
         self._worker_main = worker_main
-        self._mover = MoverProcess(settings, mover_main) if mover_main is not None else None
+        self._mover_main = mover_main
+        self._metrics_main = metrics_main
+        self._mover: SideProcess | None = None
+        self._metrics: SideProcess | None = None
+        self._metrics_address = ""
         self._count = settings.workers or usable_cores()
         self._started_at_us = wall_us()
         self._notifier = ServiceNotifier.from_environment(os.environ)
@@ -122,11 +141,48 @@ class Supervisor:
         self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
         self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._workers = [_Worker(index, self._region) for index in range(self._count)]
-        if self._mover is not None:
-            self._mover.open()
+        if self._mover_main is not None:
+            self._mover = self._make_mover(self._mover_main)
+        if self._metrics_main is not None and settings.metrics_port != NO_PORT:
+            self._metrics = self._make_metrics(self._metrics_main)
         self._catch_signals()
         gc.collect()
         gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
+
+    @property
+    def _sides(self) -> list[SideProcess]:
+        return [side for side in (self._mover, self._metrics) if side is not None]
+
+    def _make_mover(self, main: MoverMain) -> SideProcess:
+        settings = self._settings
+
+        def run(drain: DrainSignal, side: SideProcess) -> int | None:
+            return main(
+                MoverContext(
+                    listener=side.listener, drain=drain, settings=settings, start_count=side.start_count,
+                    pulse=side.pulse,
+                )
+            )  # fmt: skip
+
+        return SideProcess("mover", settings, run, drain_timeout_ms=settings.mover_drain_timeout_ms)
+
+    def _make_metrics(self, main: MetricsMain) -> SideProcess:
+        settings, mover = self._settings, self._mover
+        ((door,),) = (
+            one.values() for one in open_listeners(settings.host, {"metrics": settings.metrics_port}, 1)
+        )
+        self._metrics_address = address_text(door)
+
+        def run(drain: DrainSignal, side: SideProcess) -> int | None:
+            return main(
+                MetricsContext(
+                    listener=side.listener, door=door, drain=drain, settings=settings, workers=self._count,
+                    region=self._region, started_at_us=self._started_at_us, pulse=side.pulse,
+                    mover=mover.pulse if mover is not None else None,
+                )
+            )  # fmt: skip
+
+        return SideProcess("metrics", settings, run, drain_timeout_ms=METRICS_DRAIN_MS, door=door)
 
     def _catch_signals(self) -> None:
         """Signals only note themselves; the pipe wakes the loop."""
@@ -149,7 +205,7 @@ class Supervisor:
         self._tick_ns = monotonic_ns()
         for worker in self._workers:
             self._start(worker, self._tick_ns)
-        self._turn_mover(self._tick_ns)
+        self._turn_sides(self._tick_ns)
         self._data.write_pid()
         self._write_state()
 
@@ -179,15 +235,18 @@ class Supervisor:
                 self._check_heartbeat(worker, now_ns, paused_ns)
             elif now_ns >= worker.start_ns:
                 self._start(worker, now_ns)
-        self._turn_mover(now_ns, paused_ns)
+        self._turn_sides(now_ns, paused_ns)
         self._check_ready()
         if self._state_changed:
             self._write_state()
         self._notifier.watchdog(now_ns)
 
-    def _turn_mover(self, now_ns: int, paused_ns: int = 0) -> None:
-        if self._mover is not None:
-            self._mover.turn(now_ns, paused_ns, self._become_child)
+    def _turn_sides(self, now_ns: int, paused_ns: int = 0) -> None:
+        for side in self._sides:
+            side.turn(now_ns, paused_ns, self._become_side)
+
+    def _become_side(self, side: SideProcess) -> DrainSignal:
+        return self._become_child(side=side)
 
     def _start(self, worker: _Worker, now_ns: int) -> None:
         """Fork the worker.  Without its incarnation on disk, or without a process, try again later."""
@@ -215,8 +274,6 @@ class Supervisor:
     def _be_worker(self, worker: _Worker) -> int | None:
         """In the child: set up what differs from the supervisor and run the worker."""
         drain = self._become_child(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
-        if self._mover is not None:
-            self._mover.leave()
         self._region.populate(worker.index)
         context = WorkerContext(
             worker=worker.index,
@@ -228,11 +285,15 @@ class Supervisor:
             drain=drain,
             settings=self._settings,
             mover_address=self._mover.address if self._mover is not None else "",
+            metrics_link=self._metrics.address if self._metrics is not None else "",
+            metrics_address=self._metrics_address,
             _ready_bell=self._ready_bell,
         )
         return self._worker_main(context)
 
-    def _become_child(self, others: list[dict[str, socket.socket]] | None = None) -> DrainSignal:
+    def _become_child(
+        self, others: list[dict[str, socket.socket]] | None = None, side: SideProcess | None = None
+    ) -> DrainSignal:
         """In any child: its own signals, and none of the sockets that it has no part in (None: of all)."""
         signal.set_wakeup_fd(-1)
         drain = DrainSignal()
@@ -244,6 +305,9 @@ class Supervisor:
         for descriptor in self._signal_pipe:
             os.close(descriptor)
         close_listeners(self._listeners if others is None else others)
+        for other in self._sides:
+            if other is not side:
+                other.leave()
         return drain
 
     def _reap(self, now_ns: int) -> None:
@@ -321,7 +385,8 @@ class Supervisor:
             )
 
     def _addresses(self) -> dict[str, str]:
-        return {door: address_text(listener) for door, listener in self._listeners[0].items()}
+        metrics = {"metrics": self._metrics_address} if self._metrics_address else {}
+        return {door: address_text(listener) for door, listener in self._listeners[0].items()} | metrics
 
     def _write_state(self) -> None:
         self._state_changed = False
@@ -348,8 +413,9 @@ class Supervisor:
         elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
             self._signal_all(signal.SIGKILL)
         # The workers' last segments are sealed when they have ended: now the mover may end, too.
-        if self._mover is not None and not any(worker.pid for worker in self._workers):
-            self._mover.stop(now_ns, at_once=self._stop_signals > 1)
+        if not any(worker.pid for worker in self._workers):
+            for side in self._sides:
+                side.stop(now_ns, at_once=self._stop_signals > 1)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._workers:
@@ -358,14 +424,14 @@ class Supervisor:
 
     def _finished(self) -> bool:
         """Told to stop, and every process has ended."""
-        moving = self._mover is not None and self._mover.pid != 0
-        return self._stop_signals > 0 and not moving and not any(worker.pid for worker in self._workers)
+        beside = any(side.pid for side in self._sides)
+        return self._stop_signals > 0 and not beside and not any(worker.pid for worker in self._workers)
 
     def _end_all(self) -> None:
         """No process outlives the supervisor, also when it fails."""
         self._signal_all(signal.SIGKILL)
-        if self._mover is not None:
-            self._mover.close()
+        for side in self._sides:
+            side.close()
         for worker in self._workers:
             if worker.pid:
                 os.waitpid(worker.pid, 0)
@@ -376,15 +442,20 @@ class Supervisor:
         self._region.close()
 
 
-def run(settings: SupervisorSettings, worker_main: WorkerMain, mover_main: MoverMain | None = None) -> int:
+def run(
+    settings: SupervisorSettings,
+    worker_main: WorkerMain,
+    mover_main: MoverMain | None = None,
+    metrics_main: MetricsMain | None = None,
+) -> int:
     """Run a broker in this process (its main thread) and its forks until SIGTERM or SIGINT.
 
-    Each worker runs ``worker_main(context)`` and leaves with what it returns; so does the mover, if there
-    is one.  Returns 0, also when workers
-    had to be killed at the end of the drain.  Raises Unavailable when the workers never became ready and,
+    Each worker runs ``worker_main(context)`` and leaves with what it returns; so do the mover and the
+    process that serves metrics, if there are any.  Returns 0, also when workers had to be killed at the
+    end of the drain.  Raises Unavailable when the workers never became ready and,
     before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
     """
-    return Supervisor(settings, worker_main, mover_main).run()
+    return Supervisor(settings, worker_main, mover_main, metrics_main).run()
 
 
 def _load_kernels(progress: Callable[[str], None] | None) -> None:

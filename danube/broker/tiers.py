@@ -99,6 +99,10 @@ class Tiers:
             self._tiers[hosted.tier.identity] = hosted.tier
         self._say(hosted.tier)
 
+    def all(self) -> list[PartitionTier]:
+        """Of the partitions that this worker has open."""
+        return list(self._tiers.values())
+
     def _say(self, tier: PartitionTier) -> None:
         hosted = tier.hosted
         self._send(

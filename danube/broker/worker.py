@@ -21,8 +21,9 @@ from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
+from danube.broker.link_client import LinkClient
 from danube.broker.listeners import address_text
-from danube.broker.mover_client import MoverClient
+from danube.broker.measuring import Measuring
 from danube.broker.plan_settings import compaction_settings
 from danube.broker.proposals import Proposals
 from danube.broker.questions import Questions
@@ -111,7 +112,7 @@ class Worker:
             schedule_turn=self.schedule_turn,
             take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
         )
-        self._mover: MoverClient | None = None
+        self._mover: LinkClient | None = None
         if context.mover_address:
             self._start_tiers(context.mover_address)
         self.compactor = self._make_compactor()
@@ -133,6 +134,7 @@ class Worker:
         self.router.operations.ask_owner = self.questions.ask
         if self.shard.tiers is not None:
             self.router.operations.store = self.shard.tiers.store
+        self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         region = context.region
         tails = {
             peer: TailReader(*region.tail_memory(peer))
@@ -174,10 +176,25 @@ class Worker:
             roll=self.shard.storage.roll,
             metadata=(lambda: (metadata.version, metadata.state.snapshot)) if first else None,
         )  # fmt: skip
-        tiers.link = self._mover = MoverClient(self.loop, mover_address, tiers.on_connected, tiers.on_frame)
+        tiers.link = self._mover = LinkClient(
+            self.loop, "mover", mover_address, tiers.on_connected, tiers.on_frame
+        )
         self.shard.tiers = tiers
         self.shard.storage.on_sealed = tiers.sealed
         self.shard.storage.on_reopened = tiers.attach
+
+    def _make_metrics_link(self, address: str) -> LinkClient:
+        tiers = self.shard.tiers
+        measuring = Measuring(
+            (self.index, self.context.workers),
+            metadata=lambda: self.metadata.state,
+            tiers=lambda: None if tiers is None else tiers.all(),
+            unopened=lambda: self.housekeeping.unopened(),
+            call_soon=self.loop.call_soon,
+            send=lambda kind, **fields: link.send(kind, **fields),
+        )
+        link = LinkClient(self.loop, "metrics", address, lambda: None, measuring.on_frame)
+        return link
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -283,6 +300,7 @@ class Worker:
             "supervisor_pid": os.getppid(),
             "data_dir": str(self.data_dir),
             **{name: address_text(listener) for name, listener in self.context.listeners.items()},
+            **({"metrics": self.context.metrics_address} if self.context.metrics_address else {}),
             "topics": self.metadata.state.topic_count,
             "workers": [
                 {"worker": index, **counters} for index, counters in enumerate(snapshot(self.context.region))
@@ -316,6 +334,8 @@ class Worker:
                 )
             )
         self.housekeeping.start()
+        if self._metrics is not None:
+            self._metrics.start()
         self.context.ready()
         self.schedule_turn()
         await stopped.wait()
@@ -352,6 +372,9 @@ class Worker:
         if self.shard.tiers is not None and self._mover is not None:
             self.shard.tiers.close()
             self._mover.stop()
+            await asyncio.sleep(0)
+        if self._metrics is not None:
+            self._metrics.stop()
             await asyncio.sleep(0)
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)

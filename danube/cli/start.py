@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 @click.option("--grpc-port", metavar="PORT", help="Port of the Danube gRPC API; 0 takes a free one.  [6650]")
 @click.option("--admin-port", metavar="PORT", help="Port of the gRPC administration API.  [50051]")
 @click.option(
+    "--metrics-port",
+    metavar="PORT",
+    help="Port of Prometheus metrics, usually 9040; 0 takes a free one.  [off]",
+)
+@click.option(
     "--storage",
     metavar="URL",
     help="Object store for sealed segments: s3://bucket/prefix, file:///directory.",
@@ -46,6 +51,7 @@ def start(
     native_port: str | None,
     grpc_port: str | None,
     admin_port: str | None,
+    metrics_port: str | None,
     storage: str | None,
     s3_endpoint: str | None,
     file: Path | None,
@@ -74,6 +80,7 @@ def start(
         "server.native_port": native_port,
         "grpc.port": grpc_port,
         "admin.port": admin_port,
+        "metrics.port": metrics_port,
         "storage.url": storage,
         "storage.mode": storage and ("shared_fs" if storage.startswith("file:") else "object_store"),
         "storage.endpoint": s3_endpoint,
@@ -135,7 +142,8 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
     lines = [f"Danube {__version__} serves (pid {started.pid})"]
     for name, address in started.addresses.items():
         scheme = _scheme(config, name)
-        lines.append(f"  {name:<10} {scheme}{address}")
+        path = "/metrics" if name == "metrics" else ""
+        lines.append(f"  {name:<10} {scheme}{address}{path}")
     lines += [
         f"  {'data':<10} {escape(str(started.data_dir))}",
         f"  {'workers':<10} {started.workers}",
@@ -153,7 +161,7 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
 def _scheme(config: BrokerConfig, door: str) -> str:
     if door == "native":
         return "danube://"
-    encrypted = bool(config.grpc.cert_file) if door == "grpc" else config.admin.tls
+    encrypted = {"grpc": bool(config.grpc.cert_file), "admin": config.admin.tls}.get(door, False)
     return "https://" if encrypted else "http://"
 
 

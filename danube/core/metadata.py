@@ -19,6 +19,7 @@ its known consumers) goes with it.  Bytes: :mod:`danube.core.metadata_snapshot`.
 from __future__ import annotations
 
 import difflib
+import heapq
 import re
 from itertools import islice
 from typing import Final
@@ -123,6 +124,10 @@ class Metadata:
 
     def topic_with_id(self, topic_id: int) -> TopicRecord | None:
         return self._by_id.get(topic_id)
+
+    def oldest_topics(self, count: int) -> list[int]:
+        """Ids of at most ``count`` topics, those that were made first."""
+        return heapq.nsmallest(count, self._by_id)
 
     def known_consumer(self, consumer_id: int) -> KnownConsumer | None:
         """Whom clients know by this number (see :mod:`danube.core.known_consumers`)."""

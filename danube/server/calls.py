@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from danube.broker.identity import broker_id
 from danube.broker.listeners import address_text
-from danube.core.checksum import key_hash
 from danube.errors import DanubeError
 from danube.server.broker_session import BrokerSession
 
@@ -50,8 +49,7 @@ class BrokerCalls:
     def __init__(self, worker: Worker, session: BrokerSession) -> None:
         self._worker = worker
         self._session = session
-        place = f"{socket.gethostname()}:{worker.data_dir}".encode()
-        self.broker_id = (key_hash(place) >> 1) or 1  # the same after every restart; 1 .. 2**63 - 1
+        self.broker_id = broker_id(worker.data_dir)
         self.ask = session.ask
         self.ask_partition = session.ask_partition
 
@@ -105,6 +103,12 @@ class BrokerCalls:
     def _port(self, door: str) -> str:
         """``:6650``"""
         return ":" + address_text(self._worker.context.listeners[door]).rpartition(":")[2]
+
+    @property
+    def metrics_address(self) -> str:
+        """URL of the metrics; "" where they are off."""
+        address = self._worker.context.metrics_address
+        return f"http://{address}" if address else ""
 
     @property
     def admin_address(self) -> str:

@@ -39,6 +39,7 @@ class FakeBrokerCalls:
         self.broker_id = 4711
         self.workers = 1
         self.admin_address = "127.0.0.1:50051"
+        self.metrics_address = ""
         self.metadata = Metadata()
         self.asked: list[str] = []
         self.refreshed = 0

@@ -23,7 +23,7 @@ class BrokerAdmin:
             broker_addr=broker.address_for(call),
             broker_role="None",
             admin_addr=_url(broker.admin_address),
-            metrics_addr="",
+            metrics_addr=broker.metrics_address,
             broker_status="active",
         )
         return pb.BrokerListResponse(brokers=[one])

@@ -52,6 +52,10 @@ class BrokerCalls(Protocol):
         """``host:port`` or URL of the admin port."""
 
     @property
+    def metrics_address(self) -> str:
+        """URL of the metrics; "" where they are off."""
+
+    @property
     def workers(self) -> int: ...
 
     async def ask(self, op: str, **args: Any) -> Any:

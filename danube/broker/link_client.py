@@ -1,4 +1,4 @@
-"""A worker's connection to the mover: frames out, frames in, and a new connection when it is lost.
+"""A worker's connection to a process beside it: frames out, frames in, and a new one when it is lost.
 
 Nothing here is remembered for a later connection: ``on_connected`` is called for each one, and whoever
 uses it says everything again.  While there is no connection what is sent is dropped for the same reason.
@@ -20,20 +20,22 @@ RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 WAITING_BYTES_MAX: Final = 64 * MIB  # unsent bytes above which nothing large is added
 
-_log = telemetry.events("mover_client")
+_log = telemetry.events("link")
 
 
-class MoverClient(asyncio.Protocol):
-    """One worker's end; all methods run on its loop.  ``address`` is that of the mover's Unix socket."""
+class LinkClient(asyncio.Protocol):
+    """One worker's end; all methods run on its loop.  ``address`` is that of the Unix socket of ``peer``."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        peer: str,
         address: str,
         on_connected: Callable[[], None],
         on_frame: Callable[[Frame], None],
     ) -> None:
         self._loop = loop
+        self._peer = peer
         self._address = address
         self._on_connected = on_connected
         self._on_frame = on_frame
@@ -49,7 +51,7 @@ class MoverClient(asyncio.Protocol):
 
     @property
     def crowded(self) -> bool:
-        """The mover does not read as fast as it is written to: leave out what is said again anyway."""
+        """The peer does not read as fast as it is written to: leave out what is said again anyway."""
         transport = self._transport
         return transport is None or transport.get_write_buffer_size() > WAITING_BYTES_MAX
 
@@ -78,7 +80,7 @@ class MoverClient(asyncio.Protocol):
             await self._loop.create_unix_connection(lambda: self, sock=link)
         except OSError as error:
             link.close()
-            _log.debug("mover not reached", why=str(error))
+            _log.debug(f"{self._peer} not reached", why=str(error))
             self._retry_later()
         finally:
             self._connecting = None
@@ -104,12 +106,12 @@ class MoverClient(asyncio.Protocol):
                 self._retry_s = RETRY_FIRST_S
                 self._on_frame(frame)
         except ProtocolError as error:
-            _log.error("the mover sent what cannot be", error=str(error))
+            _log.error(f"the {self._peer} sent what cannot be", error=str(error))
             if self._transport is not None:
                 self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         if not self._stopped:
-            _log.info("connection to the mover lost", why=str(error or ""))
+            _log.info(f"connection to the {self._peer} lost", why=str(error or ""))
         self._retry_later()

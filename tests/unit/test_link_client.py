@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from danube.broker.mover_client import MoverClient
+from danube.broker.link_client import LinkClient
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
 
 
@@ -73,8 +73,8 @@ def test_frames_go_both_ways_and_a_lost_connection_is_made_again(run: Callable[[
     async def scenario() -> None:
         mover, received, connections = Mover(), [], []
         await mover.start()
-        client = MoverClient(
-            asyncio.get_running_loop(), mover.address, lambda: connections.append(1), received.append
+        client = LinkClient(
+            asyncio.get_running_loop(), "mover", mover.address, lambda: connections.append(1), received.append
         )
         client.send("sealed", **SEALED)  # dropped: whoever connects says everything
         assert not client.connected and client.crowded
@@ -110,8 +110,12 @@ def test_frames_go_both_ways_and_a_lost_connection_is_made_again(run: Callable[[
 def test_nobody_listens_at_first(run: Callable[[Any], None]) -> None:
     async def scenario() -> None:
         mover, connections = Mover(), []
-        client = MoverClient(
-            asyncio.get_running_loop(), mover.address, lambda: connections.append(1), lambda frame: None
+        client = LinkClient(
+            asyncio.get_running_loop(),
+            "mover",
+            mover.address,
+            lambda: connections.append(1),
+            lambda frame: None,
         )
         client.start()
         await asyncio.sleep(0.1)

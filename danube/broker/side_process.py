@@ -1,8 +1,8 @@
-"""The supervisor's view of the mover: its socket, its process, its pulse.
+"""The supervisor's view of a process beside the workers (mover, metrics): its socket, its pulse, its life.
 
-The supervisor keeps the listening socket open, so workers that connect while no mover runs are accepted
-by the next one.  The mover is watched like a worker, but nothing waits for it: a broker whose mover
-cannot run serves on, and its sealed segments stay on the local disk until one runs again.
+The supervisor keeps the listening socket open, so workers that connect while the process does not run are
+accepted by the next one.  It is watched like a worker, but nothing waits for it: a broker whose mover or
+metrics cannot run serves on.
 """
 
 from __future__ import annotations
@@ -16,37 +16,42 @@ from typing import Final
 
 from danube import telemetry
 from danube.broker import process
-from danube.broker.contexts import DrainSignal, MoverContext, MoverMain, Pulse, SupervisorSettings
+from danube.broker.contexts import DrainSignal, Pulse, SupervisorSettings
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
 
 BACKLOG: Final = 256
 
+SideMain = Callable[[DrainSignal, "SideProcess"], int | None]
+
 _log = telemetry.events("broker.supervisor")
 
 
-class MoverProcess:
-    """At most one running mover; the methods are called by the supervisor's turns."""
+class SideProcess:
+    """At most one running process ``name``; the methods are called by the supervisor's turns.
+
+    ``door`` is a socket besides its own that it alone serves; ``drain_timeout_ms`` is its time to end in.
+    """
 
     __slots__ = (
-        "_deadline_ns",
-        "_deaths",
-        "_main",
-        "_pulse",
-        "_seen_beat_ns",
-        "_seen_ns",
-        "_settings",
-        "_start_count",
-        "_start_ns",
-        "_started_ns",
-        "address",
-        "listener",
-        "pid",
+        "_deadline_ns", "_deaths", "_door", "_drain_timeout_ms", "_main", "_seen_beat_ns", "_seen_ns",
+        "_settings", "_start_ns", "_started_ns", "address", "listener", "name", "pid", "pulse",
     )  # fmt: skip
 
-    def __init__(self, settings: SupervisorSettings, main: MoverMain) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: SupervisorSettings,
+        main: SideMain,
+        *,
+        drain_timeout_ms: int,
+        door: socket.socket | None = None,
+    ) -> None:
+        """Make the socket, on an abstract address that nobody can guess, and the shared pulse."""
+        self.name = name
         self._settings = settings
         self._main = main
-        self._start_count = 0
+        self._drain_timeout_ms = drain_timeout_ms
+        self._door = door
         self._deaths = 0
         self._start_ns = 0  # not before
         self._started_ns = 0
@@ -54,23 +59,24 @@ class MoverProcess:
         self._seen_ns = 0  # when the pulse last changed, by the supervisor's waking time
         self._deadline_ns = 0
         self.pid = 0
-        self.address = ""
-        self.listener: socket.socket
-        self._pulse: Pulse
-
-    def open(self) -> None:
-        """Make the socket, on an abstract address that nobody can guess, and the shared pulse."""
-        self.address = f"\0danube-mover-{secrets.token_hex(16)}"
+        self.address = f"\0danube-{name}-{secrets.token_hex(16)}"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(self.address)
         self.listener.listen(BACKLOG)
-        self._pulse = Pulse()
+        self.pulse = Pulse()
+
+    @property
+    def start_count(self) -> int:
+        """In the process itself: how many of its name this supervisor started before it."""
+        return self.pulse.start_count - 1
 
     def leave(self) -> None:
-        """In a worker: it has no part in the listening socket."""
+        """In another child: it has no part in these sockets."""
         self.listener.close()
+        if self._door is not None:
+            self._door.close()
 
-    def turn(self, now_ns: int, paused_ns: int, become_child: Callable[[], DrainSignal]) -> None:
+    def turn(self, now_ns: int, paused_ns: int, become_child: Callable[[SideProcess], DrainSignal]) -> None:
         """Reap, start or check it, whatever is due."""
         self._reap(now_ns)
         if self.pid:
@@ -78,47 +84,40 @@ class MoverProcess:
         elif now_ns >= self._start_ns:
             self._start(now_ns, become_child)
 
-    def _start(self, now_ns: int, become_child: Callable[[], DrainSignal]) -> None:
-        self._pulse.reset()
+    def _start(self, now_ns: int, become_child: Callable[[SideProcess], DrainSignal]) -> None:
+        self.pulse.reset()
+        self.pulse.start_count += 1
         try:
-            self.pid = process.fork_child(lambda: self._be_mover(become_child), "danube-mover")
+            self.pid = process.fork_child(lambda: self._main(become_child(self), self), f"danube-{self.name}")
         except OSError as error:
+            self.pulse.start_count -= 1
             self._deaths += 1
             self._start_ns = now_ns + restart_delay_ns(self._deaths)
-            _log.error("mover cannot be started", why=str(error))
+            _log.error(f"{self.name} cannot be started", why=str(error))
             return
-        self._start_count += 1
+        self.pulse.pid = self.pid
         self._started_ns = self._seen_ns = now_ns
         self._seen_beat_ns = 0
-        _log.info("mover started", pid=self.pid)
-
-    def _be_mover(self, become_child: Callable[[], DrainSignal]) -> int | None:
-        context = MoverContext(
-            listener=self.listener,
-            drain=become_child(),
-            settings=self._settings,
-            start_count=self._start_count,
-            pulse=self._pulse,
-        )
-        return self._main(context)
+        _log.info(f"{self.name} started", pid=self.pid)
 
     def _reap(self, now_ns: int) -> None:
         status = process.ended_status(self.pid) if self.pid else None
         if status is None:
             return
         pid, self.pid = self.pid, 0
+        self.pulse.pid = 0
         if self._deadline_ns:
             if status:
-                _log.warning("mover did not drain", pid=pid, how=process.describe_status(status))
+                _log.warning(f"{self.name} did not drain", pid=pid, how=process.describe_status(status))
             return
-        _log.error("mover ended", pid=pid, how=process.describe_status(status))
-        stable = self._pulse.last_ns != 0 and now_ns - self._started_ns >= STABLE_NS
+        _log.error(f"{self.name} ended", pid=pid, how=process.describe_status(status))
+        stable = self.pulse.last_ns != 0 and now_ns - self._started_ns >= STABLE_NS
         self._deaths = 1 if stable else self._deaths + 1
         self._start_ns = now_ns + restart_delay_ns(self._deaths)
 
     def _check_pulse(self, now_ns: int, paused_ns: int) -> None:
-        """Kill a mover that hangs.  Time in which the supervisor slept does not count."""
-        beat_ns = self._pulse.last_ns
+        """Kill a process that hangs.  Time in which the supervisor slept does not count."""
+        beat_ns = self.pulse.last_ns
         if beat_ns != self._seen_beat_ns:
             self._seen_beat_ns = beat_ns
             self._seen_ns = now_ns
@@ -127,7 +126,7 @@ class MoverProcess:
         limit_ms = self._settings.heartbeat_timeout_ms if beat_ns else self._settings.start_timeout_ms
         silent_ms = (now_ns - self._seen_ns) // 1_000_000
         if silent_ms > limit_ms:
-            _log.error("mover gives no heartbeat and is killed", pid=self.pid, silent_ms=silent_ms)
+            _log.error(f"{self.name} gives no heartbeat and is killed", pid=self.pid, silent_ms=silent_ms)
             os.kill(self.pid, signal.SIGKILL)
             self._seen_ns = now_ns
 
@@ -135,7 +134,7 @@ class MoverProcess:
         """SIGTERM once, SIGKILL at the deadline or ``at_once``; then until ``pid`` is 0."""
         first = not self._deadline_ns
         if first:
-            self._deadline_ns = now_ns + self._settings.mover_drain_timeout_ms * 1_000_000
+            self._deadline_ns = now_ns + self._drain_timeout_ms * 1_000_000
         self._reap(now_ns)
         if not self.pid:
             return
@@ -150,5 +149,5 @@ class MoverProcess:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.pid = 0
-        self.listener.close()
-        self._pulse.close()
+        self.leave()
+        self.pulse.close()

@@ -1,0 +1,107 @@
+"""A worker's part of the metrics: what of its partitions is not off this host, by topic.
+
+The metrics process asks; the answer is made some partitions at a time, so that the loop is never held up
+by many topics.  Topics beyond the bound are one row together; everyone finds the same ones by their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from danube.broker.mover_link import Frame
+from danube.core.measured import OTHER, Measured, TopicRow
+from danube.core.placement import owner_of
+
+if TYPE_CHECKING:
+    from danube.broker.tier import PartitionTier
+    from danube.core.commands import TopicRecord
+    from danube.core.metadata import Metadata
+
+PARTITIONS_AT_ONCE: Final = 256
+
+
+class Measuring:
+    """All methods run on the worker's loop; ``send`` goes to the metrics process.
+
+    ``tiers`` are those of all open partitions (None where storage is local), ``unopened`` the topics of
+    partitions that are stored here and not open, once for each.
+    """
+
+    def __init__(
+        self,
+        place: tuple[int, int],
+        metadata: Callable[[], Metadata],
+        tiers: Callable[[], list[PartitionTier] | None],
+        unopened: Callable[[], list[TopicRecord]],
+        call_soon: Callable[..., object],
+        send: Callable[..., None],
+    ) -> None:
+        self._index, self._workers = place  # of how many
+        self._metadata = metadata
+        self._tiers = tiers
+        self._unopened = unopened
+        self._call_soon = call_soon
+        self._send = send
+        self._asked = -1  # the last question; an older one is not answered any more
+        self._named: frozenset[int] = frozenset()
+        self._named_for = (-1, -1)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame["kind"] == "measure":
+            self._asked = frame["id"]
+            self._go_on(self._asked, self._measure(frame["topics_max"]))
+
+    def _go_on(self, question: int, measuring: Iterator[Measured | None]) -> None:
+        if question != self._asked:
+            return
+        answer = next(measuring)
+        if answer is None:
+            self._call_soon(self._go_on, question, measuring)
+        else:
+            blob = msgspec.msgpack.encode(answer)
+            self._send("measured", id=question, worker=self._index, answer=blob)
+
+    def _measure(self, topics_max: int) -> Iterator[Measured | None]:
+        """None after each slice of the work, then the answer."""
+        tiers = self._tiers()
+        rows: dict[int, TopicRow] = {}
+        if tiers is not None:
+            rows = self._rows_of_first_partitions(topics_max)
+            for number, tier in enumerate(tiers, 1):
+                pending = tier.pending()
+                row = self._row(rows, tier.hosted.record)
+                row.pending_bytes += pending.size_bytes
+                row.oldest_us = min(filter(None, (row.oldest_us, pending.oldest_us)), default=0)
+                if number % PARTITIONS_AT_ONCE == 0:
+                    yield None
+            for number, record in enumerate(self._unopened(), 1):
+                self._row(rows, record).unknown += 1
+                if number % PARTITIONS_AT_ONCE == 0:
+                    yield None
+        yield Measured(self._metadata().topic_count, tiers is not None, list(rows.values()))
+
+    def _rows_of_first_partitions(self, topics_max: int) -> dict[int, TopicRow]:
+        """Rows of the topics with a label of their own that this worker speaks for, also of empty ones."""
+        metadata = self._metadata()
+        if self._named_for != (metadata.version, topics_max):
+            self._named_for = (metadata.version, topics_max)
+            self._named = frozenset(metadata.oldest_topics(topics_max))
+        rows: dict[int, TopicRow] = {}
+        for topic_id in self._named:
+            record = metadata.topic_with_id(topic_id)
+            if record is None or not record.policy.reliable:
+                continue
+            if owner_of(topic_id, 0, self._workers) == self._index:
+                self._row(rows, record)
+        return rows
+
+    def _row(self, rows: dict[int, TopicRow], record: TopicRecord) -> TopicRow:
+        key = record.topic_id if record.topic_id in self._named else 0
+        row = rows.get(key)
+        if row is None:
+            row = TopicRow(record.topic, max(1, record.partitions)) if key else TopicRow(OTHER, 0)
+            rows[key] = row
+        return row

@@ -1,0 +1,93 @@
+"""The metrics process: asks the workers, reads what they count in shared memory, serves both over HTTP.
+
+It keeps nothing that matters and may be killed at any time; the supervisor keeps its sockets and starts
+another.  It never writes to shared memory but its own sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Final
+
+from danube import __version__, clock, telemetry
+from danube.broker import last_resort
+from danube.broker.gathering import Gathering, MeasuredLink
+from danube.broker.identity import broker_id
+from danube.core.measured import Measured, together
+from danube.ipc.counters import snapshot
+from danube.server import metrics_text
+from danube.server.metrics_server import MetricsServer
+from danube.server.metrics_text import Observed
+
+if TYPE_CHECKING:
+    from danube.broker.contexts import MetricsContext
+    from danube.config import BrokerConfig
+
+HEARTBEAT_S: Final = 0.5
+
+_log = telemetry.events("metrics")
+
+
+def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
+    """The main function of the metrics process."""
+    telemetry.configure(config.log.level, config.log.format, process="metrics")
+    with asyncio.Runner() as runner:
+        runner.run(Metrics(context, config.metrics.topics_max).run())
+
+
+class Metrics:
+    """What the process is made of."""
+
+    def __init__(self, context: MetricsContext, topics_max: int) -> None:
+        self._context = context
+        self._broker = str(broker_id(context.settings.data_dir))
+        self._gathering = Gathering(context.workers, topics_max)
+        self._server = MetricsServer(self.page, metrics_text.CONTENT_TYPE)
+        self._answers: dict[int, Measured] | None = None  # of the round that _text tells
+        self._text = b""
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the supervisor says stop."""
+        loop = asyncio.get_running_loop()
+        last_resort.install(loop)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        if self._context.drain.requested:
+            self._stop.set()
+        self._beat(loop)
+        await loop.create_unix_server(lambda: MeasuredLink(self._gathering), sock=self._context.listener)
+        await loop.create_server(self._server.factory, sock=self._context.door)
+        _log.info("metrics are served")
+        await self._stop.wait()
+        self._server.close()
+        for link in list(self._gathering.links):
+            link.close()
+        await asyncio.sleep(0)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._context.heartbeat()
+        loop.call_later(HEARTBEAT_S, self._beat, loop)
+
+    async def page(self) -> bytes:
+        """The text of one round of answers; made once for all who share the round."""
+        answers = await self._gathering.answers()
+        if answers is not self._answers:
+            self._answers, self._text = answers, metrics_text.text(self._observed(answers))
+        return self._text
+
+    def _observed(self, answers: dict[int, Measured]) -> Observed:
+        context = self._context
+        mover = context.mover
+        return Observed(
+            broker=self._broker,
+            version=__version__,
+            started_at_us=context.started_at_us,
+            now_us=clock.wall_us(),
+            counters=snapshot(context.region),
+            answered=frozenset(answers),
+            measured=together(answers.values(), context.workers),
+            mover_alive=mover is not None and mover.alive(clock.monotonic_ns()),
+            mover_starts=mover.start_count if mover is not None else 0,
+            store_answers=mover is not None and mover.store_answers,
+        )

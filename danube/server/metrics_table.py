@@ -1,0 +1,106 @@
+"""Every metric that a broker exports: its name, kind, labels and what it says, as in docs/metrics.md.
+
+Names are those of the broker that dashboards were written for where it has one of the same meaning; units
+are the suffix, totals end in ``_total``.  Each series also has the label ``broker``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from danube.ipc.counters import Counter
+
+TOPIC: Final = ("topic",)
+WORKER: Final = ("worker",)
+
+
+Kind = Literal["gauge", "counter"]
+
+
+class Family(NamedTuple):
+    """All series of one name; ``labels`` without ``broker``."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    says: str
+
+
+# Sums over the workers of what each counts in shared memory.
+_COUNTED: Final[tuple[tuple[Counter, str, Kind, str], ...]] = (
+    (Counter.CONNECTIONS, "connections", "gauge", "Connections of clients that are open now."),
+    (Counter.CONNECTIONS_TOTAL, "connections_total", "counter", "Connections of clients so far."),
+    (Counter.PARTITIONS_OPEN, "partitions_open", "gauge", "Partitions that their owners have open."),
+    (Counter.RECORDS_IN, "records_in_total", "counter", "Records that were published and accepted."),
+    (Counter.BYTES_IN, "bytes_in_total", "counter", "Bytes of the batches that were published."),
+    (Counter.BATCHES_IN, "batches_in_total", "counter", "Batches that were published and accepted."),
+    (Counter.RECORDS_OUT, "records_out_total", "counter", "Records that were delivered to consumers."),
+    (Counter.BYTES_OUT, "bytes_out_total", "counter", "Bytes of the batches that were delivered."),
+    (Counter.ACKS_IN, "acks_total", "counter", "Records that consumers acked."),
+    (Counter.NACKS, "nacks_total", "counter", "Nacks of consumers."),
+    (Counter.REDELIVERIES, "redeliveries_total", "counter", "Records that were delivered again."),
+    (Counter.DEAD_LETTERS, "dead_letters_total", "counter", "Records that became dead letters."),
+    (
+        Counter.DROPPED_RECORDS, "dropped_records_total", "counter",
+        "Records of non-reliable topics that slow consumers lost.",
+    ),
+    (Counter.DUPLICATES, "duplicates_total", "counter", "Batches that were sent again and stored once."),
+    (Counter.ERRORS, "errors_total", "counter", "Requests that were answered with an error."),
+    (Counter.STORAGE_ERRORS, "storage_errors_total", "counter", "Failures to open, read or write what is stored here."),
+    (Counter.DAMAGED_RECORDS, "damaged_total", "counter", "Damaged places that were found in logs."),
+    (Counter.SYNCS, "syncs_total", "counter", "Syncs of log files."),
+    (
+        Counter.SCHEMA_REJECTED, "schema_rejected_total", "counter",
+        "Records that were refused because they break their topic's schema.",
+    ),
+)  # fmt: skip
+COUNTED: Final[dict[Counter, Family]] = {
+    counter: Family(f"danube_broker_{name}", kind, (), says) for counter, name, kind, says in _COUNTED
+}
+
+BUILD_INFO: Final = Family("danube_build_info", "gauge", ("version",), "1; the version is the label.")
+START_TIME: Final = Family(
+    "danube_broker_start_time_seconds", "gauge", (), "When the broker was started, in seconds of 1970."
+)
+TOPICS_OWNED: Final = Family("danube_broker_topics_owned", "gauge", (), "Topics of this broker.")
+WORKER_UP: Final = Family(
+    "danube_worker_up", "gauge", WORKER, "1 if the worker answered in time, 0 if it did not or is replaced."
+)
+WORKER_RESTARTS: Final = Family(
+    "danube_worker_restarts_total", "counter", WORKER, "How often the worker was replaced."
+)
+TIERED: Final = Family("danube_storage_tiered", "gauge", (), "1 with an object store, 0 without one.")
+PENDING_BYTES: Final = Family(
+    "danube_storage_pending_bytes", "gauge", TOPIC,
+    "Bytes of stored batches of the topic that are not known to be off this host.",
+)  # fmt: skip
+PENDING_SECONDS: Final = Family(
+    "danube_storage_pending_seconds", "gauge", TOPIC,
+    "For how long the oldest record of the topic that is not known to be off this host has been stored.",
+)  # fmt: skip
+HOST_PENDING_BYTES: Final = Family(
+    "danube_storage_host_pending_bytes", "gauge", (), "The same bytes of all topics together."
+)
+HOST_PENDING_SECONDS: Final = Family(
+    "danube_storage_host_pending_seconds", "gauge", (), "The same age, of the oldest record of all topics."
+)
+UNKNOWN_PARTITIONS: Final = Family(
+    "danube_storage_unknown_partitions", "gauge", (),
+    "Partitions that are stored here and not open yet; their topics have no numbers meanwhile.",
+)  # fmt: skip
+STORE_UP: Final = Family(
+    "danube_storage_store_up", "gauge", (),
+    "1 if the object store answered the mover last, 0 if it refused, was silent or was not heard of yet.",
+)  # fmt: skip
+MOVER_UP: Final = Family(
+    "danube_storage_mover_up", "gauge", (), "1 while the mover runs and gives signs of life."
+)
+MOVER_RESTARTS: Final = Family(
+    "danube_storage_mover_restarts_total", "counter", (), "How often the mover was replaced."
+)
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    BUILD_INFO, START_TIME, TOPICS_OWNED, *COUNTED.values(), WORKER_UP, WORKER_RESTARTS, TIERED,
+    PENDING_BYTES, PENDING_SECONDS, HOST_PENDING_BYTES, HOST_PENDING_SECONDS, UNKNOWN_PARTITIONS, STORE_UP,
+    MOVER_UP, MOVER_RESTARTS,
+)  # fmt: skip

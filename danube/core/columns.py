@@ -275,6 +275,15 @@ class BatchView:
         return index
 
     @property
+    def key_offsets(self) -> NDArray[np.int32]:
+        """int32[n+1]: where each key starts in key_bytes, and the end of the last; of a batch with keys."""
+        return self._key_column()[0]
+
+    @property
+    def key_bytes(self) -> memoryview:
+        return self._key_column()[1]
+
+    @property
     def key_validity(self) -> NDArray[np.bool_] | None:
         """bool[n]: which records have a key; None where all or none have one."""
         if not self.header.flags & _NULL_KEYS:

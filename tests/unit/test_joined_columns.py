@@ -14,6 +14,7 @@ from danube.core.batch import HEADER_BYTES, padded, read_header, stamp
 from danube.core.columns import BatchView, encode, layout_of
 from danube.core.joined_columns import BatchTable, VariableColumn, load_kernels
 from danube.core.selection import select
+from danube.core.single_batch import SingleBatch
 from danube.errors import Damage, ProtocolError
 
 
@@ -74,7 +75,7 @@ def rows_of(column: VariableColumn | None, count: int) -> list[bytes | None]:
     return cut
 
 
-def attributes_of(table: BatchTable) -> list[dict[str, str]]:
+def attributes_of(table: BatchTable | SingleBatch) -> list[dict[str, str]]:
     found = table.attributes()
     if found is None:
         return [{}] * table.row_count

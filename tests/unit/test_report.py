@@ -1,0 +1,312 @@
+"""The report shows what the history says, the same bytes each time, and nothing of lines that are damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import grpc_door, tiers, turns
+from perf.report import __main__ as command
+from perf.report.document import BEGIN, END, NOTHING, MarkersMissing, make, outdated
+from perf.report.figures import by_machine, variant_of
+from perf.report.history import Line, read_history
+from perf.report.plots import _ticks
+from perf.report.svg import Drawing
+from perf.report.tables import number, size
+from perf.report.workloads import OTHERS, TITLES, VARIED_BY
+
+MACHINE = {"cpu": "A CPU", "cores": 2, "memory_gib": 23.5, "filesystem": "ext4", "commit": "abc1234"}
+LINE: dict[str, Any] = {
+    "workload": "publish",
+    "size": 100,
+    "batch": 4854,
+    "durability": "written",
+    "workers": 1,
+    "unit": "records/s",
+    "floor": 26_000_000,
+    "danube": 10_500_000,
+    "ratio": 0.404,
+    "target": "ratio >= 0.6",
+    "met": False,
+    "rounds": 3,
+    "floor_range": [1, 2],
+    "danube_range": [10_100_000, 11_000_000],
+    "details": {},
+    "time": "2026-11-21T12:00:00+00:00",
+    "machine": MACHINE,
+}
+DOCUMENT = f"# By hand\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nbehind\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with a document and no measurements."""
+    (tmp_path / "perf" / "history").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "performance.md").write_text(DOCUMENT)
+    return tmp_path
+
+
+def add(root: Path, *lines: dict[str, Any] | str, file: str = "2026-11.jsonl") -> None:
+    with (root / "perf" / "history" / file).open("a") as history:
+        for line in lines:
+            history.write((line if isinstance(line, str) else json.dumps(line)) + "\n")
+
+
+def lines_of(root: Path) -> list[Line]:
+    history = read_history(root / "perf" / "history", root)
+    assert not history.errors
+    return history.lines
+
+
+def at(day: int, **fields: Any) -> dict[str, Any]:
+    return {**LINE, "time": f"2026-11-{day:02}T12:00:00+00:00", **fields}
+
+
+def report(root: Path, *words: str) -> int:
+    return command.main(["--root", str(root), *words])
+
+
+def document(root: Path) -> str:
+    return (root / "docs" / "performance.md").read_text()
+
+
+# -- what is shown ----------------------------------------------------------------------------------
+
+
+def test_the_latest_run_is_in_the_table_and_all_are_in_the_plot(root: Path) -> None:
+    add(root, at(3, ratio=0.8, met=True, danube=20e6), at(1), at(2, ratio=0.5))
+    assert report(root) == 0
+    rows = [line for line in document(root).splitlines() if line.startswith("| publish")]
+    assert rows == [
+        "| publish, `send_many` | 100 B | written | 1 | 26 M records/s | 20 M records/s | 10.1 M to 11 M |"
+        " 0.80 | ratio >= 0.6 | met | 2026-11-03 abc1234 |"
+    ]
+    (plot,) = (root / "docs" / "plots").iterdir()
+    dots = [node for node in ElementTree.parse(plot).iter() if node.tag.endswith("circle")]
+    assert [dot[0].text for dot in dots] == [
+        "2026-11-01 12:00 abc1234: 0.40",
+        "2026-11-02 12:00 abc1234: 0.50",
+        "2026-11-03 12:00 abc1234: 0.80",
+    ]
+    filled = [dot.attrib["fill"] != "#ffffff" for dot in dots]
+    assert filled == [False, False, True], "a run that missed its target is an empty dot"
+    heights = [float(dot.attrib["cy"]) for dot in dots]
+    assert heights == sorted(heights, reverse=True)
+    assert f"](plots/{plot.name})" in document(root)
+
+
+def test_what_is_written_by_hand_stays(root: Path) -> None:
+    add(root, at(1))
+    report(root)
+    text = document(root)
+    assert text.startswith("# By hand\n\nbefore\n\n") and text.endswith(f"{END}\n\nbehind\n")
+    assert "\nold\n" not in text
+    assert "of 1 targets 0 are met" in text and "**missed**" in text
+
+
+def test_machines_do_not_meet_and_the_last_one_comes_first(root: Path) -> None:
+    other = {**MACHINE, "cpu": "B CPU", "memory_gib": 7.6}
+    upgraded = {**MACHINE, "memory_gib": 23.4, "kernel": "7.0", "python": "3.12"}
+    add(root, at(2, machine=other), at(1), at(3, machine=upgraded))
+    machines = by_machine(lines_of(root))
+    assert [(hardware, len(series[0].lines)) for hardware, series in machines.items()] == [
+        ("A CPU, 2 cores, 24 GiB, ext4", 2),
+        ("B CPU, 2 cores, 8 GiB, ext4", 1),
+    ]
+    assert report(root) == 0
+    text = document(root)
+    assert text.index("### A CPU") < text.index("### B CPU")
+
+
+def test_variants_are_apart_and_in_order(root: Path) -> None:
+    memory = {"workload": "e2e-memory", "durability": "memory"}
+    add(
+        root,
+        at(1, **memory, details={"consumers": 4}),
+        at(1, **memory, details={"consumers": 1}),
+        at(1, workers=2),
+        at(1, durability="fsync"),
+        at(1, size=65_536),
+        at(1),
+    )
+    ((_, series),) = by_machine(lines_of(root)).items()
+    assert [(one.variant.workload, one.variant.size, one.variant.workers) for one in series] == [
+        ("publish", 100, 1),
+        ("publish", 100, 2),
+        ("publish", 65_536, 1),
+        ("publish", 100, 1),
+        ("e2e-memory", 100, 1),
+        ("e2e-memory", 100, 1),
+    ]
+    assert [one.variant.varied for one in series[-2:]] == ["1 consumer", "4 consumers"]
+    assert series[3].variant.durability == "fsync"
+
+
+def test_an_unknown_workload_is_shown_under_its_own_name(root: Path) -> None:
+    add(root, at(1, workload="new|one", target="", met=True))
+    assert report(root) == 0
+    assert f"#### {OTHERS}" in document(root)
+    assert "| new\\|one | 100 B | written | 1 |" in document(root)
+    assert "| none |  |" in document(root)
+
+
+def test_a_line_with_a_kind_is_left_to_who_wrote_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(root, at(1), {"kind": "peers", "what": "ever"})
+    assert report(root) == 0
+    assert "1 lines, 1 plots (1 lines of other kinds were left alone)" in capsys.readouterr().out
+
+
+def test_without_history_the_report_says_so(root: Path) -> None:
+    add(root, "", "   ")
+    assert report(root) == 0
+    assert NOTHING in document(root)
+    assert not list((root / "docs" / "plots").iterdir())
+    assert report(root, "--check") == 0
+
+
+def test_every_workload_has_a_title() -> None:
+    known = {*turns.WORKLOADS, *grpc_door.WORKLOADS, *tiers.WORKLOADS}
+    assert set(TITLES) == known
+    assert set(VARIED_BY) <= known
+
+
+# -- the same bytes ---------------------------------------------------------------------------------
+
+
+def test_the_same_history_gives_the_same_bytes(root: Path, source: random.Random) -> None:
+    lines = [at(day, workers=workers, ratio=day / 10) for day in range(1, 9) for workers in (1, 2)]
+    add(root, *lines)
+    first = make(lines_of(root), DOCUMENT)
+    source.shuffle(lines)
+    (root / "perf" / "history" / "2026-11.jsonl").unlink()
+    add(root, *lines[:7], file="2026-12.jsonl")
+    add(root, *lines[7:], file="2026-10.jsonl")
+    assert make(lines_of(root), DOCUMENT) == first
+    assert make(lines_of(root), first.document) == first, "a report over a report changes nothing"
+
+
+def test_a_check_says_what_is_not_up_to_date(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(root, at(1))
+    assert report(root, "--check") == 1
+    complaints = capsys.readouterr().err.splitlines()
+    assert len(complaints) == 2 and complaints[0].startswith("docs/performance.md is not up to date")
+    assert not (root / "docs" / "plots").exists(), "a check changes nothing"
+    assert report(root) == 0 == report(root, "--check")
+    (plot,) = (root / "docs" / "plots").iterdir()
+    plot.write_text(plot.read_text() + " ")
+    assert report(root, "--check") == 1
+    add(root, at(2))
+    assert report(root, "--check") == 1
+    assert report(root) == 0 == report(root, "--check")
+
+
+def test_a_plot_that_is_made_no_more_goes_away(root: Path) -> None:
+    add(root, at(1))
+    report(root)
+    plots = root / "docs" / "plots"
+    (plots / "ratios-gone.svg").write_text("old")
+    (plots / "drawn-by-hand.svg").write_text("kept")
+    made = make(lines_of(root), document(root))
+    assert outdated(made, root / "docs" / "performance.md", plots) == ["plots/ratios-gone.svg"]
+    assert report(root, "--check") == 1
+    report(root)
+    assert {path.name for path in plots.iterdir()} == {*made.plots, "drawn-by-hand.svg"}
+
+
+# -- damage -----------------------------------------------------------------------------------------
+
+WRONG: list[tuple[dict[str, Any] | str, str]] = [
+    ('{"workload": "publish", "si', "truncated"),
+    ("[1, 2]", "is not a JSON object"),
+    ({**LINE, "ratio": 0}, "a ratio of 0.0 cannot be"),
+    ({**LINE, "ratio": -1}, "a ratio of -1.0 cannot be"),
+    ({**LINE, "ratio": "0.4"}, r"Expected `float`, got `str` - at `$.ratio`"),
+    ({name: value for name, value in LINE.items() if name != "met"}, "missing required field `met`"),
+    ({**LINE, "time": "2026-11-21T12:00:00"}, "no time zone"),
+    ({**LINE, "time": "yesterday"}, "at `$.time`"),
+    ({**LINE, "machine": {"cpu": "A"}}, "at `$.machine`"),
+    ({**LINE, "danube_range": [1]}, "at `$.danube_range`"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), WRONG, ids=[sentence for _, sentence in WRONG])
+def test_a_damaged_line_is_named_and_nothing_is_written(
+    root: Path, capsys: pytest.CaptureFixture[str], line: dict[str, Any] | str, sentence: str
+) -> None:
+    add(root, at(1), "", line, at(2))
+    for words in ([], ["--check"]):
+        assert report(root, *words) == 2
+        error, advice = capsys.readouterr().err.splitlines()
+        assert error.startswith("perf/history/2026-11.jsonl:3: ") and sentence in error
+        assert "nothing was written" in advice
+    assert document(root) == DOCUMENT
+
+
+def test_every_damaged_line_is_told_at_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(root, "{", at(1), "}", file="2026-10.jsonl")
+    add(root, b"\xff".decode("latin-1"), file="2026-11.jsonl")
+    assert report(root) == 2
+    places = [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()[:-1]]
+    assert places == [
+        f"perf/history/{name}" for name in ("2026-10.jsonl:1", "2026-10.jsonl:3", "2026-11.jsonl:1")
+    ]
+
+
+@pytest.mark.parametrize("text", ["no markers", END + BEGIN, BEGIN, BEGIN + BEGIN + END])
+def test_a_document_without_its_markers_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(MarkersMissing):
+        make([], text)
+    (root / "docs" / "performance.md").write_text(text)
+    assert report(root) == 2
+    assert capsys.readouterr().err.startswith("docs/performance.md: has not exactly one line")
+
+
+def test_a_missing_document_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "docs" / "performance.md").unlink()
+    assert report(root) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+# -- words, numbers, shapes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(10_582_133, "10.6 M"), (2_000_000, "2 M"), (29_482, "29,482"), (131.75, "132"), (0.856, "0.856")],
+)
+def test_numbers_have_three_digits_or_all_before_the_point(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_sizes_are_written_as_people_write_them() -> None:
+    assert [size(octets) for octets in (100, 1_024, 1_500, 65_536)] == ["100 B", "1 KiB", "1500 B", "64 KiB"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.45, 2.2), (0.04, 2.2), (0.45, 25.0), (1e-3, 1e4)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    ticks = _ticks(low, high)
+    assert 1 <= len(ticks) <= 8 and 1.0 in ticks
+    assert all(low <= tick <= high for tick in ticks)
+
+
+def test_words_in_a_drawing_are_escaped() -> None:
+    drawing = Drawing(10, 10, "a < b & c")
+    drawing.text((1, 2), "<script>")
+    drawing.dot((1.25, -0.01), "red", filled=True, note='"quoted"')
+    drawing.line([(0, 0), (1, 1.04)], "blue", dashed=True)
+    tree = ElementTree.fromstring(str(drawing))
+    assert [node.text for node in tree if node.text] == ["a < b & c", "<script>"]
+    assert 'cx="1.2" cy="0"' in str(drawing) and "1,1" in str(drawing)
+
+
+def test_a_variant_without_its_detail_is_plain(root: Path) -> None:
+    add(root, at(1, workload="topics", details={"topics": "many"}))
+    assert variant_of(lines_of(root)[0]).varied == ""

@@ -222,6 +222,11 @@ class HotBatches:
         self._batches: deque[tuple[int, int, bytes]] = deque()
         self.size_bytes = 0
 
+    @property
+    def start(self) -> int | None:
+        """Offset of the first record that is kept; None where none is."""
+        return self._batches[0][0] if self._batches else None
+
     def add(self, base_offset: int, end_offset: int, batch: bytes) -> None:
         batches = self._batches
         if batches and batches[-1][1] != base_offset:

@@ -17,13 +17,13 @@ from danube.core.rate import RecordRate
 from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
 from danube.errors import FetchPending, OffsetOutOfRange
+from danube.limits import READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.hosted import HostedPartition
 
 DUE_RECORDS_PER_TURN = 1024
-TURN_BYTES = 4 * 1024 * 1024
 
 
 class ConsumerLink:
@@ -82,6 +82,8 @@ class SubscriptionHost:
         self.stored_version = -1
         self.deadline_ns: int | None = None
         self.rate = RecordRate()
+        self.bytes_sent = 0
+        self._read_bytes = READ_CHUNK_BYTES
         self.pending_new: FetchPending | None = None  # what the next new records wait for
         self.pending_again: FetchPending | None = None  # what redeliveries wait for
         self._pending_next = -1
@@ -93,33 +95,42 @@ class SubscriptionHost:
             link.ready = ready
             self.core.set_ready(link.consumer_id, ready)
 
-    def dispatch(self, now_ns: int) -> bool:
-        """Send what may be sent, at most about TURN_BYTES; return whether more could follow."""
+    @property
+    def bytes_came(self) -> bool:
+        """Whether it waited for bytes that are worth another look now."""
+        return any(
+            pending is not None and pending.ready() for pending in (self.pending_new, self.pending_again)
+        )
+
+    def dispatch(self, now_ns: int, bytes_max: int) -> bool:
+        """Send what may be sent, at most about ``bytes_max``; return whether more could follow."""
+        self._read_bytes = min(bytes_max, READ_CHUNK_BYTES)
         if not self.links:
             self.deadline_ns = self.core.tick(now_ns)  # dead letters wait for no consumer
             return False
         self.rate.set(self.hosted.policy.max_dispatch_rate)
         allowed = self.rate.allowed(now_ns)
-        sent = self._dispatch_again(now_ns, allowed)
-        if sent < TURN_BYTES:
-            sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), TURN_BYTES - sent)
+        sent = self._dispatch_again(now_ns, allowed, bytes_max)
+        if sent < bytes_max:
+            sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), bytes_max - sent)
+        self.bytes_sent += sent
         self.deadline_ns = self.core.tick(now_ns)
         if self.rate.allowed(now_ns) < 1:
             next_ns = self.rate.next_ns(now_ns)
             if next_ns is not None and self._has_more():
                 self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
-        return sent >= TURN_BYTES
+        return sent >= bytes_max or self.bytes_came
 
     def _has_more(self) -> bool:
         return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"
 
-    def _dispatch_again(self, now_ns: int, allowed: int) -> int:
+    def _dispatch_again(self, now_ns: int, allowed: int, bytes_max: int) -> int:
         """Redeliveries whose time has come; return the bytes sent."""
         sent = 0
         if self.pending_again is not None and not self.pending_again.ready():
             return 0
         self.pending_again = None
-        while sent < TURN_BYTES and allowed > 0 and self.pending_again is None:
+        while sent < bytes_max and allowed > 0 and self.pending_again is None:
             try:
                 due = self.core.due(now_ns, min(DUE_RECORDS_PER_TURN, allowed))
             except FetchPending as pending:
@@ -183,7 +194,7 @@ class SubscriptionHost:
     def _chunk_at(self, offset: int) -> Chunk | None:
         """The chunk at ``offset``; None when retention has removed it, which the core then knows."""
         try:
-            return self.hosted.chunk(offset)
+            return self.hosted.chunk(offset, self._read_bytes)
         except OffsetOutOfRange as error:
             self.core.skip_to(int(error.facts["start"]))
             return None

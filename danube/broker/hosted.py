@@ -81,6 +81,7 @@ class HostedPartition:
         self.log = log
         self.cursors = cursors
         self.subscriptions: dict[str, SubscriptionHost] = {}
+        self.near: dict[SubscriptionHost, None] = {}  # see danube.broker.deliveries
         self.lossy: dict[str, LossyHost] = {}
         self.producers: dict[tuple[Session, int], ProducerLink] = {}
         self.waiting: deque[Waiting] = deque()
@@ -95,7 +96,8 @@ class HostedPartition:
         self.damaged: list[tuple[int, int]] = []
         self.records_in = 0
         self.bytes_in = 0
-        self._chunk: Chunk | None = None
+        self._chunk: Chunk | None = None  # read last
+        self._hot_chunk: Chunk | None = None
         self._live_readers = False
 
     @property
@@ -296,30 +298,32 @@ class HostedPartition:
 
     # -- read -------------------------------------------------------------------------------------
 
-    def chunk(self, offset: int) -> Chunk:
+    def chunk(self, offset: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk:
         """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
 
+        One that is read has about ``bytes_max`` bytes at most, or one batch.
         Raises OffsetOutOfRange below the start, StorageFailed where the disk does not answer, and
         FetchPending where the bytes are not on this host: it tells when to try again.
         """
-        recent = self._chunk
-        if recent is not None and recent.first_offset <= offset < recent.next_offset:
-            return recent
+        for recent in (self._hot_chunk, self._chunk):
+            if recent is not None and recent.first_offset <= offset < recent.next_offset:
+                return recent
         end = self.core.high_watermark
         chunk = self.hot.chunk(offset, end, READ_CHUNK_BYTES)
-        if chunk is None:
-            if self.log is None:
-                raise StorageFailed("a non-reliable topic keeps no log")
-            cold = self.tier is not None and offset < self.log.start
-            tier: Any = self.tier if cold else self.log
-            raw = tier.read(offset, end, READ_CHUNK_BYTES)
-            for damage in raw.damage:
-                self._note_damage(int(damage[0]), int(damage[1]))
-            # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
-            first = raw.first_offset if raw.data else raw.next_offset
-            chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
-            chunk.hole_before = "damaged" if raw.damage else "compacted"
-        self._chunk = chunk
+        if chunk is not None:
+            self._hot_chunk = chunk
+            return chunk
+        if self.log is None:
+            raise StorageFailed("a non-reliable topic keeps no log")
+        cold = self.tier is not None and offset < self.log.start
+        tier: Any = self.tier if cold else self.log
+        raw = tier.read(offset, end, bytes_max)
+        for damage in raw.damage:
+            self._note_damage(int(damage[0]), int(damage[1]))
+        # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
+        first = raw.first_offset if raw.data else raw.next_offset
+        chunk = self._chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
+        chunk.hole_before = "damaged" if raw.damage else "compacted"
         return chunk
 
     def _note_damage(self, start: int, end: int) -> None:
@@ -327,34 +331,27 @@ class HostedPartition:
             self.damaged.append((start, end))
             self.counters.add("damaged_records", end - start)
 
-    def dispatch(self, now_ns: int) -> bool:
-        """Deliver to every subscription what it may have; True when more could follow at once."""
-        more = False
-        live = False
-        for host in self.subscriptions.values():
-            more |= host.dispatch(now_ns)
-            live |= bool(host.links) and host.core.next >= self.core.high_watermark
-        for lossy in self.lossy.values():
-            more |= lossy.dispatch()
-        if self.subscriptions:
-            self._live_readers = live
-            self._trim_hot()
-        self._chunk = None
-        return more
+    def place(self, host: SubscriptionHost) -> None:
+        """Note whether a subscription that was looked at is near: it follows what is written."""
+        start = self.hot.start
+        if host.links and host.core.next >= (self.core.high_watermark if start is None else start):
+            self.near[host] = None
+        else:
+            self.near.pop(host, None)
 
-    @property
-    def deadline_ns(self) -> int | None:
-        """When a subscription next needs a look although nothing came in."""
-        return min(
-            (host.deadline_ns for host in self.subscriptions.values() if host.deadline_ns), default=None
-        )
-
-    def _trim_hot(self) -> None:
-        followed = [host.core.next for host in self.subscriptions.values() if host.links]
-        if followed:
-            self.hot.trim(min(followed))
+    def looked_at(self, *, keep_chunk: bool) -> None:
+        """Subscriptions were looked at: keep in memory what those that are near still need."""
+        for gone in [host for host in self.near if self.subscriptions.get(host.core.name) is not host]:
+            del self.near[gone]
+        end = self.core.high_watermark
+        self._live_readers = any(host.core.next >= end for host in self.near)
+        if self.near:
+            self.hot.trim(min(host.core.next for host in self.near))
         else:
             self.hot.clear()
+        self._hot_chunk = None
+        if not keep_chunk:
+            self._chunk = None
 
     # -- subscriptions ----------------------------------------------------------------------------
 
@@ -442,7 +439,7 @@ class HostedPartition:
         self.core.update_policy(self.policy)  # it may have changed while the log was opened
         self.failure = None
         self.hot.clear()
-        self._chunk = None
+        self._chunk = self._hot_chunk = None
 
     def statistics(self) -> dict[str, Any]:
         core = self.core

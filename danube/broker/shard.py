@@ -17,7 +17,8 @@ import numpy as np
 from danube import clock, telemetry
 from danube.broker.admin import CURSOR_OPERATIONS, answered_later, partition_operation, reply_frame
 from danube.broker.api import Session
-from danube.broker.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.consumers import ConsumerLink
+from danube.broker.deliveries import DeadLetterTaker, Deliveries
 from danube.broker.hosted import HostedPartition, TrafficCounters
 from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
 from danube.broker.producers import ProducerLink
@@ -25,7 +26,6 @@ from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.core import wire
 from danube.core.commands import TopicRecord
-from danube.core.grants import DeadLetter
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
 from danube.errors import (
     DanubeError,
@@ -47,13 +47,10 @@ if TYPE_CHECKING:
 _log = telemetry.events("shard")
 REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
-READ_RETRY_NS = 1_000_000_000
-DEAD_LETTERS_PER_TURN = 64
 PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
-DeadLetterTaker = Callable[[SubscriptionHost, list[DeadLetter]], None]
 
 
 class Shard:
@@ -89,12 +86,12 @@ class Shard:
         self._schedule_turn = schedule_turn
         self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
         self._dirty: dict[HostedPartition, None] = {}
-        self._dispatch: dict[HostedPartition, None] = {}
-        self._touched: dict[HostedPartition, None] = {}  # dispatched since cursors were stored
-        self._deadlines: dict[HostedPartition, int] = {}
+        self._deliveries = Deliveries(counters, schedule_turn, take_dead_letters)
         self._consumer_id = 0
-        self._take_dead_letters = take_dead_letters
-        self.storage = Storage(syncer, sealer, executor, call_on_loop, call_later, self._reopen, self.wake)
+        self._taken_bytes = 0  # by publishes since the last turn
+        self.storage = Storage(
+            syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed
+        )
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
             Kind.ACK: self._on_ack,
@@ -126,6 +123,7 @@ class Shard:
             raise OwnerMoved("this producer is not open here", hint="open it again")
         batch = buffer[frame.start : frame.end]
         link.hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
+        self._taken_bytes += frame.end - frame.start
         self.write_soon(link.hosted)
 
     def write_soon(self, hosted: HostedPartition) -> None:
@@ -142,7 +140,7 @@ class Shard:
             ranges = np.frombuffer(buffer[frame.start : frame.end], np.uint64).reshape(-1, 2)
             acked = host.core.ack(link.consumer_id, ranges)
             self.counters.add("acks_in", acked.acked)
-            self.wake(link.hosted)
+            self._deliveries.wake_one(link.hosted, link.subscription)
         if frame.flags & FrameFlag.SYNC:
             reply = wire.result_frame(None, frame.correlation)
             self._reply_when_stored(link.hosted, session, frame.correlation, reply)
@@ -154,7 +152,7 @@ class Shard:
         host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy[link.subscription]
         host.core.credit(link.consumer_id, records)
         host.update_ready(link)
-        self.wake(link.hosted)
+        self._deliveries.wake_one(link.hosted, link.subscription)
 
     def _on_nack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         nack = wire.decode_control(buffer[frame.start : frame.end], Nack)
@@ -168,7 +166,7 @@ class Shard:
             raise InvalidArgument("NACK names offsets that cannot be") from None
         host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
         self.counters.add("nacks")
-        self.wake(link.hosted)
+        self._deliveries.wake_one(link.hosted, link.subscription)
 
     def _consumer(self, session: Session, frame: Frame) -> ConsumerLink:
         link = session.consumers.get(frame.handle)
@@ -219,7 +217,7 @@ class Shard:
             self._consumer_id += 1
             body = subscribe(hosted, session, frame.handle, request, self._consumer_id, clock.monotonic_ns())
             reply = wire.control_frame(Kind.SUBSCRIBED, body, frame.correlation, frame.handle)
-            self.wake(hosted)
+            self._deliveries.wake_one(hosted, request.subscription)
             if known or not hosted.reliable:
                 session.send(reply)
                 return
@@ -380,8 +378,16 @@ class Shard:
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at this partition's subscriptions in the next turn."""
-        self._dispatch[hosted] = None
+        self._deliveries.wake(hosted)
+
+    def _progressed(self, hosted: HostedPartition) -> None:
+        """Records are stored at the level of their topic."""
+        self._deliveries.written(hosted)
         self._schedule_turn()
+
+    def wake_readers(self, hosted: HostedPartition) -> None:
+        """Bytes came that subscriptions of this partition may wait for."""
+        self._deliveries.wake_readers(hosted)
 
     def drop_session(self, session: Session) -> None:
         """A connection is gone."""
@@ -401,57 +407,29 @@ class Shard:
             host = hosted.subscriptions.get(link.subscription) or hosted.lossy.get(link.subscription)
             if host is not None:
                 host.update_ready(link)
-                self.wake(hosted)
+                self._deliveries.wake_one(hosted, link.subscription)
 
     # -- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Write, answer and deliver what came in since the last turn."""
+        now_ns = clock.monotonic_ns()
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
+            self._deliveries.published(self._taken_bytes, now_ns)
+            self._taken_bytes = 0
             for hosted in dirty:
                 self.storage.write(hosted)
-                if hosted.subscriptions or hosted.lossy:
-                    self._dispatch[hosted] = None
-        if self._dispatch:
-            wanted, self._dispatch = self._dispatch, {}
-            now_ns = clock.monotonic_ns()
-            for hosted in wanted:
-                self._deliver(hosted, now_ns)
-
-    def _deliver(self, hosted: HostedPartition, now_ns: int) -> None:
-        try:
-            more = hosted.dispatch(now_ns)
-        except DanubeError as error:
-            self.counters.add("storage_errors")
-            _log.error("delivery failed", partition=hosted.name, error=str(error))
-            self._deadlines[hosted] = now_ns + READ_RETRY_NS
-            return
-        if more:
-            self.wake(hosted)
-        if hosted.subscriptions:
-            self._touched[hosted] = None
-            for host in hosted.subscriptions.values():
-                if host.core.failure.poison == "dead_letter":
-                    letters = host.core.take_dead_letters(DEAD_LETTERS_PER_TURN)
-                    if letters:
-                        self._take_dead_letters(host, letters)
-            deadline_ns = hosted.deadline_ns
-            if deadline_ns is not None:
-                self._deadlines[hosted] = deadline_ns
-            else:
-                self._deadlines.pop(hosted, None)
+                self._deliveries.written(hosted)
+        self._deliveries.turn(now_ns)
 
     def tick(self) -> None:
         """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
-        now_ns = clock.monotonic_ns()
-        for hosted, deadline_ns in self._deadlines.items():
-            if deadline_ns <= now_ns:
-                self.wake(hosted)
+        self._deliveries.tick(clock.monotonic_ns())
 
     def store_cursors(self) -> None:
         """Append the cursors that changed since the last call."""
-        touched, self._touched = self._touched, {}
+        touched, self._deliveries.touched = self._deliveries.touched, {}
         for hosted in touched:
             if hosted.deleted:
                 continue
@@ -459,7 +437,7 @@ class Shard:
                 if hosted.store_cursors():
                     self.storage.cursors_written(hosted)
             except DanubeError as error:
-                self._touched[hosted] = None
+                self._deliveries.touched[hosted] = None
                 self.counters.add("storage_errors")
                 _log.warning("cursors not stored", partition=hosted.name, error=str(error))
 
@@ -484,8 +462,8 @@ class Shard:
         hosted.deleted = True
         hosted.fail_waiting(error, -1)
         hosted.close_handles(error)
-        for known in (self._dirty, self._dispatch, self._touched, self._deadlines):
-            known.pop(hosted, None)
+        self._dirty.pop(hosted, None)
+        self._deliveries.forget(hosted)
         self.counters.add("partitions_open", -1)
         if self.tiers is not None:
             self.tiers.forget(hosted)

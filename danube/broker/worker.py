@@ -172,7 +172,7 @@ class Worker:
         first = self.index == 0  # one worker is enough to keep the copies of the metadata
         tiers = Tiers(
             self.data_dir / CACHE_DIRECTORY / f"worker-{self.index}", options,
-            wake=self.shard.wake,
+            wake=self.shard.wake_readers,
             roll=self.shard.storage.roll,
             metadata=(lambda: (metadata.version, metadata.state.snapshot)) if first else None,
         )  # fmt: skip

@@ -37,7 +37,7 @@ class LetterBench(RoutedBench):
         self.metadata = self.proposals
         self.proposals.create(ORDERS, failure=FAILURE)
         self.dead_letters = DeadLetters(cast(Worker, self))
-        self.shard._take_dead_letters = self.dead_letters.take
+        self.shard._deliveries._take_dead_letters = self.dead_letters.take
         self.session = RecordingSession()
 
     def schedule_turn(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from danube import clock
-from danube.broker import consumers
+from danube.broker import deliveries
 from danube.core import wire
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Kind
@@ -238,7 +238,7 @@ def test_a_dispatch_rate_spreads_and_drops_nothing(
         part = offsets(session)
         assert len(part) <= 10, step
         got += part
-        assert bench.hosted.deadline_ns is not None or len(got) == 25
+        assert bench.hosted.subscriptions["s"].deadline_ns is not None or len(got) == 25
         now += 10**9
         bench.shard.tick()
     assert got == list(range(25))
@@ -248,7 +248,7 @@ def test_a_dispatch_rate_spreads_and_drops_nothing(
 def test_much_to_send_takes_several_turns(
     bench: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "TURN_BYTES", 3000)
+    monkeypatch.setattr(deliveries, "TURN_BYTES", 3000)
     fill(bench, *[1] * 12, size=1000)
     bench.subscribe(session, start="earliest")
     turns = [0]

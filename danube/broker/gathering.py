@@ -45,16 +45,16 @@ class Gathering:
         if clock.monotonic_ns() - self._last_ns < FRESH_NS:
             return self._last
         if self._round is None:
-            self._round = asyncio.create_task(self._ask())
-        return await asyncio.shield(self._round)
-
-    async def _ask(self) -> dict[int, Measured]:
-        self._question += 1
-        self._answers = {}
-        self._complete.clear()
-        try:
+            self._question += 1
+            self._answers = {}
+            self._complete.clear()
+            self._round = asyncio.create_task(self._wait())
             for link in list(self.links):
                 link.ask(self._question, self._topics_max)
+        return await asyncio.shield(self._round)
+
+    async def _wait(self) -> dict[int, Measured]:
+        try:
             async with asyncio.timeout(self._round_max_s):
                 await self._complete.wait()
         except TimeoutError:

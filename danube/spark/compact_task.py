@@ -7,25 +7,23 @@ the owner's mover sweeps it away after a day when nobody installs it.  Nothing o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
-
-import msgspec
 
 from danube.clock import wall_us
 from danube.errors import Damage, StoreDamaged
 from danube.spark.batch_rows import warm_up
 from danube.spark.places import StorePlace
 from danube.spark.validate_task import local_path
-from danube.wal.key_compaction import LatestKeys, compact
+from danube.wal.key_compaction import Compacted, LatestKeys, compact
 from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange
 from danube.wal.merging import merge_objects
 from danube.wal.objects import local_failure
 from danube.wal.segment import SUMMARY_BYTES, LogIdentity, file_name, read_summary
+from danube.wal.staged import Staged, encode_staged, staged
 from danube.wal.uploader import Ownership, Uploader
 
 
@@ -47,29 +45,8 @@ class CompactTask(NamedTuple):
     work: str
 
 
-class Proposal(msgspec.Struct, frozen=True, array_like=True):
-    """``entry`` may take the place of the entries with these content hashes, in this order."""
-
-    entry: tuple[int, int, int, int, int, int, int, int, int, int, int, bytes, bytes, bytes]
-    sources: list[bytes]
-    source_bytes: int
-    removed: int = 0
-
-    @property
-    def made(self) -> SegmentEntry:
-        return SegmentEntry._make(self.entry)
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Proposal])
-
-
-def decode(data: bytes) -> list[Proposal]:
-    return _decoder.decode(data)
-
-
 def stage(task: CompactTask) -> bytes:
-    """Make the task's objects; proposals, encoded."""
+    """Make the task's objects; what they may take the place of, for decode_staged()."""
     warm_up()
     work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
     work.mkdir(parents=True, mode=0o700)
@@ -77,46 +54,47 @@ def stage(task: CompactTask) -> bytes:
         owner = Ownership(task.topic, task.identity, task.epoch, work)
         uploader = Uploader(task.place.store(), owner)
         made = _stage_keys(task, uploader, work) if task.keys else _stage_merges(task, uploader, work)
-        return _encoder.encode(made)
+        return encode_staged(made)
     except OSError as error:
         raise local_failure(work, error) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _stage_merges(task: CompactTask, uploader: Uploader, work: Path) -> list[Proposal]:
-    made: list[Proposal] = []
-    for number, group in enumerate(task.groups):
-        entry = merge_objects(uploader, group, work / str(number))
-        made.append(_proposal(entry, group))
-    return made
+def _stage_merges(task: CompactTask, uploader: Uploader, work: Path) -> list[Staged]:
+    return [
+        staged(merge_objects(uploader, group, work / str(number)), group)
+        for number, group in enumerate(task.groups)
+    ]
 
 
-def _proposal(entry: SegmentEntry, group: Sequence[SegmentEntry], removed: int = 0) -> Proposal:
-    hashes = [source.content_hash for source in group]
-    return Proposal(entry[:14], hashes, sum(source.size_bytes for source in group), removed)
+def _stage_keys(task: CompactTask, uploader: Uploader, work: Path) -> list[Staged]:
+    """All groups with the keys of all of them: the newest record of a key may be in the last one.
 
-
-def _stage_keys(task: CompactTask, uploader: Uploader, work: Path) -> list[Proposal]:
-    """All groups with the keys of all of them: the newest record of a key may be in the last one."""
+    What was compacted before and would stay as it is needs no new object.
+    """
     latest = LatestKeys(task.keys_max)
     ranges = [[_at_hand(task, uploader, entry, work) for entry in group] for group in task.groups]
     try:
         latest.add([one for group in ranges for one in group])
-        tombstones = None if latest.overflowed or not task.tombstones_before_us else task.tombstones_before_us
-        made: list[Proposal] = []
+        before_us = 0 if latest.overflowed else task.tombstones_before_us
+        made: list[Staged] = []
+        after = b""
         for group, sources in zip(task.groups, ranges, strict=True):
             target = work / file_name(group[0].base_offset)
-            done = compact(sources, latest, target, tombstones_before_us=tombstones)
-            result, chained = done.merged, done.merged.chain_hash != done.merged.summary.content_hash
-            flags = EntryFlag.COMPACTED | (EntryFlag.MERGED if chained else 0)
-            entry = entry_of(
-                result.summary, result.size_bytes, wall_us(), flags=int(flags), chain_hash=result.chain_hash
-            )
-            if uploader.upload(target, resumed=True) is None:
-                raise local_failure(target, FileNotFoundError(2, "it has gone"))
+            done = compact(sources, latest, target, tombstones_before_us=before_us or None)
+            after_group = group[-1].content_hash
+            if done.removed_count or len(group) > 1 or not group[0].flags & EntryFlag.COMPACTED:
+                entry = _uploaded(done, group, uploader, target)
+                made.append(
+                    staged(
+                        entry, group, removed=done.removed_count, keys=True, tombstones_before_us=before_us,
+                        after=after,
+                    )
+                )  # fmt: skip
+                after_group = entry.content_hash
             target.unlink()
-            made.append(_proposal(entry, group, done.removed_count))
+            after = after_group
         return made
     except StoreDamaged:
         raise
@@ -124,6 +102,24 @@ def _stage_keys(task: CompactTask, uploader: Uploader, work: Path) -> list[Propo
         raise StoreDamaged(
             f"objects of {task.topic} cannot be compacted", why=str(error), hint="see `danube spark validate`"
         ) from None
+
+
+def _uploaded(
+    done: Compacted, group: tuple[SegmentEntry, ...], uploader: Uploader, target: Path
+) -> SegmentEntry:
+    """The entry of a compacted segment whose object was put and read back."""
+    result = done.merged
+    flags = int(EntryFlag.COMPACTED | EntryFlag.MERGED)
+    entry = entry_of(result.summary, result.size_bytes, wall_us(), flags=flags, chain_hash=result.chain_hash)
+    told = (group[0].base_offset, group[-1].end_offset, group[-1].chain_hash)
+    held = sum(source.record_count for source in group)
+    if (entry.base_offset, entry.end_offset, entry.chain_hash) != told or (
+        entry.record_count + done.removed_count != held
+    ):
+        raise Damage("what was compacted does not follow from what the manifest says of its sources")
+    if uploader.upload(target, resumed=True) is None:
+        raise local_failure(target, FileNotFoundError(2, "it has gone"))
+    return entry
 
 
 def _at_hand(task: CompactTask, uploader: Uploader, entry: SegmentEntry, work: Path) -> SealedRange:

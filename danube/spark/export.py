@@ -46,7 +46,7 @@ from danube.spark.job_options import (
 )
 from danube.spark.options import read_options
 from danube.spark.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
-from danube.spark.running import LocalRunner, Pace, Progress, Runner, job_session, no_progress, print_progress
+from danube.spark.running import Pace, Progress, Runner, job_session, no_progress, print_progress, runner_for
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.values import Schemas, find_schemas
 
@@ -91,7 +91,7 @@ def run(
     report = Report(job="export")
     catalogue = _catalogue(read, options)
     try:
-        job = _Job(read, catalogue, _runner(read, spark), report, progress)
+        job = _Job(read, catalogue, runner_for(spark, read.get("processes", 0)), report, progress)
         for topic, topic_id, count in catalogue.topics():
             job.export_topic(topic, topic_id, count)
     finally:
@@ -112,14 +112,6 @@ def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
         if key.lower() in ("topic", "broker"):
             passed[key.lower()] = text
     return Catalogue(read_options(passed, streaming=False))
-
-
-def _runner(read: JobOptions, spark: SparkSession | None) -> Runner:
-    if spark is None:
-        return LocalRunner(read.get("processes", 0))
-    from danube.spark.spark_runner import SparkRunner
-
-    return SparkRunner(spark, read.get("processes", 0))
 
 
 def table_name(topic: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 EXIT_CLEAN: Final = 0
+EXIT_PARTIAL: Final = 9
 EXIT_FINDINGS: Final = 10
 EXIT_UNCHECKED: Final = 11
 FINDINGS_PER_FILE_MAX: Final = 1_000
@@ -94,7 +95,10 @@ def finding(kind: Damage, file: str, detail: str, byte: int = -1, offset: int = 
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a job did.  ``counts`` are plain numbers by name; ``remarks`` are for people and no fault."""
+    """What a job did.  ``counts`` are plain numbers by name; ``remarks`` are for people and no fault.
+
+    ``partial``: some of what was asked for was left undone, and the counts say how much.
+    """
 
     job: str
     findings: list[Finding] = msgspec.field(default_factory=list)
@@ -103,6 +107,7 @@ class Report(msgspec.Struct, kw_only=True):
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     fail_on: str = Severity.WARNING.value
+    partial: bool = False
 
     def count(self, name: str, number: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + number
@@ -116,12 +121,14 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0: nothing at or above ``fail_on``; 10: findings; 11: none, but not everything could be read."""
+        """0: nothing at or above ``fail_on``; 9: ``partial``; 10: findings; 11: not all could be read."""
         errors = [one for one in self.findings if one.severity == Severity.ERROR]
         counted = errors if self.fail_on == Severity.ERROR else self.findings
         if any(one.kind != Damage.UNREADABLE for one in counted):
             return EXIT_FINDINGS
-        return EXIT_UNCHECKED if counted else EXIT_CLEAN
+        if counted:
+            return EXIT_UNCHECKED
+        return EXIT_PARTIAL if self.partial else EXIT_CLEAN
 
     def to_json(self) -> bytes:
         """The report as JSON, indented; findings as objects with named fields."""

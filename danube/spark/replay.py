@@ -34,7 +34,7 @@ from danube.spark.replay_plan import Lane, plan_lanes, read_lane
 from danube.spark.replay_state import FORMAT, ReplayState, check_same_target, load_state, save_state
 from danube.spark.replay_target import LaneReport, Target, columns_kept, write_lane
 from danube.spark.replay_watch import watched
-from danube.spark.running import LocalRunner, Progress, Runner, job_session, no_progress, print_progress
+from danube.spark.running import Progress, Runner, job_session, no_progress, print_progress, runner_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,7 @@ def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress)
         target = read.target
     else:
         target = _settled(read, lanes, state)
-        runner = _runner(read, spark)
+        runner = runner_for(spark, read.processes)
         busy = max(1, min(len(lanes), runner.slots))
         task_target = msgspec.structs.replace(
             target,
@@ -111,14 +111,6 @@ def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress)
     report.count("offered", offered)
     report.seconds = round(time.monotonic() - start_s, 3)
     return report
-
-
-def _runner(read: ReplayOptions, spark: SparkSession | None) -> Runner:
-    if spark is None:
-        return LocalRunner(read.processes)
-    from danube.spark.spark_runner import SparkRunner
-
-    return SparkRunner(spark, read.processes)
 
 
 def _settled(read: ReplayOptions, lanes: Sequence[Lane], state: ReplayState | None) -> Target:

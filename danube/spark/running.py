@@ -117,6 +117,15 @@ class LocalRunner:
                 future.cancel()
 
 
+def runner_for(spark: SparkSession | None, slots: int = 0) -> Runner:
+    """Where a job's tasks run: in ``spark``, or in processes of this machine.  ``slots`` 0: what there is."""
+    if spark is None:
+        return LocalRunner(slots)
+    from danube.spark.spark_runner import SparkRunner
+
+    return SparkRunner(spark, slots)
+
+
 class Pace:
     """Lines of progress, at most one in two seconds."""
 

@@ -27,7 +27,6 @@ from danube.spark.findings import Damage, Finding, Report, Severity, finding
 from danube.spark.job_options import JobOptions, Readers, parse_arguments, read_job_options, write_report
 from danube.spark.places import AnyPlace, DataDirectory, StorePlace, open_place
 from danube.spark.running import (
-    LocalRunner,
     Pace,
     Progress,
     Runner,
@@ -35,6 +34,7 @@ from danube.spark.running import (
     no_progress,
     packed,
     print_progress,
+    runner_for,
 )
 from danube.spark.segment_facts import SegmentFacts
 from danube.spark.validate_directory import (
@@ -86,19 +86,11 @@ def run(
     answer.  Findings are in the report, never raised.
     """
     read = read_job_options("validate", options, READERS)
-    job = _Job(read, _runner(read, spark), progress)
+    job = _Job(read, runner_for(spark, read.get("processes", 0)), progress)
     report = job.run()
     if read.get("report"):
         write_report(report, read.get("report"))
     return report
-
-
-def _runner(read: JobOptions, spark: SparkSession | None) -> Runner:
-    if spark is None:
-        return LocalRunner(read.get("processes", 0))
-    from danube.spark.spark_runner import SparkRunner
-
-    return SparkRunner(spark, read.get("processes", 0))
 
 
 def frame_of(spark: SparkSession, findings: Iterable[Finding]) -> DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube.core.commands import CreateTopic
@@ -81,6 +82,13 @@ def test_small_objects_become_one_with_the_same_records(store: Path) -> None:
 def test_spark_stages_the_same_objects(store: Path, spark: Any) -> None:
     one, other = run(store), run(store, spark)
     assert one.facts == other.facts and len(one.facts) == 2
+    rows = compact.frame_of(spark, other).orderBy("partition").collect()
+    assert [(row.partition, row.start, row.end, row.sources) for row in rows] == [
+        (0, 0, 2_000, 20),
+        (1, 0, 2_000, 20),
+    ]
+    assert {(row.topic, row.outcome, row.removed) for row in rows} == {(TOPIC, "staged", 0)}
+    assert all((store / row.key).stat().st_size == row.bytes < row.source_bytes for row in rows)
 
 
 def test_the_size_of_what_is_made_is_bounded(store: Path) -> None:
@@ -95,8 +103,9 @@ def test_nothing_is_installed_unless_it_is_asked_for(store: Path) -> None:
     report = run(store)
     assert manifest_of(store) == before
     assert report.counts["objects"] == 2 and "installed" not in report.counts
-    assert all((store / one["key"]).exists() for fact in report.facts.values() for one in fact["proposals"])
-    assert len(report.facts[before.identity.directory_name]["proposals"][0]["sources"]) == 20
+    assert all((store / one["key"]).exists() for fact in report.facts.values() for one in fact["objects"])
+    (made,) = report.facts[before.identity.directory_name]["objects"]
+    assert (made["sources"], made["outcome"]) == (20, "staged")
     found = validate.run({"storage": f"file://{store}", "processes": "1"})
     assert found.findings == [] and any("no manifest yet" in remark for remark in found.remarks)
 
@@ -122,6 +131,44 @@ def test_the_latest_record_of_each_key_stays(store: Path) -> None:
     assert manifest_of(store).entry(0).flags & EntryFlag.COMPACTED
     assert manifest_of(store).uploaded_end == 2_000
     assert validate.run({"storage": f"file://{store}", "processes": "1"}).findings == []
+
+
+def test_what_is_compacted_already_is_not_written_again(store: Path) -> None:
+    assert run(store, keys="true", install="offline").counts["installed"] == 2
+    before = sorted(store.rglob("*.seg"))
+    assert run(store, keys="true", install="offline").counts["objects"] == 0
+    assert run(store, install="offline").counts["source_objects"] == 0, "and is not merged with others"
+    assert sorted(store.rglob("*.seg")) == before
+
+
+def test_a_key_compaction_is_installed_up_to_what_has_changed(store: Path) -> None:
+    """What follows may lack tombstones, and older records of their keys would be back."""
+    planned = manifest_of(store)
+    place = open_place(f"file://{store}")
+    objects = compact.decode_staged(compact.stage(compact_task_of(store, planned)))
+    assert len(objects) == 10
+    changed = [objects[0], msgspec.structs.replace(objects[1], sources=[b"x" * 16]), *objects[2:]]
+    words = [one.word for one in compact.install(place, planned, changed)]  # type: ignore[arg-type]
+    assert words == ["installed", *["refused"] * (len(objects) - 1)]
+
+
+def compact_task_of(store: Path, planned: Manifest) -> Any:
+    """One partition, two objects in each group."""
+    entries = [planned.entry(index) for index in range(len(planned))]
+    place = open_place(f"file://{store}")
+    groups = tuple(tuple(entries[first : first + 2]) for first in range(0, len(entries), 2))
+    work = str(store.parent)
+    return compact.CompactTask(
+        place,
+        TOPIC,
+        planned.identity,
+        planned.epoch,
+        groups,
+        True,
+        10_000,
+        0,
+        work,  # type: ignore[arg-type]
+    )
 
 
 def test_a_damaged_source_is_never_made_into_something_that_looks_whole(store: Path) -> None:
@@ -157,8 +204,9 @@ def test_sources_that_were_merged_meanwhile_are_left_alone(store: Path) -> None:
     place = open_place(f"file://{store}")
     run(store, install="offline")
     merged = manifest_of(store)
-    proposals = [compact.Proposal(tuple(planned.entry(0)), [b"x" * 16], 1)]
-    assert compact.install(place, planned, proposals) == 0  # type: ignore[arg-type]
+    objects = [compact.Staged(planned.entry(0)[:14], [b"x" * 16])]
+    (outcome,) = compact.install(place, planned, objects)  # type: ignore[arg-type]
+    assert outcome.word == "refused" and "sources" in outcome.why
     assert manifest_of(store) == merged
 
 

@@ -132,8 +132,7 @@ class Worker:
         )  # fmt: skip
         self.questions = Questions(self.router, self.schedule_turn)
         self.router.operations.ask_owner = self.questions.ask
-        if self.shard.tiers is not None:
-            self.router.operations.store = self.shard.tiers.store
+        self.router.operations.store = self.shard.tiers.store if self.shard.tiers is not None else None
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         region = context.region
         tails = {

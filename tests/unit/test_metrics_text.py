@@ -35,8 +35,8 @@ def observed(**changed: Any) -> Observed:
     counters = [{counter.name.lower(): (index + 1) * counter for counter in Counter} for index in range(2)]
     fields: dict[str, Any] = {
         "broker": "4711", "version": "1.2", "started_at_us": 1_500_000, "now_us": NOW_US,
-        "counters": counters, "answered": frozenset({0}), "measured": measured(), "mover_alive": True, "mover_starts": 3,
-        "store_answers": True,
+        "counters": counters, "answered": frozenset({0}), "measured": measured(),
+        "mover_alive": True, "mover_starts": 3, "store_answers": True,
     }  # fmt: skip
     return Observed(**(fields | changed))
 

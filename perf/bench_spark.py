@@ -47,8 +47,9 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
     data = root / f"data-{payload_bytes}"
     shape = Shape(payload_bytes, max(1, BATCH_BYTES // (payload_bytes + 8)))
     identity = make_directory(data, TOPIC)
-    segments = max(2, megabytes * MIB // SEGMENT_BYTES)
-    rows = fill_partition(data, identity, shape, segments=segments, segment_bytes=SEGMENT_BYTES)
+    segment_bytes = min(SEGMENT_BYTES, megabytes * MIB // 2)
+    segments = megabytes * MIB // segment_bytes
+    rows = fill_partition(data, identity, shape, segments=segments, segment_bytes=segment_bytes)
     size = sum(path.stat().st_size for path in data.glob("partitions/*/*.seg"))
 
     def frame(schema: str = "") -> Any:
@@ -78,28 +79,30 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
     }
 
 
-def main() -> None:
+def main(words: list[str] | None = None, spark: Any = None) -> None:
+    """``spark`` is a session that is there already and is left running."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="perf.bench_spark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--sizes", default="1024,100")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--keep", type=Path, default=None)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     root = options.keep or Path(tempfile.mkdtemp(prefix="danube-bench-spark-"))
-    spark = session("danube-bench", options.master, **{
+    own = None if spark is not None else session("danube-bench", options.master, **{
         "spark.ui.enabled": False, "spark.sql.shuffle.partitions": 1, "spark.driver.memory": "2g",
         "spark.log.level": "ERROR",
     })  # fmt: skip
     try:
         print(json.dumps({"machine": machine.fingerprint(root)}), flush=True)
         for size in options.sizes.split(","):
-            figures = measure(spark, root, int(size), options.megabytes, options.rounds)
+            figures = measure(spark or own, root, int(size), options.megabytes, options.rounds)
             print(json.dumps(figures), flush=True)
     finally:
-        spark.stop()
+        if own is not None:
+            own.stop()
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)
 

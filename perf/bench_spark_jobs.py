@@ -60,7 +60,7 @@ def write_store(root: Path, total_bytes: int, payload: int, records: int) -> tup
     )  # fmt: skip
     manifest, offset, previous, size = Manifest.empty(TOPIC, IDENTITY, 1), 0, NO_HASH, 0
     while size < total_bytes:
-        data = write_segment(batch, offset, records, previous)
+        data = write_segment(batch, offset, records, previous, min(SEGMENT_BYTES, total_bytes))
         summary = read_summary(data[-SUMMARY_BYTES:], len(data))
         if summary is None:
             raise SystemExit("the segment has no footer")
@@ -72,8 +72,8 @@ def write_store(root: Path, total_bytes: int, payload: int, records: int) -> tup
     return size, offset
 
 
-def write_segment(batch: bytearray, base: int, records: int, previous: bytes) -> bytes:
-    count = SEGMENT_BYTES // len(batch)
+def write_segment(batch: bytearray, base: int, records: int, previous: bytes, segment_bytes: int) -> bytes:
+    count = max(1, segment_bytes // len(batch))
     data = bytearray(pack_header(SegmentHeader(IDENTITY, 1, base, START_US + base)))
     index = SparseIndex()
     for number in range(count):
@@ -155,16 +155,17 @@ def measure(store: Path, size: int, only: str, spark: Any) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str] | None = None, spark: Any = None) -> None:
+    """``spark`` is a session that is there already and is left running."""
+    parser = argparse.ArgumentParser(prog="perf.bench_spark_jobs", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--payload", type=int, default=1024)
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--only", default="")
     parser.add_argument("--spark", action="store_true")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     folder = Path(tempfile.mkdtemp(prefix="danube-bench-"))
-    spark = None
+    own = None
     try:
         store = folder / "store"
         size, records = write_store(store, int(asked.gigabytes * 1e9), asked.payload, asked.records)
@@ -172,11 +173,11 @@ def main() -> None:
         if asked.spark:
             from danube.spark import session
 
-            spark = session("danube bench", "local[2]", spark_ui_enabled=False)
-        print(json.dumps(measure(store, size, asked.only, spark)))
+            own = spark or session("danube bench", "local[2]", spark_ui_enabled=False)
+        print(json.dumps(measure(store, size, asked.only, own)))
     finally:
-        if spark is not None:
-            spark.stop()
+        if own is not None and spark is None:
+            own.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -95,16 +95,19 @@ def measure(
     return {"payload_bytes": payload_bytes, "records": count, **figures, "share": round(share, 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str] | None = None, spark: Any = None) -> None:
+    """``spark`` is a session that is there already and is left running."""
+    parser = argparse.ArgumentParser(prog="perf.bench_spark_replay", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--sizes", default="1024,100")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--without-spark", action="store_true")
     parser.add_argument("--directory", help="for the broker's data; /dev/shm leaves the disk out")
-    given = parser.parse_args()
-    spark = None if given.without_spark else session("danube bench", "local[2]", spark_ui_enabled=False)
+    given = parser.parse_args(words)
+    own = None
+    if spark is None and not given.without_spark:
+        own = session("danube bench", "local[2]", spark_ui_enabled=False)
     with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=given.directory) as scratch:
         data = Path(scratch) / "data"
         data.mkdir()
@@ -113,12 +116,12 @@ def main() -> None:
         print(json.dumps({"machine": machine.fingerprint(data)}), flush=True)
         try:
             for text in given.sizes.split(","):
-                found = measure(broker, spark, int(text), given.megabytes, given.rounds)
+                found = measure(broker, spark or own, int(text), given.megabytes, given.rounds)
                 print(json.dumps(found), flush=True)
         finally:
             broker.kill()
-    if spark is not None:
-        spark.stop()
+    if own is not None:
+        own.stop()
 
 
 if __name__ == "__main__":

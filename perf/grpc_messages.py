@@ -67,12 +67,12 @@ def _generated(message: StreamMessage) -> bytes:
     ).SerializeToString()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="perf.grpc_messages", description=__doc__)
     parser.add_argument("--records", default="1,10,100,1000")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=0.2)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     for records in map(int, options.records.split(",")):
         for name, call in cases(records, options.size):
             us = best_ns(call, options.seconds) / 1_000 / records

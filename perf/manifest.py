@@ -67,10 +67,12 @@ def _quarter(manifest: Manifest, count: int) -> list[SegmentEntry]:
     return [manifest.entry(index) for index in manifest.plan(end // 4, end // 2)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="perf.manifest", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--entries", type=int, default=100_000)
-    print(json.dumps(measure(parser.parse_args().entries)))
+    print(json.dumps(measure(parser.parse_args(words).entries)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ length and by ``journal_bytes_max``, however many hours the run takes.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import threading
@@ -32,6 +33,7 @@ CLIENTS_S = 300.0
 HEAL_S = 60.0
 TAKE_UP_IDLE_S = 8.0  # they also have to connect in this time
 SINCE_MARGIN_US = 5_000_000
+OUTPUT_BYTES_MAX = 32 << 20
 PARTS_AN_EPOCH, PARTS_A_SESSION = 1_000, 20
 ACKNOWLEDGED_A_SECOND_MIN = 5.0
 GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be followed for a whole epoch
@@ -183,6 +185,9 @@ class Epoch:
         with sync.connect(self.context.broker.address) as client:
             client.admin.delete_topic(short_lived_topic(self.number))
         self.context.store.forget_requests()
+        output = self.context.broker.output_path
+        if output.stat().st_size > OUTPUT_BYTES_MAX:
+            os.truncate(output, 0)  # the broker goes on at its new end
         shutil.rmtree(self.directory)
 
 

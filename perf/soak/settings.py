@@ -24,7 +24,11 @@ class Settings:
     store: str = "auto"
     faults: str = "alternate"
     journal_bytes_max: int = 256 * MIB  # an epoch ends early there: the checker holds it in memory
-    conclude_s: float = 15.0  # what the end of an epoch is expected to take
+
+    @property
+    def conclude_s(self) -> float:
+        """What the end of an epoch is expected to take."""
+        return min(15.0, self.epoch_s / 4)
 
     @property
     def lasting(self) -> dict[str, Any]:

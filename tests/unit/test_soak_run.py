@@ -130,7 +130,7 @@ def test_the_load_has_every_mode_native_and_over_grpc() -> None:
 
 
 def test_epochs_fill_the_time_and_leave_room_for_their_end() -> None:
-    settings = Settings(directory=Path(), total_s=600, epoch_s=120, conclude_s=15)
+    settings = Settings(directory=Path(), total_s=600, epoch_s=120)
     assert settings.load_s(600) == 120
     assert settings.load_s(150) == 135, "a last epoch that is a little longer rather than one too short"
     assert settings.load_s(80) == 65

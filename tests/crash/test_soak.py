@@ -1,0 +1,92 @@
+"""Half a minute of the soak: stopped, gone on with, faults fired, nothing lost, and a report that says so."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker_process import ROOT, die_with_parent, wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.e2e, pytest.mark.slow]
+STOPPED = 3
+
+
+class Soak:
+    """``python -m perf.soak`` in a directory of its own."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.directory = folder / "soak"
+        self.report_path = folder / "report.json"
+        self.output = folder / "output"
+        self.words = ["--minutes", "0.5", "--epoch-minutes", "0.25", "--seed", str(seed)]
+        self.words += ["--fault-every", "2-4", "--sample-every", "0.3", "--settle", "0.5", "--faults", "all"]
+        self.words += ["--store", "directory", "--pause", "0.1", "--markdown"]
+        self.words += ["--directory", str(self.directory), "--report", str(self.report_path)]
+
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "perf.soak", *self.words, *more],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads(self.report_path.read_text()))
+
+    def journaled(self, kind: str) -> bool:
+        """Whether the open epoch's clients wrote an event of this kind."""
+        word = f'["{kind}"'.encode()
+        return any(word in path.read_bytes() for path in self.directory.glob("epoch-*/journals/*.jsonl"))
+
+
+@pytest.mark.timeout(400)
+def test_half_a_minute_with_faults_stopped_once_loses_nothing(tmp_path: Path, seed: int) -> None:
+    soak = Soak(tmp_path, seed)
+    first = soak.start()
+    wait_until(lambda: soak.journaled("fault") or first.poll() is not None, 120, "a fault fired")
+    first.send_signal(signal.SIGINT)
+    assert first.wait(180) == STOPPED, soak.text()
+    stopped = soak.report()
+    assert stopped["verdict"] == "stopped" and stopped["epochs"] == 1 and not stopped["violations"]
+
+    assert soak.start("--minutes", str(stopped["minutes"] + 0.3)).wait(240) == 0, soak.text()
+    found = soak.report()
+    assert found["verdict"] == "passed" and found["sessions"] == 2 and found["epochs"] >= 2
+    assert found["seed"] == seed
+    assert sum(found["faults"].values()) >= 2
+    assert found["totals"]["acknowledged"] > stopped["totals"]["acknowledged"] > 0
+    assert found["totals"]["deliveries"] >= found["totals"]["acknowledged"]
+    assert {one["whose"] for one in found["growth"]} == {"supervisor", "worker", "mover", "places"}
+    assert found["largest"]["worker-0"]["descriptors"] > 10
+    assert found["largest"]["places"]["store"] > 0 < found["largest"]["places"]["region"]
+    assert "| soak, store directory, 2 workers |" in soak.text()
+    assert not list(soak.directory.glob("epoch-*")), "what was judged is not kept"
+
+
+@pytest.mark.timeout(400)
+def test_a_soak_that_was_killed_judges_what_was_open(tmp_path: Path, seed: int) -> None:
+    soak = Soak(tmp_path, seed)
+    first = soak.start()
+    wait_until(lambda: soak.journaled("ack") or first.poll() is not None, 120, "records acked")
+    time.sleep(1)  # of load, so that there is something to lose
+    first.kill()
+    first.wait()
+    assert soak.start("--minutes", "0.1").wait(240) == 0, soak.text()
+    found = soak.report()
+    assert found["verdict"] == "passed" and found["epochs"] == 1
+    assert found["notes"] == ["epoch 0 taken up after this soak was killed"]
+    assert found["totals"]["acknowledged"] > 0
+    assert found["faults"] == {"stopped_soak": 1}

@@ -1,0 +1,88 @@
+"""No benchmark rots: every program of perf names the test that runs it; and its figures are up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import PurePosixPath
+
+import pytest
+
+from perf.report.__main__ import main as report
+from tests.law.source import ROOT, name_of, repository_files
+
+# A program, or a package that is one, and the test in which it runs with next to nothing to do.
+PROGRAMS = {
+    "perf/bench_spark.py": "tests/spark/test_bench_spark.py",
+    "perf/bench_spark_jobs.py": "tests/spark/test_bench_spark.py",
+    "perf/bench_spark_replay.py": "tests/spark/test_bench_spark.py",
+    "perf/floor.py": "tests/unit/test_perf_smoke.py",
+    "perf/grpc_door.py": "tests/unit/test_perf_grpc_smoke.py",
+    "perf/grpc_messages.py": "tests/unit/test_perf_programs.py",
+    "perf/http2.py": "tests/unit/test_http2_perf.py",
+    "perf/kernels.py": "tests/unit/test_kernels.py",
+    "perf/manifest.py": "tests/unit/test_perf_programs.py",
+    "perf/report": "tests/unit/test_report.py",
+    "perf/soak": "tests/crash/test_soak.py",
+    "perf/tiers.py": "tests/unit/test_perf_tiers_smoke.py",
+    "scripts/bench": "tests/unit/test_perf_programs.py",
+}
+# Not run by itself: the program that it belongs to, whose text names it.
+PARTS = {
+    "perf/grpc_peer.py": "perf/grpc_door.py",
+    "perf/h2_client.c": "perf/grpc_door.py",
+    "perf/loads.py": "perf/turns.py",
+    "perf/machine.py": "perf/floor.py",
+    "perf/pump.py": "perf/turns.py",
+    "perf/spark_data.py": "perf/bench_spark.py",
+    "perf/tier_peer.py": "perf/tiers.py",
+    "perf/turns.py": "perf/floor.py",
+}
+
+
+def programs() -> set[str]:
+    """Files and packages of perf that hold code and are part of the repository."""
+    command = ["git", "ls-files", "--cached", "perf"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    found = set()
+    for name in map(PurePosixPath, listed or map(name_of, repository_files())):
+        if name.parts[0] == "perf" and name.suffix in (".py", ".c"):
+            found.add("/".join(name.parts[:2]))
+    return found
+
+
+def mentions(file: str, program: str) -> bool:
+    """Whether a file names a program: by its path, or as a module."""
+    text = (ROOT / file).read_text()
+    module = program.removesuffix(".py").removesuffix(".c")
+    spoken = [re.escape(program), re.escape(module.replace("/", ".")), rf"\b{re.escape(module[5:])}\b"]
+    return any(re.search(one, text) for one in spoken)
+
+
+def test_every_program_of_perf_is_listed() -> None:
+    assert programs() | {"scripts/bench"} == set(PROGRAMS) | set(PARTS)
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
+def test_a_program_is_run_by_its_test(program: str) -> None:
+    assert mentions(PROGRAMS[program], program)
+    assert "def test_" in (ROOT / PROGRAMS[program]).read_text()
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_a_part_belongs_to_a_program(part: str) -> None:
+    assert mentions(PARTS[part], part)
+    whole = PARTS[part]
+    assert whole in PROGRAMS or PARTS.get(whole) in PROGRAMS
+
+
+def test_every_program_is_told_in_the_documents() -> None:
+    """Whoever looks for a way to measure something finds it."""
+    text = "".join(path.read_text() for path in repository_files() if path.suffix == ".md")
+    spoken = {program: program.removesuffix(".py").replace("/", ".") for program in PROGRAMS}
+    missing = [program for program, module in spoken.items() if program not in text and module not in text]
+    assert not missing, missing
+
+
+def test_the_figures_in_the_documents_are_those_of_the_history() -> None:
+    assert report(["--check"]) == 0, "run python -m perf.report"

@@ -189,3 +189,46 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_a_shown_duration_or_size_is_read_back(value: int) -> None:
     assert parse_duration_ms(format_duration(value)) == value
     assert parse_size_bytes(format_size(value)) == value
+
+
+# Metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "port"), [("off", -1), (" OFF ", -1), ("0", 0), ("9040", 9040), ("65535", 65535)]
+)
+def test_metrics_are_off_unless_a_port_is_given(text: str, port: int) -> None:
+    assert load(None, {}, {}).config.metrics.port == -1
+    found = load(None, {"DANUBE_METRICS__PORT": text}, {})
+    assert found.config.metrics.port == port
+    shown = config.values(found.config)["metrics.port"]
+    assert load(None, {}, {"metrics.port": shown}).config.metrics.port == port, "what is shown can be given"
+    assert config.flag_name("metrics.port") == "--metrics-port"
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "none", "", "true", "90.40"])
+def test_a_port_that_is_none_is_refused(text: str) -> None:
+    (problem,) = problems_of(environ={"DANUBE_METRICS__PORT": text})
+    assert problem.what.startswith("metrics.port: ")
+
+
+def test_where_the_upstream_broker_listens_is_taken_from_its_file(tmp_path: Path) -> None:
+    text = "broker:\n  host: 0.0.0.0\n  ports: {client: 1, admin: 2, raft: 3, prometheus: 4}\n"
+    found = load(written(tmp_path, text), {}, {})
+    assert found.config.server.host == "0.0.0.0"
+    assert (found.config.grpc.port, found.config.admin.port, found.config.metrics.port) == (1, 2, 4)
+    assert found.origins["metrics.port"] == f"{tmp_path / 'danube.yml'}:3"
+    without = load(written(tmp_path, "broker: {ports: {client: 1}}\n"), {}, {})
+    assert without.config.metrics.port == -1, "without a port there are no metrics, as there"
+
+
+def test_a_port_that_is_given_by_both_names_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "broker: {ports: {prometheus: 1}}\nmetrics: {port: 2}\n")
+    (problem,) = problems_of(file=file)
+    assert "metrics.port is given twice" in problem.what
+
+
+def test_what_is_unknown_of_their_broker_section_is_told(tmp_path: Path) -> None:
+    file = written(tmp_path, "broker: {ports: {prometeus: 1}}\n")
+    (problem,) = problems_of(file=file)
+    assert problem.what == "unknown key 'broker.ports.prometeus'" and "prometheus" in problem.hint

@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": Entry("danube.cli.inspect:inspect", "Say in words what one stored file or object holds."),
     "spark": Entry("danube.cli.spark:spark", "Validate, replay, compact and export stored history."),
     "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
+    "load": Entry("danube.cli.load:load", "Load-test a broker with Locust and account for every record."),
     "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),

@@ -30,6 +30,10 @@ def _start_broker(config: BrokerConfig, announce: Callable[[str | Started], None
     return app.start(config, announce=announce)
 
 
+def _execute(words: list[str]) -> None:
+    os.execv(words[0], words)  # noqa: S606 - our own interpreter and module, and no shell
+
+
 def _terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
@@ -45,6 +49,7 @@ class Services:
     connect: Callable[..., Any] = _connect_sync
     connect_async: Callable[..., Any] = _connect_async
     start_broker: Callable[[BrokerConfig, Callable[[str | Started], None]], int] = _start_broker
+    execute: Callable[[list[str]], None] = _execute  # become another program
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     can_ask: Callable[[], bool] = _terminal
     shows_progress: Callable[[], bool] = _progress_terminal

@@ -101,6 +101,8 @@ def test_every_module_can_be_imported_alone() -> None:
     for found in pkgutil.walk_packages([str(PRODUCT)], f"{danube.__name__}."):
         if found.name.endswith("__main__") or ".proto" in found.name:
             continue
+        if found.name == "danube.load.locustfile":  # it patches the process for gevent, as Locust wants it
+            continue
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:  # Spark is an extra

@@ -14,7 +14,18 @@ import danube
 from tests.law.source import PRODUCT, ROOT
 
 # Importing one of these takes longer than the whole of ``danube --help`` may.
-HEAVY = {"numba", "llvmlite", "numpy", "pyarrow", "pyspark", "uvloop", "google_crc32c", "yaml", "gevent"}
+HEAVY = {
+    "numba",
+    "llvmlite",
+    "numpy",
+    "pyarrow",
+    "pyspark",
+    "uvloop",
+    "google_crc32c",
+    "yaml",
+    "gevent",
+    "locust",
+}
 
 
 def metadata() -> dict[str, object]:

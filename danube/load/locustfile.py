@@ -1,0 +1,452 @@
+"""Locust's side of a load test: user classes, options and the hooks into a run.
+
+Locust loads this file by its path (``danube load``, ``locust -f perf/locustfile.py``).  Importing it patches
+the process for gevent, which is why nothing else imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any, ClassVar
+
+import gevent
+import locust.stats
+from locust import User, constant, events, task
+from locust.exception import StopTest
+from locust.runners import MasterRunner, WorkerRunner
+from locust.stats import PERCENTILES_TO_REPORT, StatsCSVFileWriter
+
+from danube.errors import DanubeError, InvalidArgument, exit_code_of
+from danube.load import results
+from danube.load.conduct import Conductor, Running
+from danube.load.consuming import Consuming
+from danube.load.links import Receiver, Sender
+from danube.load.native_links import NativeReceiver, NativeSender
+from danube.load.plan import BROKER, OPTIONS, TOPIC, Plan
+from danube.load.producing import Producing
+from danube.load.topic import subscription_name
+
+EXIT_FOUND = 10
+EXIT_INTERRUPTED = 130
+PR_SET_PDEATHSIG = 1
+_loaded_in = os.getpid()
+_conductor: Conductor | None = None
+_csv: LiveCsv | None = None
+_interrupts = 0
+
+locust.stats.bucket_response_time = results.bucket_ms  # type: ignore[assignment]
+
+
+# -- users ---------------------------------------------------------------------------------------
+
+
+def _running() -> tuple[Conductor, Running]:
+    if _conductor is None or _conductor.running is None:
+        raise StopTest("no run has begun in this process")
+    return _conductor, _conductor.running
+
+
+class LoadUser(User):
+    """One producer or consumer."""
+
+    abstract = True
+    wait_time = constant(0)  # a turn waits by itself
+    protocol: ClassVar[str]
+
+    def on_start(self) -> None:
+        self.work = self.make_work()
+
+    def make_work(self) -> Producing | Consuming:
+        raise NotImplementedError
+
+    def on_stop(self) -> None:
+        self.work.close()
+
+    @task
+    def turn(self) -> None:
+        self.work.turn()
+
+
+class Producer(LoadUser):
+    """Sends at the plan's rate."""
+
+    abstract = True
+
+    def link_to(self, running: Running, name: str) -> Sender:
+        raise NotImplementedError
+
+    def make_work(self) -> Producing:
+        conductor, running = _running()
+        return Producing(
+            running.plan,
+            running.collector,
+            lambda name: self.link_to(running, name),
+            conductor.record,
+            protocol=self.protocol,
+            durability=running.place.durability,
+            halted=running.halted,
+        )
+
+
+class NativeProducer(Producer):
+    """Many records in flight over the native protocol."""
+
+    protocol = "native"
+
+    def link_to(self, running: Running, name: str) -> Sender:
+        return NativeSender(running.plan, running.collector, running.place, name)
+
+
+class GrpcProducer(Producer):
+    """One call after the other over the Danube gRPC API."""
+
+    protocol = "grpc"
+
+    def link_to(self, running: Running, name: str) -> Sender:
+        from danube.load.grpc_links import GrpcSender  # grpcio is imported after the fork
+
+        return GrpcSender(running.plan, running.collector, running.place, name)
+
+
+class Consumer(LoadUser):
+    """Receives through the run's subscription of its mode."""
+
+    abstract = True
+    mode: ClassVar[str]
+
+    def link_to(self, running: Running, subscription: str) -> Receiver:
+        raise NotImplementedError
+
+    def make_work(self) -> Consuming:
+        conductor, running = _running()
+        subscription = subscription_name(running.run, self.protocol, self.mode)
+        return Consuming(
+            running.collector,
+            lambda: self.link_to(running, subscription),
+            conductor.record,
+            protocol=self.protocol,
+            mode=self.mode,
+            durability=running.place.durability,
+            subscription=subscription,
+        )
+
+
+class NativeConsumer(Consumer):
+    """Over the native protocol."""
+
+    abstract = True
+    protocol = "native"
+
+    def link_to(self, running: Running, subscription: str) -> Receiver:
+        return NativeReceiver(running.plan, running.collector, running.place, subscription, self.mode)
+
+
+class NativeExclusive(NativeConsumer):
+    """The only consumer of its subscription."""
+
+    mode = "exclusive"
+
+
+class NativeShared(NativeConsumer):
+    """Takes its share of the records."""
+
+    mode = "shared"
+
+
+class NativeFailover(NativeConsumer):
+    """Active, or waits for the active one to go."""
+
+    mode = "failover"
+
+
+class NativeKeyShared(NativeConsumer):
+    """Takes the records of its keys."""
+
+    mode = "key_shared"
+
+
+class GrpcConsumer(Consumer):
+    """Over the Danube gRPC API."""
+
+    abstract = True
+    protocol = "grpc"
+
+    def link_to(self, running: Running, subscription: str) -> Receiver:
+        from danube.load.grpc_links import GrpcReceiver
+
+        name = f"load-{os.getpid()}-{id(self):x}"
+        return GrpcReceiver(running.plan, running.collector, running.place, subscription, self.mode, name)
+
+
+class GrpcExclusive(GrpcConsumer):
+    """The only consumer of its subscription."""
+
+    mode = "exclusive"
+
+
+class GrpcShared(GrpcConsumer):
+    """Takes its share of the records."""
+
+    mode = "shared"
+
+
+class GrpcFailover(GrpcConsumer):
+    """Active, or waits for the active one to go."""
+
+    mode = "failover"
+
+
+class GrpcKeyShared(GrpcConsumer):
+    """Takes the records of its keys."""
+
+    mode = "key_shared"
+
+
+USERS: dict[tuple[str, str], type[User]] = {
+    ("native", "producer"): NativeProducer,
+    ("native", "exclusive"): NativeExclusive,
+    ("native", "shared"): NativeShared,
+    ("native", "failover"): NativeFailover,
+    ("native", "key_shared"): NativeKeyShared,
+    ("grpc", "producer"): GrpcProducer,
+    ("grpc", "exclusive"): GrpcExclusive,
+    ("grpc", "shared"): GrpcShared,
+    ("grpc", "failover"): GrpcFailover,
+    ("grpc", "key_shared"): GrpcKeyShared,
+}
+
+
+# -- options -------------------------------------------------------------------------------------
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: Any) -> None:
+    """Locust's command line, configuration and web page learn the plan's options."""
+    fixed = {"broker", "topic", "protocol", "modes", "consumers"}  # what users there are is chosen once
+    for option in (BROKER, TOPIC, *OPTIONS):
+        parser.add_argument(
+            f"--{option.name}",
+            default=option.default,
+            metavar=option.metavar,
+            help=option.help,
+            include_in_web_ui=option.name not in fixed,
+        )
+    for name, text in (
+        ("--report-csv", "Write PREFIX_stats.csv, _stats_history.csv, _failures.csv, _exceptions.csv."),
+        ("--report-html", "Write Locust's page, with the verdict."),
+        ("--report-json", "Write the result as JSON."),
+        ("--report-form", "table or json: what standard output gets."),
+    ):
+        parser.add_argument(name, default="", help=text, include_in_web_ui=False)
+
+
+def _tell(error: DanubeError) -> None:
+    lines = [
+        f"error: {error.what}",
+        error.why and f"  why: {error.why}",
+        error.hint and f"  try: {error.hint}",
+    ]
+    sys.stderr.write("".join(f"{line}\n" for line in lines if line))
+
+
+# -- the run -------------------------------------------------------------------------------------
+
+
+@events.init.add_listener
+def prepare_process(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
+    """Locust is set up in this process: choose users, open results, take care of Ctrl-C."""
+    global _conductor, _csv
+    role = (
+        "worker"
+        if isinstance(runner, WorkerRunner)
+        else "judge"
+        if isinstance(runner, MasterRunner)
+        else "local"
+    )
+    _conductor = Conductor(environment, role)
+    if role == "worker":
+        _follow_the_judge(runner)
+        return
+    options = environment.parsed_options
+    try:
+        _choose_users(environment, Plan.parse(vars(options)))
+        if options.headless:
+            _conductor.prepare()  # before the clock of --run-time starts
+    except DanubeError as error:
+        _tell(error)
+        sys.exit(exit_code_of(error))
+    if options.report_csv:
+        _csv = LiveCsv(environment, options.report_csv)
+    gevent.signal_handler(signal.SIGINT, _interrupted, runner, web_ui)
+
+
+def _choose_users(environment: Any, plan: Plan) -> None:
+    """The plan's consumers, so many of each, and as many producers as there are users beside them.
+
+    Users that somebody else's locustfile adds stay.
+    """
+    options = environment.parsed_options
+    ours = set(USERS.values())
+    if options.user_classes and ours & set(environment.user_classes):
+        raise InvalidArgument(
+            "users cannot be named one by one",
+            why="every subscription of the plan is judged, so all its consumers are needed",
+            hint="choose with --protocol and --modes",
+        )
+    if not options.user_classes:
+        chosen = [USERS[both] for both in plan.consumer_counts()]
+        chosen += [USERS[protocol, "producer"] for protocol in plan.protocols]
+        environment.user_classes[:] = [*(set(environment.user_classes) - ours), *chosen]
+        for both, count in plan.consumer_counts().items():
+            USERS[both].fixed_count = count
+        if options.headless:
+            plan.check_users(options.num_users or 1)
+
+
+@events.test_start.add_listener
+def begin_run(environment: Any, **_: Any) -> None:
+    """A test starts, in every process of it."""
+    if _conductor is None:
+        return
+    try:
+        _conductor.begin()
+    except DanubeError as error:
+        _tell(error)
+        environment.process_exit_code = exit_code_of(error)
+        gevent.spawn(environment.runner.quit)
+        raise StopTest(f"the run could not begin: {error}") from None
+
+
+@events.test_stopping.add_listener
+def end_run(environment: Any, **_: Any) -> None:
+    """A test stops: drain and judge it while its users are still there."""
+    if _conductor is not None:
+        _conductor.conclude()
+        if _conductor.role != "worker" and not environment.parsed_options.headless:
+            logging.getLogger("danube.load").warning("%s", _verdict(environment).splitlines()[-1])
+
+
+@events.quitting.add_listener
+def leave(environment: Any, **_: Any) -> None:
+    """Locust ends: write the results and choose the exit code."""
+    if _conductor is None or _conductor.role == "worker":
+        return
+    if environment.runner.state in ("spawning", "running"):
+        environment.runner.stop()
+    outcome = _conductor.outcome
+    _conductor.discard()
+    if outcome is None:
+        return
+    logging.getLogger("locust.stats_logger").disabled = True  # our table says the same with more digits
+    environment.process_exit_code = 0 if outcome.passed else EXIT_FOUND
+    try:
+        _write_results(environment)
+    except OSError as error:
+        sys.stderr.write(f"error: the results cannot be written\n  why: {error}\n")
+        environment.process_exit_code = 1
+
+
+def _verdict(environment: Any) -> str:
+    if _conductor is None or _conductor.outcome is None:
+        return "nothing was run\n"
+    return results.text_of(_report(environment))
+
+
+def _report(environment: Any) -> dict[str, Any]:
+    if _conductor is None or _conductor.outcome is None:
+        raise StopTest("nothing was run")
+    return results.report_of(_conductor.outcome, environment.stats, environment.runner.target_user_count)
+
+
+def _write_results(environment: Any) -> None:
+    options = environment.parsed_options
+    report = _report(environment)
+    if _csv is not None:
+        _csv.finish()
+    if options.report_html:
+        results.write_html(options.report_html, environment)
+    if options.report_json:
+        results.write_json(options.report_json, report)
+    text = json.dumps(report, indent=2) + "\n" if options.report_form == "json" else results.text_of(report)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+# -- signals -------------------------------------------------------------------------------------
+
+
+def _interrupted(runner: Any, web_ui: Any) -> None:
+    """The first Ctrl-C ends the run as its time does; the second does not wait; the third leaves."""
+    global _interrupts
+    _interrupts += 1
+    if _conductor is None or _interrupts > 2:
+        os._exit(EXIT_INTERRUPTED)
+    if _interrupts == 2:
+        _conductor.hurry()
+    elif _conductor.running is None and web_ui is None:
+        gevent.get_hub().parent.throw(KeyboardInterrupt)  # nothing has begun: Locust waits for workers
+    else:
+        sys.stderr.write("stopping: waiting for what is under way (Ctrl-C again: do not wait)\n")
+        gevent.spawn(_stop, runner, web_ui)
+
+
+def _stop(runner: Any, web_ui: Any) -> None:
+    runner.quit()
+    if web_ui is not None:
+        web_ui.stop()
+
+
+def _follow_the_judge(runner: Any) -> None:
+    """A forked worker ends with the judge, however that ends, and goes on at the first Ctrl-C.
+
+    Both get it from the terminal, and the worker is needed to drain.
+    """
+
+    def interrupted() -> None:
+        if runner.state not in ("spawning", "running"):
+            gevent.spawn(runner.quit)
+
+    if os.getpid() != _loaded_in:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gevent.signal_handler(signal.SIGINT, interrupted)
+
+
+# -- CSV -----------------------------------------------------------------------------------------
+
+
+class LiveCsv(StatsCSVFileWriter):
+    """Locust's CSV files, with response times to the microsecond, and complete at the end."""
+
+    def __init__(self, environment: Any, prefix: str) -> None:
+        if folder := os.path.dirname(prefix):
+            os.makedirs(folder, exist_ok=True)
+        super().__init__(environment, PERCENTILES_TO_REPORT, prefix, full_history=True)
+        self._writing = gevent.spawn(self.stats_writer)
+
+    def _percentile_fields(self, stats_entry: Any, use_current: bool = False) -> list[Any]:
+        if stats_entry.num_requests <= stats_entry.num_none_requests:
+            return self.percentiles_na
+        if use_current and stats_entry.use_response_times_cache:
+            ask = stats_entry.get_current_response_time_percentile
+        else:
+            ask = stats_entry.get_response_time_percentile
+        return [ask(part) or 0 for part in self.percentiles_to_report]
+
+    def finish(self) -> None:
+        """Write the last state of everything and close the files; raises OSError."""
+        self._writing.kill()
+        for file, writer, write in (
+            (self.requests_csv_filehandle, self.requests_csv_writer, self.requests_csv),
+            (self.failures_csv_filehandle, self.failures_csv_writer, self.failures_csv),
+            (self.exceptions_csv_filehandle, self.exceptions_csv_writer, self.exceptions_csv),
+        ):
+            file.seek(0)
+            file.truncate()
+            write(writer)
+        self.close_files()

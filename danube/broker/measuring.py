@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from danube.core.commands import TopicRecord
     from danube.core.metadata import Metadata
 
-PARTITIONS_AT_ONCE: Final = 256
+PARTITIONS_AT_ONCE: Final = 128
 
 
 class Measuring:
@@ -47,7 +47,8 @@ class Measuring:
         self._send = send
         self._asked = -1  # the last question; an older one is not answered any more
         self._named: frozenset[int] = frozenset()
-        self._named_for = (-1, -1)
+        self._spoken_for: list[TopicRecord] = []
+        self._chosen_for = (-1, -1)
 
     def on_frame(self, frame: Frame) -> None:
         if frame["kind"] == "measure":
@@ -69,34 +70,38 @@ class Measuring:
         tiers = self._tiers()
         rows: dict[int, TopicRow] = {}
         if tiers is not None:
-            rows = self._rows_of_first_partitions(topics_max)
-            for number, tier in enumerate(tiers, 1):
-                pending = tier.pending()
-                row = self._row(rows, tier.hosted.record)
-                row.pending_bytes += pending.size_bytes
-                row.oldest_us = min(filter(None, (row.oldest_us, pending.oldest_us)), default=0)
-                if number % PARTITIONS_AT_ONCE == 0:
-                    yield None
-            for number, record in enumerate(self._unopened(), 1):
-                self._row(rows, record).unknown += 1
+            self._choose(topics_max)
+            for number, _ in enumerate(self._counted_into(rows, tiers), 1):
                 if number % PARTITIONS_AT_ONCE == 0:
                     yield None
         yield Measured(self._metadata().topic_count, tiers is not None, list(rows.values()))
 
-    def _rows_of_first_partitions(self, topics_max: int) -> dict[int, TopicRow]:
-        """Rows of the topics with a label of their own that this worker speaks for, also of empty ones."""
+    def _counted_into(self, rows: dict[int, TopicRow], tiers: list[PartitionTier]) -> Iterator[None]:
+        """One step for each topic and partition."""
+        for record in self._spoken_for:  # empty ones have a row, too
+            self._row(rows, record)
+            yield
+        for tier in tiers:
+            pending = tier.pending()
+            row = self._row(rows, tier.hosted.record)
+            row.pending_bytes += pending.size_bytes
+            row.oldest_us = min(filter(None, (row.oldest_us, pending.oldest_us)), default=0)
+            yield
+        for record in self._unopened():
+            self._row(rows, record).unknown += 1
+            yield
+
+    def _choose(self, topics_max: int) -> None:
+        """Which topics have labels of their own, and for which of them this worker speaks."""
         metadata = self._metadata()
-        if self._named_for != (metadata.version, topics_max):
-            self._named_for = (metadata.version, topics_max)
-            self._named = frozenset(metadata.oldest_topics(topics_max))
-        rows: dict[int, TopicRow] = {}
-        for topic_id in self._named:
-            record = metadata.topic_with_id(topic_id)
-            if record is None or not record.policy.reliable:
-                continue
-            if owner_of(topic_id, 0, self._workers) == self._index:
-                self._row(rows, record)
-        return rows
+        if self._chosen_for == (metadata.version, topics_max):
+            return
+        self._chosen_for = (metadata.version, topics_max)
+        named = metadata.oldest_topics(topics_max)
+        self._named = frozenset(named)
+        mine = [one for one in named if owner_of(one, 0, self._workers) == self._index]
+        found = map(metadata.topic_with_id, mine)
+        self._spoken_for = [record for record in found if record is not None and record.policy.reliable]
 
     def _row(self, rows: dict[int, TopicRow], record: TopicRecord) -> TopicRow:
         key = record.topic_id if record.topic_id in self._named else 0

@@ -46,7 +46,7 @@ _COUNTED: Final[tuple[tuple[Counter, str, Kind, str], ...]] = (
     ),
     (Counter.DUPLICATES, "duplicates_total", "counter", "Batches that were sent again and stored once."),
     (Counter.ERRORS, "errors_total", "counter", "Requests that were answered with an error."),
-    (Counter.STORAGE_ERRORS, "storage_errors_total", "counter", "Failures to open, read or write what is stored here."),
+    (Counter.STORAGE_ERRORS, "storage_errors_total", "counter", "Failures to open, read or write logs."),
     (Counter.DAMAGED_RECORDS, "damaged_total", "counter", "Damaged places that were found in logs."),
     (Counter.SYNCS, "syncs_total", "counter", "Syncs of log files."),
     (

@@ -12,6 +12,7 @@
     growth     which slopes there are and how much growth is allowed
     state      what a run that was stopped goes on from
     soak       one run from its start to its report
+    report     the report as text
 
 Clients, journals, faults and the checker are those of the crash check (``tests/crash``).
 """

@@ -54,7 +54,7 @@ class Rules:
 
     warm_up_s: float = 0.0
     disk_warm_up_s: float = 0.0
-    life_warm_up_s: float = 20.0
+    life_warm_up_s: float = 60.0
     long_life_s: float = 120.0
     block_s_min: float = BLOCK_S_MIN
     long_run: Mapping[str, Bound] = field(default_factory=lambda: LONG_RUN)

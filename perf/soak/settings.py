@@ -23,7 +23,9 @@ class Settings:
     pause_s: float = 0.25  # after each send of a producer, at most
     store: str = "auto"
     faults: str = "alternate"
-    journal_bytes_max: int = 256 * MIB  # an epoch ends early there: the checker holds it in memory
+    journal_bytes_max: int = (
+        160 * MIB
+    )  # an epoch ends early there: the checker takes six times as much memory
 
     @property
     def conclude_s(self) -> float:

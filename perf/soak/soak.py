@@ -63,7 +63,7 @@ class Soak:
     def run(self) -> dict[str, Any]:
         """Epochs until the time is over, a violation is found, or somebody stops it."""
         state = self.state
-        if not state.violations and self.record.last_s < self.settings.total_s:
+        if not state.violations and not self._complete:
             state.sessions += 1
             state.save()
             with ExitStack() as stack:
@@ -72,6 +72,13 @@ class Soak:
                     self._finish()
         self.record.close()
         return self.report()
+
+    @property
+    def _complete(self) -> bool:
+        """Whether no epoch is open and none fits any more."""
+        return self.state.open is None and not self.settings.load_s(
+            self.settings.total_s - self.record.last_s
+        )
 
     def _start(self, stack: ExitStack) -> None:
         stack.callback(self.store.close)
@@ -256,7 +263,7 @@ class Soak:
         state, settings = self.state, self.settings
         slopes = findings(self.record, rules_for(settings))
         violations = state.violations
-        complete = not settings.load_s(settings.total_s - self.record.last_s)
+        complete = self._complete
         if complete and not violations and not state.faults:
             violations["liveness"] = 1
         failed = violations or any(one.growth is Growth.BEYOND for one in slopes)

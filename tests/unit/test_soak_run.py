@@ -265,6 +265,14 @@ def test_the_verdict_is_passed_only_when_nothing_was_found(
         assert found["examples"][0] in text(found)
 
 
+def test_a_run_with_an_open_epoch_is_not_over(tmp_path: Path) -> None:
+    soak = soak_of(tmp_path / "run", 1)
+    soak.state.open = OpenEpoch(2, 123, {})
+    found = soak.report()
+    soak.record.close()
+    assert found["verdict"] == STOPPED
+
+
 def test_a_run_without_a_fault_says_nothing(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 1)
     soak.state.judged[0].statistics["faults"] = {}

@@ -2,7 +2,7 @@
 
 Made for doors that answer one request on a connection and close it.  What is not a request that they could
 answer becomes a Refusal: bytes of a peer never raise.  Strict where tolerance would only help an attacker:
-lines end with CRLF, nothing is folded, a request has one Host and no body.
+lines end with CRLF, nothing is folded, a request has one Host.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ REASONS: Final = {
 
 
 class Request(NamedTuple):
-    """``path`` has no query; nothing of it is decoded."""
+    """``path`` has no query, and nothing of it is decoded; a body that comes with it is left unread."""
 
     method: str
     path: str
+    brings_body: bool = False
 
 
 class Refusal(NamedTuple):
@@ -103,18 +104,17 @@ def _request_line(line: bytes) -> tuple[Request, bool] | Refusal:
 def _checked(request: Request, names_host: bool, fields: list[bytes]) -> Request | Refusal:
     if len(fields) > FIELDS_MAX:
         return Refusal(431, f"a request has at most {FIELDS_MAX} header fields")
-    hosts = 0
+    hosts, body = 0, False
     for field in fields:
         found = _FIELD.match(field)
         if found is None:
             return Refusal(400, "a header field is not NAME: VALUE")
         name = found[1].lower()
         hosts += name == b"host"
-        if name == b"transfer-encoding" or (name == b"content-length" and found[2].strip() != b"0"):
-            return Refusal(400, "a request has no body here")
+        body |= name == b"transfer-encoding" or (name == b"content-length" and found[2].strip() != b"0")
     if hosts > 1 or (names_host and not hosts):
         return Refusal(400, "a request names its Host once")
-    return request
+    return request._replace(brings_body=body)
 
 
 def answer_head(status: int, size_bytes: int, fields: Mapping[str, str]) -> bytes:

@@ -107,6 +107,8 @@ class MetricsConnection(asyncio.Protocol):
             self._refuse(Refusal(404, f"there is only {PATH} here"))
         elif request.method not in ("GET", "HEAD"):
             self._refuse(Refusal(405, "only GET and HEAD"), {"Allow": "GET, HEAD"})
+        elif request.brings_body:
+            self._refuse(Refusal(400, "a request has no body here"))
         else:
             self._reader = None
             self._limit_answer()

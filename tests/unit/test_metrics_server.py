@@ -113,6 +113,16 @@ async def test_everything_else_is_refused_in_words(request_line: bytes, status: 
 
 
 @on_a_loop
+async def test_a_body_is_never_read() -> None:
+    async with served() as web:
+        body = b"Host: h\r\nContent-Length: 5\r\n\r\nhello"
+        assert (await web.ask(b"POST /metrics HTTP/1.1\r\n" + body))[0] == 405
+        assert (await web.ask(b"PUT / HTTP/1.1\r\n" + body))[0] == 404
+        assert (await web.ask(b"GET /metrics HTTP/1.1\r\n" + body))[0] == 400
+        assert web.pages == 0
+
+
+@on_a_loop
 async def test_a_head_that_is_too_large_is_answered_although_more_is_coming() -> None:
     async with served() as web:
         fields = b"X-Filler: " + b"a" * 100 + b"\r\n"

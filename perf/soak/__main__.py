@@ -26,7 +26,7 @@ from typing import Any
 
 from perf.soak.report import markdown, text
 from perf.soak.settings import Settings
-from perf.soak.soak import EXIT_CODES, Soak
+from perf.soak.soak import EXIT_CODES, STOPPED, Soak
 from perf.soak.state import State, StateRefused
 from perf.soak.store import KINDS, NoStore
 
@@ -147,6 +147,9 @@ def main(words: list[str] | None = None) -> int:
     except (StateRefused, NoStore) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        say("left at once; the open epoch is judged when the run goes on")
+        return EXIT_CODES[STOPPED]
     if given.report:
         given.report.write_text(json.dumps(found, indent=2) + "\n")
     say(text(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -153,6 +154,7 @@ class Soak:
         age_ms = time.time_ns() // 1_000_000 - opened.since_us // 1000
         if age_ms > self.settings.retention_ms / 2:
             note = f"not judged: it is {age_ms / 60_000:.0f} minutes old, and retention may have removed it"
+            shutil.rmtree(self.settings.directory / f"epoch-{opened.epoch}", ignore_errors=True)
             self._add(Judged(opened.epoch, 0.0, {}, [], {}, note))
             return
         opened.sessions += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from perf.soak import __main__ as command
 from perf.soak import epoch, store, verdict
+from perf.soak.epoch import Context
 from perf.soak.load import mixed_load, short_lived_topic
 from perf.soak.report import markdown, text
 from perf.soak.sampling import Reading, Sample
@@ -19,6 +22,8 @@ from perf.soak.settings import Settings
 from perf.soak.soak import FAILED, PASSED, STOPPED, Soak
 from perf.soak.state import Judged, OpenEpoch, State, StateRefused
 from perf.soak.store import NoStore, Store
+from perf.soak.watch import Faults, Watch
+from tests.broker_process import BrokerProcess
 from tests.child_process import Child
 from tests.crash.journal import Event, Journal
 from tests.s3_server import NoServer, Program
@@ -271,6 +276,59 @@ def test_a_run_with_an_open_epoch_is_not_over(tmp_path: Path) -> None:
     found = soak.report()
     soak.record.close()
     assert found["verdict"] == STOPPED
+
+
+def test_an_open_epoch_that_retention_may_have_eaten_is_not_judged(tmp_path: Path) -> None:
+    soak = soak_of(tmp_path / "run", 5)
+    state = soak.state
+    state.open = OpenEpoch(2, 123, {})
+    (tmp_path / "run" / "epoch-2" / "journals").mkdir(parents=True)
+    soak._take_up()
+    soak.record.close()
+    assert soak.state.open is None and not soak.state.violations
+    assert any("epoch 2 not judged: it is" in note for note in soak.report()["notes"])
+    assert not (tmp_path / "run" / "epoch-2").exists()
+
+
+def test_a_line_a_minute_says_how_far_it_is(tmp_path: Path) -> None:
+    soak = soak_of(tmp_path / "run", 5)
+    said: list[str] = []
+    soak.say = said.append
+    watch = Watch(soak.record, Faults(), dict, {})
+    broker = BrokerProcess(tmp_path / "data")
+    soak._started = Context(soak.settings, 7, broker, soak.store, watch, soak.stopped, "load", ["kill_all"])
+    soak._progress()
+    soak._progress()
+    soak.record.close()
+    (line,) = said
+    assert "1.0 of 5 min | epoch 2 load | faults 1 judged, 1 in this session, last kill_all" in line
+    assert "acknowledged 15, violations none | supervisor 0 MiB 1 fds | data 0 MiB" in line
+
+
+def test_a_second_signal_leaves_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert command.main([]) == 3
+    assert "left at once" in capsys.readouterr().out
+
+
+def test_the_first_signal_lets_the_epoch_end_and_the_second_does_not() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stopped = threading.Event()
+    try:
+        command.stopping(stopped)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(10)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_run_without_a_fault_says_nothing(tmp_path: Path) -> None:

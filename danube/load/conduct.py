@@ -24,7 +24,7 @@ from danube.load.plan import Plan
 from danube.load.topic import discard, new_run, prepare, subscriptions
 
 REPORT_S: Final = 0.5
-SILENT_S: Final = 15.0  # a process that reported nothing for so long is gone
+SILENT_S: Final = 10.0  # a process that reported nothing for so long is gone
 ANSWERS_S: Final = 15.0  # beyond the timeout of a send
 FINISH_S: Final = 10.0
 LOSSY_QUIET_S: Final = 2.0  # a topic that may drop records: when nothing came for so long

@@ -317,8 +317,9 @@ def begin_run(environment: Any, **_: Any) -> None:
         _conductor.begin()
     except DanubeError as error:
         _tell(error)
-        environment.process_exit_code = exit_code_of(error)
-        gevent.spawn(environment.runner.quit)
+        if environment.parsed_options.headless:  # a page can be corrected
+            environment.process_exit_code = exit_code_of(error)
+            gevent.spawn(environment.runner.quit)
         raise StopTest(f"the run could not begin: {error}") from None
 
 
@@ -329,6 +330,13 @@ def end_run(environment: Any, **_: Any) -> None:
         _conductor.conclude()
         if _conductor.role != "worker" and not environment.parsed_options.headless:
             logging.getLogger("danube.load").warning("%s", _verdict(environment).splitlines()[-1])
+
+
+@events.test_stop.add_listener
+def tidy(environment: Any, **_: Any) -> None:
+    """Between runs of a page nothing is left at the broker; the last one is tidied up at the end."""
+    if _conductor is not None and not environment.parsed_options.headless:
+        _conductor.discard()
 
 
 @events.quitting.add_listener

@@ -1,0 +1,82 @@
+"""danube-client, the official Python client: one unary call a message, and one for each acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from danube import DanubeClientBuilder, DispatchStrategy, SubType
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from perf.compare.clients.roles import main
+
+IN_FLIGHT = 64
+
+
+class Official:
+    """A window of calls; a topic is made by its first producer unless it is there."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.topic = options["topic"]
+        self.strategy = getattr(
+            DispatchStrategy, "NON_RELIABLE" if options["level"] == "taken" else "RELIABLE"
+        )
+        self.producer: Any = None
+        self.consumer: Any = None
+
+    async def open(self) -> None:
+        self.client = await DanubeClientBuilder().service_url(self.options["url"]).build()
+
+    async def close(self) -> None:
+        for end in (self.consumer, self.producer):
+            if end is not None:
+                await end.close()
+
+    async def create(self) -> None:
+        await self._opened()
+
+    async def delete(self) -> None:
+        pass  # the client has no call for it
+
+    async def _opened(self) -> Any:
+        if self.producer is None:
+            builder = self.client.new_producer().with_topic(self.topic).with_name("compare")
+            self.producer = builder.with_dispatch_strategy(self.strategy).build()
+            await self.producer.create()
+        return self.producer
+
+    async def publish(self, payloads: list[bytes], count: int) -> None:
+        producer, pending = await self._opened(), deque[asyncio.Future[Any]]()
+        for payload in islice(cycle(payloads), count):
+            if len(pending) >= IN_FLIGHT:
+                await pending.popleft()
+            pending.append(asyncio.ensure_future(producer.send(payload)))
+        await asyncio.gather(*pending)
+
+    async def send(self, payload: bytes) -> None:
+        await (await self._opened()).send(payload)
+
+    fill = publish
+
+    async def subscribe(self, name: str) -> None:
+        builder = self.client.new_consumer().with_topic(self.topic).with_consumer_name(name)
+        self.consumer = builder.with_subscription(name).with_subscription_type(SubType.EXCLUSIVE).build()
+        await self.consumer.subscribe()
+        self.arrived = await self.consumer.receive()
+
+    async def receive(self) -> int:
+        messages = [await self.arrived.get()]
+        while not self.arrived.empty() and len(messages) < IN_FLIGHT:
+            messages.append(self.arrived.get_nowait())
+        await asyncio.gather(*map(self.consumer.ack, messages))
+        return len(messages)
+
+
+if __name__ == "__main__":
+    main(Official)

@@ -1,0 +1,78 @@
+"""aio-pika: confirmed publishes side by side to a quorum queue; deliveries acknowledged in groups."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+from aio_pika import DeliveryMode, Message
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from perf.compare.clients.roles import main
+
+IN_FLIGHT = 500
+IN_FLIGHT_BYTES = 16 << 20
+PREFETCH = 1_000
+
+
+class Quorum:
+    """A window of publishes that wait for their confirmation; one ack for what has come."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.topic = options["topic"]
+        self.window = max(16, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def open(self) -> None:
+        self.connection = await aio_pika.connect(self.options["url"])
+        self.channel = await self.connection.channel(publisher_confirms=True)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def create(self) -> None:
+        await self.channel.declare_queue(
+            self.topic, durable=True, arguments={"x-queue-type": self.options["queue_type"]}
+        )
+
+    async def delete(self) -> None:
+        await self.channel.queue_delete(self.topic)
+
+    async def publish(self, payloads: list[bytes], count: int) -> None:
+        exchange, pending = self.channel.default_exchange, deque[asyncio.Future[Any]]()
+        for payload in islice(cycle(payloads), count):
+            if len(pending) >= self.window:
+                await pending.popleft()
+            message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)
+            pending.append(asyncio.ensure_future(exchange.publish(message, self.topic)))
+        await asyncio.gather(*pending)
+
+    async def send(self, payload: bytes) -> None:
+        message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)
+        await self.channel.default_exchange.publish(message, self.topic)
+
+    fill = publish
+
+    async def subscribe(self, name: str) -> None:
+        await self.channel.set_qos(prefetch_count=PREFETCH)
+        queue = await self.channel.get_queue(self.topic)
+        await queue.consume(self.arrived.put)
+
+    async def receive(self) -> int:
+        last, count = await self.arrived.get(), 1
+        while not self.arrived.empty() and count < PREFETCH // 2:
+            last = self.arrived.get_nowait()
+            count += 1
+        await last.ack(multiple=True)
+        return count
+
+
+if __name__ == "__main__":
+    main(Quorum)

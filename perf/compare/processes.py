@@ -1,0 +1,200 @@
+"""Servers and tools as processes: started, waited for, accounted for, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.broker_process import descendants, die_with_parent
+
+GUARD = Path(__file__).with_name("guard.py")
+TICKS = os.sysconf("SC_CLK_TCK")
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+TAIL = 1_500
+
+
+class Failed(Exception):
+    """A server or a tool did not do what was asked; the message ends with what it printed last."""
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time of these processes, their threads and what they have reaped; the gone count nothing."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))  # utime, stime, and those of reaped children
+    return ticks / TICKS
+
+
+def tail(path: Path) -> str:
+    """The end of what a process printed."""
+    try:
+        return path.read_text(errors="replace")[-TAIL:].strip()
+    except OSError:
+        return ""
+
+
+class Server:
+    """A server under a guard: a process tree that can be accounted for and that ends with this process."""
+
+    def __init__(
+        self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = Path(command[0]).name
+        self.output = directory / "output"
+        with self.output.open("ab") as output:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-E", "-S", str(GUARD), *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """The guard and all below it."""
+        return [self._guard.pid, *descendants(self._guard.pid)]
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until ``ready``; Failed when the server ends before, or when it takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if self._guard.poll() is not None:
+                raise Failed(f"{self.name} ended with {self._guard.returncode}: {tail(self.output)}")
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.name} was not ready within {timeout_s:g} s: {tail(self.output)}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the whole tree."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        try:
+            self._guard.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for pid in reversed(self.pids()):
+                _kill(pid)
+            self._guard.wait()
+
+
+def started(
+    command: Sequence[str],
+    directory: Path,
+    ready: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+) -> Server:
+    """A server that is ready; one that does not get so far is ended."""
+    server = Server(command, directory, environment)
+    try:
+        server.wait(ready)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def listens(port: int) -> bool:
+    """Whether something on loopback accepts connections there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a tool printed and the CPU time that it and its children used."""
+
+    output: str
+    cpu_seconds: float
+
+
+class Tool:
+    """A benchmark tool while it runs."""
+
+    def __init__(
+        self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = Path(command[0]).name
+        self.directory = directory
+        self.output = directory / f"tool-{time.monotonic_ns()}"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=die_with_parent,
+            )
+
+    def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
+        """Until the tool has printed ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output.read_text(errors="replace"):
+            if time.monotonic() > deadline or self._ended(0):
+                said = tail(self.output)
+                self.kill()
+                raise Failed(f"{self.name} did not say {text!r}: {said}")
+            time.sleep(0.01)
+
+    def _ended(self, timeout_s: float) -> bool:
+        """Whether the tool ends within this time; it is not reaped."""
+        descriptor = os.pidfd_open(self._process.pid)
+        try:
+            return bool(select.select([descriptor], [], [], timeout_s)[0])
+        finally:
+            os.close(descriptor)
+
+    def finish(self, timeout_s: float = 300.0) -> Finished:
+        """Wait for its end; Failed unless it is a good one in time."""
+        if not self._ended(timeout_s):
+            said = tail(self.output)
+            self.kill()
+            raise Failed(f"{self.name} was not done within {timeout_s:g} s: {said}")
+        _, status, usage = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        printed = self.output.read_text(errors="replace")
+        self.output.unlink()
+        if self._process.returncode:
+            raise Failed(f"{self.name} ended with {self._process.returncode}: {printed[-TAIL:].strip()}")
+        return Finished(printed, usage.ru_utime + usage.ru_stime)
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self.output.unlink(missing_ok=True)
+
+
+def run(
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 300.0,
+) -> Finished:
+    """A tool from start to end."""
+    return Tool(command, directory, environment).finish(timeout_s)

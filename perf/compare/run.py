@@ -1,0 +1,238 @@
+"""Who is compared with whom, and the turns: A B C A B C, the first of each thrown away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perf.compare.figures import Row, Turn, summary
+from perf.compare.levels import GROUPS, Level, group_of, refuse_unfair
+from perf.compare.processes import Failed
+from perf.compare.product import Client, Product, Running, Setting, Work
+from perf.turns import GIB, warm_page_cache
+from tests.broker_process import BrokerFailed
+from tests.child_process import ChildFailed
+
+TURN_S = 4.0  # what a turn lasts at scale 1
+BYTES_MAX = GIB  # what a turn writes at most at scale 1
+FIRST_COUNT = {100: 2_000, 1_024: 2_000, 65_536: 200}
+CALIBRATIONS = 3  # short turns say little about long ones
+LATENCY_RATE = 1_000
+LATENCY_LEAST = 20
+WARM_BYTES = 2 * GIB
+WORKLOADS = {
+    "publish": "records/s sent and acknowledged by one producer, as many in flight as suits its client",
+    "latency": "one acknowledged send at a time, 1,000 a second: microseconds to the acknowledgement",
+    "e2e": "records/s from one producer to one reader that runs beside it and whose place is kept",
+    "replay": "stored records/s from the start of the log to a new reader",
+}
+SIZES = {"publish": (100, 1_024, 65_536), "latency": (1_024,), "e2e": (100, 1_024), "replay": (100, 1_024)}
+EXPECTED = (Failed, ChildFailed, BrokerFailed, OSError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run compares and how long it takes over it."""
+
+    directory: Path
+    products: Sequence[Product]
+    workloads: Sequence[str] = tuple(WORKLOADS)
+    sizes: Sequence[int] = ()  # () is those of each workload
+    only: Sequence[str] = ()  # names of products or settings; () is all
+    rounds: int = 5
+    scale: float = 1.0
+
+    @property
+    def turn_s(self) -> float:
+        return TURN_S * self.scale
+
+    def sizes_of(self, workload: str) -> Sequence[int]:
+        return self.sizes or SIZES[workload]
+
+    def wants(self, product: Product, setting: Setting) -> bool:
+        return not self.only or product.name in self.only or setting.name in self.only
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something that is not measured, and why."""
+
+    what: str
+    why: str
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return f"{'FAILED' if self.failed else 'skipped'}: {self.what}: {self.why}"
+
+
+@dataclass
+class Member:
+    """One row while it is measured."""
+
+    product: Product
+    running: Running
+    client: Client
+    count: int = 0
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def setting(self) -> Setting:
+        return self.running.setting
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.name} ({self.client.name})"
+
+    @property
+    def level(self) -> Level:
+        return self.setting.level
+
+    @property
+    def ours(self) -> bool:
+        return self.product.ours
+
+
+Note = Callable[[str], None]
+
+
+class Comparison:
+    """One run: yields a row for each that was measured; what was not is in ``skips``."""
+
+    def __init__(self, options: Options, note: Note = lambda text: None) -> None:
+        self.options = options
+        self.skips: list[Skip] = []
+        self._note = note
+        self._numbers = 0
+
+    def rows(self) -> Iterator[Row]:
+        warm_page_cache(self.options.directory, int(WARM_BYTES * self.options.scale))
+        for group in GROUPS:
+            with ExitStack() as stack:
+                started = list(self._start(group, stack))
+                for workload in self.options.workloads:
+                    for size in self.options.sizes_of(workload):
+                        yield from self._measure(group, workload, size, started)
+
+    def skip(self, what: str, why: str, failed: bool = False) -> None:
+        """Note, once, what is not measured."""
+        found = Skip(what, why, failed)
+        if found not in self.skips:
+            self.skips.append(found)
+            self._note(str(found))
+
+    def _start(self, group: str, stack: ExitStack) -> Iterator[tuple[Product, Running]]:
+        """The servers of a group; they stay idle while it is another's turn."""
+        for product in self.options.products:
+            for setting in product.settings:
+                if group_of(setting.level) != group or not self.options.wants(product, setting):
+                    continue
+                if reason := product.missing(setting):
+                    self.skip(setting.name, reason)
+                    continue
+                directory = self.options.directory / setting.name.translate(_PLAIN)
+                directory.mkdir()
+                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+                try:
+                    running = product.start(setting, directory)
+                except EXPECTED as error:
+                    self.skip(setting.name, f"it did not start: {error}", failed=True)
+                    continue
+                stack.callback(running.stop)
+                yield product, running
+
+    def _measure(
+        self, group: str, workload: str, size: int, started: Sequence[tuple[Product, Running]]
+    ) -> Iterator[Row]:
+        members = list(self._members(workload, started))
+        refuse_unfair(group, members)
+        for number in range(self.options.rounds + 1):
+            for member in list(members):
+                try:
+                    self._turn(member, workload, size, number)
+                except EXPECTED as error:
+                    self.skip(f"{member.name}, {workload} {size}", str(error), failed=True)
+                    members.remove(member)
+        for member in members:
+            yield row(group, workload, size, member)
+
+    def _members(self, workload: str, started: Sequence[tuple[Product, Running]]) -> Iterator[Member]:
+        for product, running in started:
+            for client in product.clients(running.setting):
+                if reason := client.missing(running.setting, workload):
+                    self.skip(f"{client.name}, {workload}", reason)
+                else:
+                    yield Member(product, running, client)
+
+    def _turn(self, member: Member, workload: str, size: int, number: int) -> None:
+        """One turn; the first finds out how much work is enough, and counts only when it is the only one."""
+        if not number:
+            turn = self._calibrate(member, workload, size)
+        else:
+            turn = member.client.turn(member.running, self.work(member, workload, size))
+        os.sync()  # what this turn left to be written is nobody else's burden
+        if number or not self.options.rounds:
+            member.turns.append(turn)
+            self._note(progress(member, workload, size, number, turn))
+
+    def _calibrate(self, member: Member, workload: str, size: int) -> Turn:
+        if workload == "latency":
+            member.count = max(LATENCY_LEAST, int(LATENCY_RATE * self.options.turn_s))
+            return member.client.turn(member.running, self.work(member, workload, size))
+        member.count = min(FIRST_COUNT.get(size, 1_000), self._count_max(size))
+        turn = member.client.turn(member.running, self.work(member, workload, size))
+        for _ in range(CALIBRATIONS):
+            done = member.count
+            member.count = min(self._count_max(size), max(1, int(turn.rate * self.options.turn_s)))
+            if turn.seconds >= self.options.turn_s / 2 or member.count <= done:
+                break
+            turn = member.client.turn(member.running, self.work(member, workload, size))
+        return turn
+
+    def _count_max(self, size: int) -> int:
+        return max(20, int(BYTES_MAX * self.options.scale) // size)
+
+    def work(self, member: Member, workload: str, size: int) -> Work:
+        """What a member does in its next turn; topics for replays keep their name."""
+        self._numbers += 1
+        replayed = workload == "replay"
+        stored = min(int(member.product.stored_max * self.options.scale), self._count_max(size))
+        return Work(
+            workload=workload,
+            size=size,
+            count=member.count,
+            topic=f"replay-{size}" if replayed else f"{workload}-{size}-{self._numbers}",
+            stored=max(1, stored),
+            seconds=self.options.turn_s,
+            rate=LATENCY_RATE,
+        )
+
+
+_PLAIN = str.maketrans(" /.=", "----")
+
+
+def progress(member: Member, workload: str, size: int, number: int, turn: Turn) -> str:
+    """One line for who watches."""
+    figure = f"p50 {turn.p50_us:,.0f} us" if turn.p50_us is not None else f"{turn.rate:,.0f}/s"
+    return f"{workload} {size} B, round {number}: {member.name}: {figure} ({member.level.label})"
+
+
+def row(group: str, workload: str, size: int, member: Member) -> Row:
+    """What the turns of a member come to."""
+    return Row(
+        workload=workload,
+        size=size,
+        group=group,
+        product=member.product.name,
+        setting=member.setting.name,
+        level=member.level,
+        promise=member.setting.promise,
+        client=member.client.name,
+        kind=member.client.kind,
+        ours=member.ours,
+        version=member.product.version(),
+        **summary(member.turns),
+    )

@@ -7,12 +7,14 @@ A look costs time also where it sends nothing, and a turn keeps everybody else w
 are behind stand in one queue for all partitions, and a turn serves it from the front until its share
 is used up: hundreds of readers of old records delay a publish by one share and not by hundreds of
 looks.  While somebody publishes the share is small, though twice what is written, so that a reader
-can catch up with any producer; and where they are many, a turn that wrote leaves it to the next one, so
-that answers and new records leave at once.
+can catch up with any producer.  Where they are many, a turn that wrote leaves it to the next one, so that
+answers and new records leave at once, and after each share there is a rest, so that a worker whose
+processor is wanted by others too is not the one that has to wait for it.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +35,10 @@ SHARE_NS: Final = 4_000_000
 BUSY_SHARE_NS: Final = 500_000
 BUSY_SHARE_BYTES: Final = 256 * KIB
 BUSY_NS: Final = 50_000_000  # so long after a publish the share is the small one
-FEW: Final = 8  # so many readers do not wait for the turn after a write
+FEW: Final = 8  # so many readers wait for no other turn
+REST_FACTOR: Final = 2  # of the time that the share took
+MS_NS: Final = 1_000_000
+REST_MIN_NS: Final = 1 * MS_NS
 
 DeadLetterTaker = Callable[["SubscriptionHost", list["DeadLetter"]], None]
 
@@ -45,25 +50,31 @@ class Deliveries:
         self,
         counters: TrafficCounters,
         schedule_turn: Callable[[], None],
+        call_later: Callable[..., object],
         take_dead_letters: DeadLetterTaker,
     ) -> None:
         self.touched: dict[HostedPartition, None] = {}  # looked at since cursors were stored
         self._counters = counters
         self._schedule_turn = schedule_turn
+        self._call_later = call_later
         self._take_dead_letters = take_dead_letters
-        self._asked: dict[SubscriptionHost, None] = {}
+        self._near: dict[SubscriptionHost, None] = {}
+        self._queue: OrderedDict[SubscriptionHost, None] = OrderedDict()  # of those behind
         self._lossy: dict[HostedPartition, None] = {}
         self._deadlines: dict[HostedPartition, int] = {}
         self._published_ns = -BUSY_NS
         self._published_bytes = 0
         self._wrote = False  # this turn did
         self._left_out = False  # the turn before this one served nobody who is behind
+        self._rest_end_ns = 0
+        self._resting = False  # a turn will come when the rest is over
 
     # -- asking for a look ------------------------------------------------------------------------
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at every subscription of this partition."""
-        self._asked.update(dict.fromkeys(hosted.subscriptions.values()))
+        for host in hosted.subscriptions.values():
+            self._ask(host)
         self._lossy[hosted] = None
         self._schedule_turn()
 
@@ -74,17 +85,23 @@ class Deliveries:
             self._lossy[hosted] = None
         else:
             hosted.place(host)
-            self._asked[host] = None
+            self._ask(host)
         self._schedule_turn()
 
     def wake_readers(self, hosted: HostedPartition) -> None:
         """Look at the subscriptions that waited for bytes which are there now."""
-        self._asked.update(dict.fromkeys(host for host in hosted.subscriptions.values() if host.bytes_came))
+        for host in hosted.subscriptions.values():
+            if host.bytes_came:
+                self._ask(host)
         self._schedule_turn()
+
+    def _ask(self, host: SubscriptionHost) -> None:
+        asked = self._near if host in host.hosted.near else self._queue
+        asked[host] = None
 
     def written(self, hosted: HostedPartition) -> None:
         """There are new records: look, in the turn that runs or comes, at who is near."""
-        self._asked.update(hosted.near)
+        self._near.update(hosted.near)
         if hosted.lossy:
             self._lossy[hosted] = None
 
@@ -100,7 +117,7 @@ class Deliveries:
             del self._deadlines[hosted]
             for host in hosted.subscriptions.values():
                 if host.deadline_ns is not None and host.deadline_ns <= now_ns:
-                    self._asked[host] = None
+                    self._ask(host)
                 else:
                     self._note_deadline(host)
         if due:
@@ -108,7 +125,9 @@ class Deliveries:
 
     def forget(self, hosted: HostedPartition) -> None:
         """The partition is not hosted here any more."""
-        self._asked = {host: None for host in self._asked if host.hosted is not hosted}
+        for host in hosted.subscriptions.values():
+            self._near.pop(host, None)
+            self._queue.pop(host, None)
         for known in (self._lossy, self._deadlines, self.touched):
             known.pop(hosted, None)
 
@@ -117,60 +136,82 @@ class Deliveries:
     def turn(self, now_ns: int) -> None:
         """Look at what asked for it; what is over the share stays asked for, in its order."""
         wrote, self._wrote = self._wrote, False
-        if not self._asked and not self._lossy:
+        if not (self._near or self._queue or self._lossy):
             return
         lossy, self._lossy = self._lossy, {}
         for hosted in lossy:
             for host in hosted.lossy.values():
                 host.dispatch()
-        asked, self._asked = self._asked, {}
+        near, self._near = self._near, {}
         looked: dict[HostedPartition, None] = {}
-        behind: list[SubscriptionHost] = []
-        for one in asked:
-            if one not in one.hosted.near:
-                behind.append(one)
-            else:
-                self._look(one, now_ns, TURN_BYTES)
-                looked[one.hosted] = None
-        self._left_out = wrote and len(behind) > FEW and not self._left_out
-        left = behind if self._left_out else self._serve(behind, now_ns, looked)
-        self._asked = dict.fromkeys(left) | self._asked
+        for one in near:
+            self._look(one, now_ns, TURN_BYTES)
+            looked[one.hosted] = None
+        if self._queue and self._may_serve(wrote):
+            self._serve(now_ns, looked)
+        first = next(iter(self._queue), None)
         for hosted in looked:
             # One chunk outlives the turn: the next in the queue is often at the same place.
-            hosted.looked_at(keep_chunk=bool(left) and left[0].hosted is hosted)
-        if self._asked:
+            hosted.looked_at(keep_chunk=first is not None and first.hosted is hosted)
+        if self._near:
             self._schedule_turn()
+        elif self._queue:
+            self._come_back()
 
-    def _serve(
-        self, behind: list[SubscriptionHost], now_ns: int, looked: dict[HostedPartition, None]
-    ) -> list[SubscriptionHost]:
-        """Serve the queue from its front until the share is used up; returns what is left of it."""
+    def _may_serve(self, wrote: bool) -> bool:
+        if len(self._queue) <= FEW:
+            return True
+        if clock.monotonic_ns() < self._rest_end_ns:
+            return False
+        self._left_out = wrote and not self._left_out
+        return not self._left_out
+
+    def _come_back(self) -> None:
+        """Have a turn for those who wait, at once or when the rest is over."""
+        rest_ns = self._rest_end_ns - clock.monotonic_ns()
+        if rest_ns <= 0 or len(self._queue) <= FEW:
+            self._schedule_turn()
+        elif not self._resting:
+            self._resting = True
+            self._call_later(-(-rest_ns // MS_NS) / 1e3, self._rested)  # the loop rounds to milliseconds
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._schedule_turn()
+
+    def _serve(self, now_ns: int, looked: dict[HostedPartition, None]) -> None:
+        """Serve the queue from its front until the share is used up; nobody twice."""
+        busy = now_ns - self._published_ns < BUSY_NS
         bytes_left, share_ns = TURN_BYTES, SHARE_NS
-        if now_ns - self._published_ns < BUSY_NS:
+        if busy:
             bytes_left = min(max(BUSY_SHARE_BYTES, 2 * self._published_bytes), TURN_BYTES)
             share_ns = min(BUSY_SHARE_NS * bytes_left // BUSY_SHARE_BYTES, SHARE_NS)
-        end_ns = clock.monotonic_ns() + share_ns
-        for number, host in enumerate(behind):
-            if number and (bytes_left <= 0 or clock.monotonic_ns() >= end_ns):
-                return behind[number:]
+        start_ns = end_ns = clock.monotonic_ns()
+        for _ in range(len(self._queue)):
+            host, _ = self._queue.popitem(last=False)
             before = host.bytes_sent
             self._look(host, now_ns, bytes_left)
             looked[host.hosted] = None
             bytes_left -= host.bytes_sent - before
-        return []
+            end_ns = clock.monotonic_ns()
+            if bytes_left <= 0 or end_ns >= start_ns + share_ns:
+                break
+        self._rest_end_ns = end_ns + max(REST_FACTOR * (end_ns - start_ns), REST_MIN_NS) if busy else 0
 
     def _look(self, host: SubscriptionHost, now_ns: int, bytes_max: int) -> None:
         hosted = host.hosted
         if hosted.deleted or hosted.subscriptions.get(host.core.name) is not host:
             return
+        more = False
         try:
-            if host.dispatch(now_ns, bytes_max):
-                self._asked[host] = None
+            more = host.dispatch(now_ns, bytes_max)
         except DanubeError as error:
             self._counters.add("storage_errors")
             _log.error("delivery failed", partition=hosted.name, error=str(error))
             host.deadline_ns = now_ns + READ_RETRY_NS
         hosted.place(host)
+        if more:
+            self._ask(host)
         self.touched[hosted] = None
         self._note_deadline(host)
         if host.core.failure.poison == "dead_letter":

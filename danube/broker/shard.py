@@ -86,7 +86,7 @@ class Shard:
         self._schedule_turn = schedule_turn
         self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
         self._dirty: dict[HostedPartition, None] = {}
-        self._deliveries = Deliveries(counters, schedule_turn, take_dead_letters)
+        self._deliveries = Deliveries(counters, schedule_turn, call_later, take_dead_letters)
         self._consumer_id = 0
         self._taken_bytes = 0  # by publishes since the last turn
         self.storage = Storage(

@@ -167,6 +167,7 @@ class PartitionTier:
             _log.info("object store is read again", partition=self.hosted.name, offset=offset)
         chunk, position, ahead_end = found
         self._cache.touch(segment, position - len(chunk.data), position)
+        self._cache.were_read(segment, range(chunk.first_offset, chunk.next_offset), now_ns)
         self._read_ahead(manifest, number, segment, Missing(position, ahead_end), now_ns)
         return chunk
 
@@ -177,7 +178,7 @@ class PartitionTier:
                 missing = Missing(0, segment.size_bytes)
             elif offset == segment.base_offset:
                 self._cache.need(segment, Missing(0, BLOCK_BYTES), now_ns)
-        return self._cache.need(segment, missing, now_ns)
+        return self._cache.need(segment, missing, now_ns, offset)
 
     def _pause(self, segment: ColdSegment, error: StoreDamaged, now_ns: int) -> Ticket:
         pause = self._cache.pause_of(segment, now_ns) or self._cache.pause(segment, error, now_ns)
@@ -238,7 +239,8 @@ class PartitionTier:
             except OSError as error:
                 raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
             if isinstance(found, Missing):
-                raise self._pending(segment, self._cache.need(segment, found, now_ns))
+                raise self._pending(segment, self._cache.need(segment, found, now_ns, ("time", time_us)))
+            self._cache.were_read(segment, {("time", time_us)}, now_ns)
             if found is not None:
                 return max(found, start)
         return None

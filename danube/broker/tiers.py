@@ -76,7 +76,7 @@ class Tiers:
         self.options = options
         self.link: Link | None = None
         self.staged = StagedQuestions(self._reach)
-        self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed)
+        self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed, self._ready)
         self._wake = wake
         self._roll = roll
         self._metadata = metadata
@@ -199,10 +199,13 @@ class Tiers:
     # -- waiting ----------------------------------------------------------------------------------
 
     def _changed(self, identity: LogIdentity) -> None:
+        self._ready(identity)
+        self._serve_waiters(clock.monotonic_ns())
+
+    def _ready(self, identity: LogIdentity) -> None:
         tier = self._tiers.get(identity)
         if tier is not None:
             self._wake(tier.hosted)
-        self._serve_waiters(clock.monotonic_ns())
 
     def when_ready(self, pending: FetchPending, deadline_ns: int, again: Callable[[], None]) -> None:
         """Call ``again`` when it is worth asking again, or when ``deadline_ns`` has passed."""

@@ -1,6 +1,7 @@
 """The local cache of objects: sparse files, filled by fetches that another process carries out.
 
     need()     asks for bytes of an object; a Ticket tells when it is worth looking again
+    were_read()  there is room for who waits behind (see danube.wal.cold_reads)
     fetched()  the bytes are in the file, or why not
     tick()     fetches that nobody answers, and pauses that are over
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Hashable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -25,6 +26,7 @@ from typing import Any, Final
 from danube import files
 from danube.errors import DanubeError, StorageFailed, StoreDamaged, StoreUnavailable
 from danube.limits import MIB
+from danube.wal.cold_reads import WaitingRead, WaitingReads
 from danube.wal.cold_segment import BLOCK_BYTES, ColdSegment, Missing
 from danube.wal.descriptors import descriptors
 from danube.wal.index import index_cache
@@ -59,10 +61,16 @@ class Fetch:
     def __init__(self, number: int, segment: ColdSegment, span: Missing, *, urgent: bool) -> None:
         self.number = number
         self.segment = segment
-        self.start, self.end = span
+        self.start, self.end = span.start, span.end
         self.urgent = urgent
         self.asked_ns = 0  # 0: waits for its turn
         self.ticket = Ticket()
+
+    @property
+    def blocks(self) -> range:
+        """Numbers of the blocks that it brings; none for a footer."""
+        end = min(self.end, self.segment.data_end)
+        return range(self.start // BLOCK_BYTES, -(-end // BLOCK_BYTES)) if self.start < end else range(0)
 
 
 class Pause:
@@ -78,7 +86,10 @@ class Pause:
 
 
 class ColdCache:
-    """``send(fetch)`` hands one to the fetcher; ``changed(identity)`` tells that reading may go on."""
+    """``send(fetch)`` hands one to the fetcher; ``changed(identity)`` tells that reading may go on.
+
+    ``ready(identity)`` tells the same in the middle of somebody's read: it must only note that.
+    """
 
     def __init__(
         self,
@@ -86,6 +97,7 @@ class ColdCache:
         bytes_max: int,
         send: Callable[[Fetch], None],
         changed: Callable[[LogIdentity], None],
+        ready: Callable[[LogIdentity], None] | None = None,
         *,
         seed: int = 0,
     ) -> None:
@@ -95,10 +107,12 @@ class ColdCache:
         self.fetched_bytes = self.failed_count = self.evicted_count = 0
         self._send = send
         self._changed = changed
+        self._ready = ready or changed
         self._segments: OrderedDict[str, ColdSegment] = OrderedDict()  # by key, least recently used first
         self._blocks: OrderedDict[tuple[str, int], None] = OrderedDict()  # on disk, least recently used first
+        self._reads = WaitingReads(bytes_max, _block_size)
         self._fetches: dict[int, Fetch] = {}
-        self._running = 0
+        self._running: dict[int, Fetch] = {}
         self._urgent: deque[Fetch] = deque()
         self._ahead: deque[Fetch] = deque()
         self._by_block: dict[tuple[str, int], Fetch] = {}
@@ -138,7 +152,7 @@ class ColdCache:
                 self._remove(segment)
 
     def _busy(self, key: str) -> bool:
-        return any(fetch.segment.key == key for fetch in self._fetches.values())
+        return self._reads.waits_for(key) or any(one.segment.key == key for one in self._fetches.values())
 
     def forget(self, identity: LogIdentity) -> None:
         """The partition is not read here any more."""
@@ -150,6 +164,7 @@ class ColdCache:
         for fetch in given_up:
             self._take_out(fetch)
             fetch.ticket.done = True
+        self._reads.drop(segment)
         for held in [held for held in self._blocks if held[0] == segment.key]:
             self._count_out(held, segment)
         self._pauses.pop(segment.key, None)
@@ -177,14 +192,54 @@ class ColdCache:
         pause = self._pauses.get(segment.key)
         return pause if pause is not None and now_ns < pause.end_ns else None
 
-    def need(self, segment: ColdSegment, span: Missing, now_ns: int) -> Ticket:
-        """Ask for bytes that a read waits for; done when they came, failed, or a pause is over."""
+    def need(self, segment: ColdSegment, span: Missing, now_ns: int, reader: Hashable = None) -> Ticket:
+        """Ask for bytes that a read waits for; done when they came, failed, or a pause is over.
+
+        With ``reader``, a name of this read, they stay until ``were_read`` is called with it, and so do
+        those that the read has begun with.
+        """
         pause = self.pause_of(segment, now_ns)
         if pause is not None:
             return pause.ticket
+        if reader is not None and span.end <= segment.data_end:
+            first = (span.start if span.begun is None else span.begun) // BLOCK_BYTES
+            last = (span.end - 1) // BLOCK_BYTES
+            read = self._reads.wait(segment, reader, first, last, Ticket())
+            if self._reads.admitted(read):
+                self._ask_for(read)
+            self._admit(now_ns)
+            self._reads.came(segment, now_ns)
+            return read.ticket
         tickets = [fetch.ticket for fetch in self._ask(segment, span, urgent=True)]
         self._pump(now_ns)
         return tickets[0] if tickets else Ticket(done=True)
+
+    def were_read(self, segment: ColdSegment, readers: Container[Hashable], now_ns: int) -> None:
+        """The reads that asked under these names can have their bytes."""
+        if self._reads.were_read(segment, readers):
+            self._admit(now_ns)
+
+    def _admit(self, now_ns: int) -> None:
+        """Ask for the blocks of those reads whose turn it is now."""
+        for read in self._reads.admit(self._other_bytes):
+            self._ask_for(read)
+            if self._reads.came(read.segment, now_ns):
+                self._ready(read.segment.identity)
+        self._pump(now_ns)
+
+    def _ask_for(self, read: WaitingRead) -> None:
+        end = min((read.last + 1) * BLOCK_BYTES, read.segment.data_end)
+        self._ask(read.segment, Missing(read.first * BLOCK_BYTES, end), urgent=True)
+
+    @property
+    def _other_bytes(self) -> int:
+        """Blocks on their way that are not kept for a read."""
+        return sum(
+            _block_size(fetch.segment, block)
+            for fetch in self._running.values()
+            for block in fetch.blocks
+            if not self._reads.keeps((fetch.segment.key, block))
+        )
 
     def ahead(self, segment: ColdSegment, span: Missing, now_ns: int) -> None:
         """Ask for bytes that a read will want soon; forgotten where too much is asked for already."""
@@ -253,12 +308,23 @@ class ColdCache:
         return fetch
 
     def _pump(self, now_ns: int) -> None:
-        while self._running < FETCHES_MAX and (self._urgent or self._ahead):
-            fetch = (self._urgent or self._ahead).popleft()
+        while len(self._running) < FETCHES_MAX and (waiting := self._urgent or self._ahead):
+            fetch = next((one for one in waiting if self._fits(one)), None)
+            if fetch is None:
+                return
+            waiting.remove(fetch)
             self._make_room(fetch.end - fetch.start)
             fetch.asked_ns = now_ns
-            self._running += 1
+            self._running[fetch.number] = fetch
             self._send(fetch)
+
+    def _fits(self, fetch: Fetch) -> bool:
+        """Whether it may be made now without a block that is kept having to go."""
+        kept, other = self._reads.kept_bytes, self._other_bytes
+        loose = [one for one in fetch.blocks if not self._reads.keeps((fetch.segment.key, one))]
+        if not other and (not kept or len(loose) < len(fetch.blocks)):
+            return True
+        return kept + other + sum(_block_size(fetch.segment, one) for one in loose) <= self.bytes_max
 
     def ask_again(self, now_ns: int) -> None:
         """The fetcher started anew and knows nothing: tell it what is under way."""
@@ -284,18 +350,17 @@ class ColdCache:
         if error is None:
             self.fetched_bytes += fetch.end - fetch.start
             self._count_in(fetch)
+            self._reads.came(segment, now_ns)
         else:
             self.failed_count += 1
             self.pause(segment, error, now_ns)
         fetch.ticket.done = True
-        self._pump(now_ns)
+        self._admit(now_ns)
         self._changed(segment.identity)
 
     def _take_out(self, fetch: Fetch) -> None:
         del self._fetches[fetch.number]
-        if fetch.asked_ns:
-            self._running -= 1
-        else:
+        if self._running.pop(fetch.number, None) is None:
             (self._urgent if fetch.urgent else self._ahead).remove(fetch)
         for key in [key for key, other in self._by_block.items() if other is fetch]:
             del self._by_block[key]
@@ -311,6 +376,7 @@ class ColdCache:
         if former is not None:
             former.ticket.done = True
         segment.forget_attempts()
+        self._reads.drop(segment)
         return pause
 
     def tick(self, now_ns: int) -> None:
@@ -323,6 +389,8 @@ class ColdCache:
             if now_ns >= pause.end_ns and not pause.ticket.done:
                 pause.ticket.done = True
                 self._changed(self._segments[key].identity)
+        if self._reads.let_go(now_ns):
+            self._admit(now_ns)
 
     def errors(self, identity: LogIdentity) -> list[DanubeError]:
         """Why objects of this partition cannot be read now."""
@@ -349,16 +417,18 @@ class ColdCache:
 
     def _make_room(self, size: int) -> None:
         """Evict blocks until ``size`` more bytes, and those under way, fit."""
-        coming = sum(fetch.end - fetch.start for fetch in self._fetches.values() if fetch.asked_ns)
-        while self._blocks and self.bytes_used + coming + size > self.bytes_max:
-            held = next(iter(self._blocks))
+        coming = sum(fetch.end - fetch.start for fetch in self._running.values())
+        while self.bytes_used + coming + size > self.bytes_max:
+            held = next((one for one in self._blocks if not self._reads.keeps(one)), None)
+            if held is None:  # one read alone needs more than the cache may hold
+                return
             self._evict(held, self._segments[held[0]])
 
     def _evict(self, held: tuple[str, int], segment: ColdSegment) -> None:
         self.evicted_count += 1
-        start, end = segment.drop(held[1])
+        dropped = segment.drop(held[1])
         if self._punches:
-            self._punch(segment, start, end)
+            self._punch(segment, dropped.start, dropped.end)
         if not self._punches and not self._busy(segment.key):
             self._remove(segment)
             return
@@ -383,6 +453,7 @@ class ColdCache:
             "bytes_max": self.bytes_max,
             "segments": len(self._segments),
             "fetches": len(self._fetches),
+            "waiting_reads": len(self._reads),
             "fetched_bytes": self.fetched_bytes,
             "failed": self.failed_count,
             "evicted_blocks": self.evicted_count,

@@ -45,6 +45,7 @@ class Missing(NamedTuple):
 
     start: int
     end: int
+    begun: int | None = None  # where the read begins that needs them
 
 
 class ColdReading(NamedTuple):
@@ -185,15 +186,16 @@ class ColdSegment(StoredSegment):
             return index
         place, ahead = self.places.get(offset, (None, 0))
         place = place or self.place_below(offset)
+        begun = place.position
         holes: list[OffsetRange] = []
         while place.position < self.data_end and place.offset < end:
             limit = self._present_end(place.position, place.position + bytes_max + BATCH_BYTES_MAX)
             run = self._run(place, limit, bytes_max)
             found = self._judge(run, place, limit, index)
             if isinstance(found, Missing):
-                return self._with_batch_end(found, offset, index)
+                return self._with_batch_end(found, offset, index)._replace(begun=begun)
             if isinstance(found, Bad):
-                return self._fetch_again(found)
+                return self._fetch_again(found)._replace(begun=begun)
             if isinstance(found, Place):
                 if found.offset > offset:
                     holes.append(OffsetRange(max(offset, place.offset), min(found.offset, end)))
@@ -214,7 +216,7 @@ class ColdSegment(StoredSegment):
         """With the rest of the batch that holds ``offset``, where the index tells its end: one trip less."""
         number = bisect_right(index.offsets, offset)
         end = index.positions[number] if number < len(index) else self.data_end
-        return Missing(found.start, end) if found.end < end <= found.start + 2 * BLOCK_BYTES else found
+        return found._replace(end=end) if found.end < end <= found.start + 2 * BLOCK_BYTES else found
 
     def _told(self, holes: list[OffsetRange]) -> tuple[OffsetRange, ...]:
         """Holes are damage, unless the records were left out on purpose."""

@@ -11,7 +11,7 @@ import pytest
 from danube import files
 from danube.core.batch import read_header
 from danube.errors import ObjectMissing, StorageFailed, StoreDamaged, StoreUnavailable
-from danube.wal import cold_cache, cold_segment
+from danube.wal import cold_cache, cold_reads, cold_segment
 from danube.wal.cold_cache import ANSWER_MAX_NS, ColdCache, Fetch, Ticket
 from danube.wal.cold_segment import ColdReading, ColdSegment, Missing
 from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
@@ -136,7 +136,9 @@ def test_a_batch_over_the_edge_of_a_block_is_fetched_in_one_trip(tmp_path: Path)
     assert len(index) == 1 and entry.data_end > 12 * BLOCK, "batches of four blocks, closer than entries"
     index.offsets, index.positions = [0, 4], [index.positions[0], index.positions[0] + BLOCK + 500]
     found = store.segment.read(1, entry.end_offset, 1)
-    assert found == Missing(0, index.positions[1]), "the batch's own end, not its header's"
+    assert found == Missing(0, index.positions[1], index.positions[0]), (
+        "the batch's own end, not its header's"
+    )
     index.positions[1] = 3 * BLOCK
     found = store.segment.read(1, entry.end_offset, 1)
     assert isinstance(found, Missing) and found.end < BLOCK, "too far to be worth it"
@@ -357,3 +359,87 @@ def test_times_are_found_to_the_batch(tmp_path: Path) -> None:
 def test_a_ticket_starts_open() -> None:
     assert not Ticket().done and Ticket(done=True).done
     assert EntryFlag.COMPACTED and issubclass(ColdSegment, StoredSegment)
+
+
+# -- reads that wait ------------------------------------------------------------------------------
+
+
+def waiting(store: Store, reader: int, first: int, last: int) -> Ticket:
+    span = Missing(first * BLOCK, (last + 1) * BLOCK)
+    return store.cache.need(store.segment, span, store.now_ns, reader)
+
+
+def made(tmp_path: Path, blocks: int) -> Store:
+    return Store(tmp_path, *sealed(tmp_path / "log"), bytes_max=blocks * BLOCK)
+
+
+def test_what_a_read_waits_for_stays_until_it_was_read(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    first, second = waiting(store, 0, 0, 1), waiting(store, 1, 4, 5)
+    assert store.answer() and first.done and not second.done
+    assert store.answer() == 0 and store.segment.blocks == {0, 1}, "the second one has to wait"
+    store.cache.were_read(store.segment, range(1), store.now_ns)
+    assert store.answer() and second.done and store.segment.blocks == {4, 5}
+
+
+def test_a_read_that_needs_more_pushes_the_youngest_out_which_comes_after_it(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    first, second = waiting(store, 0, 0, 0), waiting(store, 1, 4, 4)
+    assert store.answer() == 2 and first.done and second.done
+    more = waiting(store, 0, 1, 1)
+    assert store.answer() == 1 and more.done and store.segment.blocks == {0, 1}
+    store.cache.were_read(store.segment, {0}, store.now_ns)
+    again = waiting(store, 1, 4, 4)
+    assert store.answer() == 1 and again.done and 4 in store.segment.blocks
+
+
+def test_a_read_that_nobody_comes_back_for_is_let_go(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    waiting(store, 0, 0, 1)
+    store.answer()
+    second = waiting(store, 1, 4, 5)
+    store.now_ns += cold_reads.KEPT_NS
+    store.cache.tick(store.now_ns)
+    assert store.answer() and second.done
+
+
+def test_a_read_larger_than_the_cache_gets_its_blocks_alone(tmp_path: Path) -> None:
+    store = made(tmp_path, 1)
+    first, second = waiting(store, 0, 0, 2), waiting(store, 1, 5, 5)
+    while store.answer():
+        pass
+    assert first.done and not second.done
+    store.cache.were_read(store.segment, {0}, store.now_ns)
+    store.answer()
+    assert second.done and store.segment.blocks == {5}
+
+
+def test_a_failed_fetch_ends_the_waiting_and_the_rest_goes_on(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    first, second = waiting(store, 0, 0, 1), waiting(store, 1, 4, 5)
+    fetch = store.asked.pop(0)
+    store.cache.fetched(fetch.number, StoreUnavailable("away"), store.now_ns)
+    assert first.done and second.done, "all of this object look again, and are told why it pauses"
+    assert store.cache.statistics()["waiting_reads"] == 0 and not store.asked
+
+
+def test_who_is_admitted_with_everything_there_is_told_at_once(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    waiting(store, 0, 0, 1)
+    store.answer()
+    second = waiting(store, 1, 1, 1)
+    assert second.done
+    third = waiting(store, 2, 0, 2)
+    assert not third.done
+    store.woken.clear()
+    store.cache.were_read(store.segment, {0, 1}, store.now_ns)
+    assert store.answer() and third.done and store.woken
+
+
+def test_reading_ahead_takes_no_room_from_those_who_wait(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    waiting(store, 0, 0, 1)
+    store.cache.ahead(store.segment, Missing(4 * BLOCK, 6 * BLOCK), store.now_ns)
+    assert store.answer() == 1 and store.segment.blocks == {0, 1}
+    store.cache.were_read(store.segment, {0}, store.now_ns)
+    assert store.answer() == 1 and store.segment.blocks == {4, 5}

@@ -72,11 +72,13 @@ def join(bench: Bench, count: int = READERS, **fields: Any) -> dict[str, Recordi
     return sessions
 
 
-def settled(bench: Bench) -> None:
+def settled(bench: Bench, looks: Looks) -> None:
+    """Turns until nobody asks for another one, now or later."""
     wanted = -1
-    while bench.turns_wanted != wanted:
+    while bench.turns_wanted != wanted or bench.later:
         wanted = bench.turns_wanted
         bench.turn()
+        looks.ns += int(max(bench.run_later(), default=0) * 1e9)
 
 
 def test_a_turn_serves_those_behind_within_its_share_and_each_once_before_any_twice(
@@ -100,6 +102,13 @@ def test_a_turn_serves_those_behind_within_its_share_and_each_once_before_any_tw
 def test_while_somebody_publishes_the_share_is_small(bench: Bench, looks: Looks) -> None:
     fill(bench, 10)
     join(bench)
+    bench.turn()
+    assert len(looks.take()) == -(-deliveries.BUSY_SHARE_NS // LOOK_NS)
+    bench.turn()
+    assert looks.take() == [], "it rests"
+    (rest_s,) = bench.run_later()
+    assert rest_s * 1e9 >= max(deliveries.REST_MIN_NS, deliveries.REST_FACTOR * deliveries.BUSY_SHARE_NS)
+    looks.ns += int(rest_s * 1e9)
     bench.turn()
     assert len(looks.take()) == -(-deliveries.BUSY_SHARE_NS // LOOK_NS)
     looks.ns += deliveries.BUSY_NS
@@ -132,7 +141,7 @@ def test_who_follows_gets_a_record_in_the_turn_of_its_write_however_many_are_beh
         bench.turn()
         assert hot.records() == expected(number, number + 1)
         assert looks.take()[0] == "hot"
-    settled(bench)
+    settled(bench, looks)
     assert all(session.records() == expected(0, 30) for session in sessions.values())
 
 
@@ -147,6 +156,7 @@ def test_a_turn_that_wrote_leaves_out_those_behind_and_never_twice_in_a_row(
         served = waiting & set(looks.take())
         assert bool(served) == bool(number % 2)
         waiting -= served
+        looks.ns += 10 * deliveries.REST_MIN_NS
 
 
 def test_few_readers_wait_for_no_other_turn(bench: Bench, looks: Looks) -> None:
@@ -160,7 +170,7 @@ def test_few_readers_wait_for_no_other_turn(bench: Bench, looks: Looks) -> None:
 def test_an_ack_looks_at_its_own_subscription_alone(bench: Bench, looks: Looks) -> None:
     fill(bench, 10)
     sessions = join(bench, credit_records=5)
-    settled(bench)
+    settled(bench, looks)
     looks.take()
     bench.ack(sessions["s003"], 0, 5, handle=13)
     bench.turn()
@@ -170,7 +180,7 @@ def test_an_ack_looks_at_its_own_subscription_alone(bench: Bench, looks: Looks) 
 def test_a_write_looks_at_nobody_who_is_behind(bench: Bench, looks: Looks) -> None:
     producer = fill(bench, 10)
     join(bench, credit_records=5)
-    settled(bench)
+    settled(bench, looks)
     looks.take()
     for number in range(3):
         bench.publish(producer, numbered(1, start=10 + number))
@@ -181,11 +191,11 @@ def test_a_write_looks_at_nobody_who_is_behind(bench: Bench, looks: Looks) -> No
 def test_timers_look_at_those_whose_time_has_come(bench: Bench, looks: Looks) -> None:
     fill(bench, 10)
     early = join(bench, 1)
-    settled(bench)
+    settled(bench, looks)
     looks.ns += 10 * 10**9
     late = RecordingSession(50)
     bench.subscribe(late, handle=50, name="late", start="earliest")
-    settled(bench)
+    settled(bench, looks)
     assert early["s000"].records() == late.records() == expected(0, 10)
     looks.take()
     looks.ns += 21 * 10**9  # of the 30 s that an ack may take
@@ -213,7 +223,7 @@ def test_readers_at_the_same_place_share_one_read_over_many_turns(
 
     monkeypatch.setattr(log, "read", read)
     join(bench)
-    settled(bench)
+    settled(bench, looks)
     assert len(looks.take()) >= READERS
     assert reads == [0]
     assert bench.hosted._chunk is None, "nothing stays when nobody waits for it"
@@ -224,7 +234,7 @@ def test_a_subscription_that_goes_while_it_waits_is_not_looked_at(bench: Bench, 
     sessions = join(bench)
     bench.shard.drop_session(sessions["s039"])
     bench.admin(RecordingSession(98), "delete_subscription", subscription="s039")
-    settled(bench)
+    settled(bench, looks)
     assert set(looks.take()) == set(sessions) - {"s039"}
 
 
@@ -232,7 +242,7 @@ def test_a_partition_that_goes_takes_its_readers_out_of_the_queue(bench: Bench, 
     fill(bench, 10)
     join(bench)
     bench.shard.delete_topic(bench.record)
-    settled(bench)
+    settled(bench, looks)
     assert looks.take() == []
 
 
@@ -242,12 +252,12 @@ def test_a_reader_whose_bytes_cannot_be_read_stops_no_other_and_is_tried_again(
     fill(bench, 10)
     sessions = join(bench, 5)
     looks.failing = "s002"
-    settled(bench)
+    settled(bench, looks)
     got = {name: session.records() for name, session in sessions.items()}
     assert got == {name: [] if name == "s002" else expected(0, 10) for name in sessions}
     assert bench.counters["storage_errors"] == 1
     looks.failing = ""
     looks.ns += deliveries.READ_RETRY_NS
     bench.shard.tick()
-    settled(bench)
+    settled(bench, looks)
     assert sessions["s002"].records() == expected(0, 10)

@@ -14,8 +14,9 @@ import click
 
 from danube.cli import arguments
 from danube.cli.addressing import Address, address_option, explaining, topic_name
+from danube.cli.output import note
 from danube.cli.services import Services
-from danube.errors import ConfigInvalid, InvalidArgument
+from danube.errors import ConfigInvalid, Conflict, InvalidArgument
 from danube.load.plan import OPTIONS, Plan, words_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PRODUCERS_DEFAULT = 4  # of each protocol, where --users is not given
 SPAWN_RATE_DEFAULT = 10.0
+JUDGE_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 300  # until every process of --processes is there
 LOOPBACK = "127.0.0.1"
 _Command = Callable[..., Any]
@@ -101,6 +103,7 @@ def load(
     if not (verbose or services.shows_progress()):
         words.append("--only-summary")
     if options["working"]:
+        _look_for_judge(options["judge_host"], options["judge_port"])
         words += _worker_words(options)
     else:
         values = {one.field: options[one.field] or "" for one in OPTIONS}
@@ -110,6 +113,10 @@ def load(
         plan.check_users(number)
         reports = _reports(options)
         _check_broker(services, plan, service_addr)
+        if not headless:
+            _check_free(web_host, web_port, "--web-port")
+        if options["judging"]:
+            _check_free(options["bind_host"], options["judge_port"], "--master-port")
         words += [f"--users={number}", f"--spawn-rate={spawn_rate:g}"]
         words += [f"--run-time={max(1, round(run_time / 1000))}"] if run_time else []
         words += ["--headless"] if headless else [f"--web-host={web_host}", f"--web-port={web_port}"]
@@ -166,6 +173,27 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
+
+
+def _check_free(host: str, port: int, flag: str) -> None:
+    """Locust would only find out when it has started."""
+    try:
+        socket.create_server(("" if host == "*" else host, port)).close()
+    except OSError as error:
+        raise Conflict(
+            f"cannot listen on {host}:{port}",
+            why=error.strerror or str(error),
+            hint=f"give another {flag}, or end what listens there",
+        ) from None
+
+
+def _look_for_judge(host: str, port: int) -> None:
+    """A worker may be started first, so this is only a remark."""
+    try:
+        socket.create_connection((host, port), JUDGE_TIMEOUT_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        note(f"note: no master answers at {host}:{port} yet ({reason}); waiting up to 5 minutes for it")
 
 
 def _check_broker(services: Services, plan: Plan, address: Address) -> None:

@@ -18,6 +18,7 @@ from danube.cli import load as command
 from danube.cli.main import root
 from danube.cli.services import Services
 from danube.errors import ConnectionFailed
+from tests.broker_process import free_port
 from tests.fakes.broker import FakeBroker
 from tests.unit.cli_stub import StubBroker
 
@@ -128,15 +129,17 @@ def test_tables_on_the_way_are_for_terminals(line: Line) -> None:
 
 
 def test_the_page_listens_on_loopback(line: Line) -> None:
-    line("--web")
-    assert line.words["--web-host"] == "127.0.0.1" and line.words["--web-port"] == "8089"
+    port = str(free_port())
+    line("--web", "--web-port", port)
+    assert line.words["--web-host"] == "127.0.0.1" and line.words["--web-port"] == port
     assert "--headless" not in line.words
 
 
 def test_a_master_waits_for_workers_of_other_hosts(line: Line) -> None:
-    line("--master", "--expect-workers", "3", "--master-port", "6000")
+    port = str(free_port())
+    line("--master", "--expect-workers", "3", "--master-port", port)
     words = line.words
-    assert (words["--master-bind-host"], words["--master-bind-port"]) == ("*", "6000")
+    assert (words["--master-bind-host"], words["--master-bind-port"]) == ("*", port)
     assert words["--expect-workers"] == "3" and "--master" in words
 
 
@@ -145,10 +148,26 @@ def test_a_worker_asks_the_master_for_everything_else(line: Line) -> None:
         raise AssertionError("a worker learns the address from the master")
 
     line.connect = refuse
-    line("--worker", "--master-host", "host-a", "--master-port", "6000", "--processes", "4")
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        port = str(master.getsockname()[1])
+        found = line("--worker", "--master-port", port, "--processes", "4")
     words = line.words
-    assert (words["--master-host"], words["--master-port"]) == ("host-a", "6000")
+    assert (words["--master-host"], words["--master-port"]) == ("127.0.0.1", port)
     assert words["--processes"] == "4" and "--broker" not in words and "--headless" not in words
+    assert not found.stderr
+
+
+def test_a_worker_without_a_master_says_that_it_waits(line: Line) -> None:
+    found = line("--worker", "--master-port", str(free_port()))
+    assert "no master answers at 127.0.0.1:" in found.stderr and "5 minutes" in found.stderr
+
+
+@pytest.mark.parametrize("words", [["--web", "--web-port"], ["--master", "--master-port"]])
+def test_a_port_that_is_taken_is_told_before_locust_starts(line: Line, words: list[str]) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        found = line(*words, port, exit_code=4)
+    assert f":{port}" in found.stderr and words[1] in found.stderr
 
 
 @pytest.mark.parametrize(

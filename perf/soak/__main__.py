@@ -63,7 +63,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--epoch-minutes", type=positive, default=5.0, help="how often history is judged (5)")
     between = "seconds from one fault to the next (30-60)"
     add("--fault-every", type=seconds_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=between)
-    gentle = "gentle: none ends a process, for slopes of long lives; alternate: every other epoch"
+    gentle = "gentle: none ends a process, for slopes of long lives; alternate: four epochs each"
     add("--faults", choices=["all", "gentle", "alternate"], default="alternate", help=gentle)
     add("--sample-every", type=positive, default=5.0, metavar="SECONDS", help="(5)")
     settle = "after a fault, before samples count again (5)"

@@ -36,7 +36,8 @@ SINCE_MARGIN_US = 5_000_000
 OUTPUT_BYTES_MAX = 32 << 20
 PARTS_AN_EPOCH, PARTS_A_SESSION = 1_000, 20
 ACKNOWLEDGED_A_SECOND_MIN = 5.0
-GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be followed for a whole epoch
+PHASE_EPOCHS = 4  # processes grow while they are young: they need some epochs to be followed
+GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be followed
 
 
 @dataclass
@@ -100,7 +101,8 @@ class Epoch:
     def _nemesis(self, journal: Journal) -> Nemesis:
         store, settings = self.context.store, self.context.settings
         weights = dict(GENTLE)
-        if settings.faults == "all" or (settings.faults == "alternate" and self.number % 2 == 0):
+        alternate = settings.faults == "alternate" and self.number // PHASE_EPOCHS % 2 == 0
+        if settings.faults == "all" or alternate:
             weights = {**WEIGHTS, **({"kill_mover": 2} if store.has_mover else {})}
         return Nemesis(
             self.context.broker,

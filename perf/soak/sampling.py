@@ -18,7 +18,8 @@ METRICS = (
     "proportional_bytes",  # with its share of what several processes map
     "resident_bytes",
     "shared_bytes",  # of the region that workers share, and other shared memory
-    "descriptors",
+    "descriptors",  # without those of cached files
+    "cached_files",  # open files of a cache, which has a bound of its own
     "threads",
 )
 _STATUS_FIELDS = {"VmRSS": "resident_bytes", "RssAnon": "private_bytes", "RssShmem": "shared_bytes"}
@@ -36,6 +37,7 @@ class Reading:
     resident_bytes: int
     shared_bytes: int
     descriptors: int
+    cached_files: int
     threads: int
 
 
@@ -58,23 +60,36 @@ class Sample:
         return cls(processes, dict(found["places"]))
 
 
-def read_process(pid: int) -> Reading | None:
-    """What one process uses; None when it is gone or is no more than a zombie."""
+def read_process(pid: int, cache: str = "") -> Reading | None:
+    """What one process uses; None when it is gone or is no more than a zombie.
+
+    Open files whose path begins with ``cache`` are counted apart.
+    """
     base = Path(f"/proc/{pid}")
     try:
         status = (base / "status").read_text()
         proportional = (base / "smaps_rollup").read_text()
         started = int((base / "stat").read_text().rsplit(")", 1)[1].split()[19])
-        descriptors = len(os.listdir(base / "fd"))
+        descriptors, cached_files = _descriptors(base / "fd", cache)
     except (OSError, IndexError):
         return None
-    found = {"proportional_bytes": _kib(proportional, "Pss"), "descriptors": descriptors}
+    found = {"proportional_bytes": _kib(proportional, "Pss")}
+    found |= {"descriptors": descriptors, "cached_files": cached_files}
     found |= {name: _kib(status, field) for field, name in _STATUS_FIELDS.items()}
     found["threads"] = _number(status, "Threads")
     if not found["resident_bytes"]:
         return None
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     return Reading(life=f"{pid}-{started}", age_s=round(up_s - started / _TICKS_S, 2), **found)
+
+
+def _descriptors(folder: Path, cache: str) -> tuple[int, int]:
+    """How many are open, and how many of a cache's files."""
+    names, cached = os.listdir(folder), 0
+    for name in names if cache else ():
+        with suppress(OSError):
+            cached += os.readlink(folder / name).startswith(cache)
+    return len(names) - cached, cached
 
 
 def _number(text: str, field: str) -> int:
@@ -99,9 +114,11 @@ def disk_bytes(root: Path) -> int:
     return total
 
 
-def take(processes: Callable[[], Mapping[str, int]], places: Mapping[str, Callable[[], int]]) -> Sample:
+def take(
+    processes: Callable[[], Mapping[str, int]], places: Mapping[str, Callable[[], int]], cache: str = ""
+) -> Sample:
     """Read every process by its role, and every place."""
-    readings = {role: read_process(pid) for role, pid in processes().items()}
+    readings = {role: read_process(pid, cache) for role, pid in processes().items()}
     return Sample(
         {role: reading for role, reading in readings.items() if reading is not None},
         {name: size() for name, size in places.items()},

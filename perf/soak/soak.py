@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from danube import sync
+from danube.core.tier_plan import TierSettings
 from perf.machine import fingerprint
 from perf.soak.epoch import Context, Epoch
-from perf.soak.growth import Rules, findings
+from perf.soak.growth import Rules, findings, over_capacity
 from perf.soak.load import mixed_load
 from perf.soak.record import Record
 from perf.soak.sampling import disk_bytes
@@ -38,12 +39,13 @@ Say = Callable[[str], None]
 
 
 def rules_for(settings: Settings) -> Rules:
-    """Warm-up: a fifth of the run, an hour at most; the disk's: until retention removes what comes in."""
+    """Warm-up: a fifth of the run, an hour at most; the disk's: until as much leaves as comes in.
+
+    What retention removes leaves the store when no reader can be using it any more.
+    """
     warm_up_s = min(3600.0, settings.total_s / 5)
-    return Rules(
-        warm_up_s=warm_up_s,
-        disk_warm_up_s=max(warm_up_s, settings.retention_ms / 1000 + settings.epoch_s),
-    )
+    leaves_s = settings.retention_ms / 1000 + TierSettings().reader_grace_us / 1e6
+    return Rules(warm_up_s=warm_up_s, disk_warm_up_s=max(warm_up_s, leaves_s + settings.epoch_s))
 
 
 class Soak:
@@ -97,6 +99,7 @@ class Soak:
             Faults(),
             broker.processes,
             places,
+            cache=f"{self.data_dir}/cache/",
             every_s=self.settings.sample_every_s,
             settle_s=self.settings.settle_s,
             on_sample=self._progress,
@@ -264,7 +267,8 @@ class Soak:
         """Everything that was found; ``verdict`` is passed, failed or stopped."""
         state, settings = self.state, self.settings
         slopes = findings(self.record, rules_for(settings))
-        violations = state.violations
+        violations, exceeded = state.violations, over_capacity(self.record)
+        violations.update({"bounds": len(exceeded)} if exceeded else {})
         complete = self._complete
         if complete and not violations and not state.faults:
             violations["liveness"] = 1
@@ -282,7 +286,7 @@ class Soak:
             "faults": dict(state.faults),
             "totals": dict(state.totals),
             "violations": dict(violations),
-            "examples": [*state.died, *(text for one in state.judged for text in one.examples)],
+            "examples": [*exceeded, *state.died, *(text for one in state.judged for text in one.examples)],
             "notes": [f"epoch {one.epoch} {one.note}" for one in state.judged if one.note],
             "growth": [one.as_dict() for one in slopes],
             "largest": self.record.largest,

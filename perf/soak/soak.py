@@ -26,7 +26,7 @@ from perf.soak.sampling import disk_bytes
 from perf.soak.settings import MIB, Settings
 from perf.soak.slopes import Growth
 from perf.soak.state import Judged, OpenEpoch, State
-from perf.soak.store import Store
+from perf.soak.store import NoStore, Store
 from perf.soak.watch import Faults, Watch
 from tests.broker_process import ROOT, BrokerProcess
 
@@ -52,12 +52,15 @@ class Soak:
     """A run in its directory; :meth:`run` does all of it or goes on, and returns the report."""
 
     def __init__(self, settings: Settings, state: State, say: Say, stopped: threading.Event) -> None:
-        """Raise NoStore when the store that is asked for is not here."""
+        """Raise NoStore when the store that is asked for, or that the run began with, is not here."""
         self.settings = settings
         self.state = state
         self.say = say
         self.stopped = stopped
         self.store = Store(settings.store, settings.directory / "store", state.seed)
+        began = state.options.setdefault("chosen_store", self.store.kind)
+        if began != self.store.kind:
+            raise NoStore(f"the run began with the store {began}, and here is only {self.store.kind}")
         self.record = Record(settings.directory / "samples.jsonl")
         self.data_dir = settings.directory / "data"
         self._started: Context | None = None

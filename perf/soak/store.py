@@ -7,6 +7,7 @@ reason the server is MinIO and never one that keeps its objects in memory.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.crash import nemesis
 from tests.crash.store_faults import STORE_FAULTS, for_nemesis
@@ -69,7 +70,7 @@ class Store:
             }
             return SETTINGS | place
         self._server.start()
-        client = self._server.client()
+        client = self.client()
         if not client.bucket_exists(BUCKET):
             self._server.make_bucket(BUCKET)
         self._proxy = S3Proxy("127.0.0.1", self._server.port, client=client, seed=self._seed).start()
@@ -83,6 +84,11 @@ class Store:
             return f"file://{self.directory.absolute()}", [], {}
         environment = self._server.environ(BUCKET, "run")
         return environment["DANUBE_STORAGE__URL"], ["--s3-endpoint", self._server.endpoint], environment
+
+    def client(self) -> Any:
+        """A bare client of the server, past the proxy."""
+        assert self._server is not None, "only an S3 store has a server"
+        return self._server.client()
 
     def close(self) -> None:
         """End the server; what it stored stays."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import ROOT, die_with_parent, wait_until
+from perf.soak.store import NoStore, Store
+from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
 from tests.crash.journal import Journal
+from tests.crash.store_faults import STORE_FAULTS
 
 pytestmark = [pytest.mark.crash, pytest.mark.e2e, pytest.mark.slow]
 STOPPED = 3
@@ -114,3 +118,31 @@ def test_a_planted_loss_fails_the_soak_and_stays_to_be_looked_at(tmp_path: Path,
     assert "Identity(producer='planted', sequence=0)" in found["examples"][0]
     assert journals.is_dir() and (soak.directory / "data").is_dir()
     assert soak.start("--minutes", "0.1").wait(60) == 1, "a run that failed stays failed"
+
+
+def test_an_s3_store_keeps_its_objects_over_sessions_and_fails_on_demand(
+    tmp_path: Path, source: random.Random
+) -> None:
+    try:
+        first = Store("s3", tmp_path / "store", 1)
+    except NoStore as reason:
+        pytest.skip(str(reason))
+    try:
+        environment = first.open()
+        client, bucket = first.client(), environment["DANUBE_STORAGE__URL"].split("/")[2]
+        client.put_object(bucket, "run/kept", io.BytesIO(b"bytes"), 5)
+        assert set(first.fault_weights) == set(first.faults()) == set(STORE_FAULTS)
+        facts = first.faults()["outage"](BrokerProcess(tmp_path / "data"), source)
+        assert facts["away_s"] > 0
+    finally:
+        first.close()
+    again = Store("auto", tmp_path / "store", 1)
+    try:
+        assert again.kind == "s3"
+        again.open()
+        url, words, _ = again.location()
+        assert url == environment["DANUBE_STORAGE__URL"] and words[0] == "--s3-endpoint"
+        assert again.client().stat_object(bucket, "run/kept").size == 5
+        again.forget_requests()
+    finally:
+        again.close()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +405,15 @@ def test_a_missing_server_is_told(
     monkeypatch.setattr(store, "find", none)
     assert command.main(["--directory", str(tmp_path / "run"), "--store", "s3"]) == 2
     assert "none here" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_another_store(tmp_path: Path) -> None:
+    soak = soak_of(tmp_path / "run", 5)
+    soak.record.close()
+    soak.state.save()
+    settings = replace(soak.settings, store="none")
+    with pytest.raises(NoStore, match="began with the store directory, and here is only none"):
+        Soak(settings, soak.state, lambda line: None, threading.Event())
 
 
 def test_no_store_needs_no_mover(tmp_path: Path) -> None:

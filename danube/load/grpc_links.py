@@ -145,18 +145,23 @@ class PartitionReader:
         self._stream = stream = self._receiver.subscribe(self._index)
         return stream, self._receiver.reader()
 
+    def _subscribe_again(self) -> tuple[GrpcStream, Reader]:
+        found = self._subscribe()
+        self._receiver.collector.count("reconnects")
+        return found
+
     def _run(self) -> None:
         receiver = self._receiver
         while not receiver.closed.is_set():
             try:
-                stream, reader = self._first or self._subscribe()
+                stream, reader = self._first or self._subscribe_again()
                 self._first = None
                 for message in stream:
                     receiver.put(self._delivery(message, reader))
                     if receiver.closed.is_set():
                         return
             except AGAIN:
-                receiver.collector.count("reconnects")
+                pass  # the broker went away; after a pause it is asked again
             except DanubeError as error:
                 receiver.put(error)
                 return

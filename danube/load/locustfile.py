@@ -269,6 +269,8 @@ def prepare_process(environment: Any, runner: Any, web_ui: Any, **_: Any) -> Non
         else "local"
     )
     _conductor = Conductor(environment, role)
+    if environment.parsed_options.loglevel.upper() not in ("INFO", "DEBUG"):
+        logging.getLogger("danube.client").setLevel(logging.ERROR)  # reconnects are counted in the result
     if role == "worker":
         _follow_the_judge(runner)
         return

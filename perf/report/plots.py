@@ -1,7 +1,7 @@
 """The history of ratios: a panel for each workload, a line for each number of workers.
 
-Runs stand side by side in the order of time, because weeks may lie between two and minutes between the
-next.  A filled dot met its target (or has none), an empty one missed it.  The scale is logarithmic: half
+Runs stand side by side in the order of time, the latest of every line at the right, because weeks may lie
+between two and minutes between the next.  A filled dot met its target (or has none), an empty one missed it.  The scale is logarithmic: half
 and twice as much are equally far from the dashed line at 1.
 """
 
@@ -52,7 +52,8 @@ class _Panel:
         self.corner = corner
         ratios = [line.ratio for one in series for line in one.lines]
         self.low, self.high = min(*ratios, 0.5) / 1.1, max(*ratios, 2.0) * 1.1
-        self.times = sorted({line.time for one in series for line in one.lines})
+        self.times = sorted(line.time for one in series for line in one.lines)
+        self.runs = max(len(one.lines) for one in series)
 
     def draw(self) -> None:
         variant = self.series[0].variant
@@ -91,7 +92,8 @@ class _Panel:
 
     def _series(self, one: Series) -> None:
         colour = _colour(one.variant.workers)
-        points = [(self._x(self.times.index(line.time)), self._y(line.ratio)) for line in one.lines]
+        first = self.runs - len(one.lines)
+        points = [(self._x(first + number), self._y(line.ratio)) for number, line in enumerate(one.lines)]
         if len(points) > 1:
             self.drawing.line(points, colour, width=1.5)
         for point, line in zip(points, one.lines, strict=True):
@@ -99,10 +101,10 @@ class _Panel:
             self.drawing.dot(point, colour, filled=line.met or not line.target, note=note)
 
     def _x(self, number: int) -> float:
-        if len(self.times) == 1:
+        if self.runs == 1:
             return (self.left + self.right) / 2
         inside = self.right - self.left - 12
-        return self.left + 6 + inside * number / (len(self.times) - 1)
+        return self.left + 6 + inside * number / (self.runs - 1)
 
     def _y(self, value: float) -> float:
         share = math.log(value / self.low) / math.log(self.high / self.low)

@@ -101,6 +101,15 @@ def test_the_latest_run_is_in_the_table_and_all_are_in_the_plot(root: Path) -> N
     assert f"](plots/{plot.name})" in document(root)
 
 
+def test_the_latest_run_of_every_line_stands_at_the_right(root: Path) -> None:
+    add(root, at(1), at(2), at(3), at(4, workers=2), at(5, workers=2))
+    assert report(root) == 0
+    (plot,) = (root / "docs" / "plots").iterdir()
+    dots = [node for node in ElementTree.parse(plot).iter() if node.tag.endswith("circle")]
+    places = [float(dot.attrib["cx"]) for dot in dots]
+    assert places[:3] == sorted(set(places)) and places[3:] == places[1:3]
+
+
 def test_what_is_written_by_hand_stays(root: Path) -> None:
     add(root, at(1))
     report(root)

@@ -1,8 +1,9 @@
 """The processes of the tiered-storage measurements, one role each.
 
 ``mover`` and ``put`` upload the same files, ``read`` and ``get`` read the same objects, ``first`` times the
-first record of cold reads and ``ping`` a small GET, ``paced`` publishes at a steady rate.  ``put``, ``get``
-and ``ping`` are the bare client and know nothing of Danube.
+first record of cold reads and ``ping`` a small GET, ``paced`` publishes at a steady rate, ``hot`` does too
+and follows what it publishes, ``cold`` is many readers of old records.  ``put``, ``get`` and ``ping`` are the
+bare client and know nothing of Danube.
 
 Run as ``tier_peer.py ROLE JSON``; a role prints ``ready``, starts on a line from its standard input, and ends
 with one line of JSON.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 import statistics
@@ -20,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ import danube  # noqa: E402
 from danube.config_sections import Secret, StorageConfig  # noqa: E402
 from perf.loads import IN_FLIGHT, go, open_consumer, open_producer, payloads_of  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
+from tests.child_process import told  # noqa: E402
 
 WAIT_S = 250.0
 EPOCH = 1 << 30  # of an owner after all that wrote the segments
@@ -268,6 +272,109 @@ async def paced(options: dict[str, Any]) -> dict[str, Any]:
     return {"started_ns": started, "ended_ns": ended, "records": records, **percentiles(times)}
 
 
+# -- many cold readers --------------------------------------------------------------------------------
+
+
+async def hot(options: dict[str, Any]) -> dict[str, Any]:
+    """A batch every ``interval_ns`` for ``seconds``, and a consumer that follows: both times of each batch.
+
+    Ends once the consumer has everything, in order and once; DanubeError where that does not come.
+    """
+    sent_ns: list[int] = []
+    acked_us: list[float] = []
+    delivered_us: list[float] = []
+    pending: set[asyncio.Future[None]] = set()
+    async with danube.connect(options["url"]) as client, danube.connect(options["url"]) as other:
+        consumer = other.consumer(options["topic"], options["subscription"], "exclusive", start="latest")
+        async with open_producer(client, options, options["subscription"]) as producer, consumer:
+
+            async def send(number: int) -> None:
+                payload = number.to_bytes(8, "little").ljust(options["size"], b"x")
+                began_ns = time.monotonic_ns()
+                sent_ns.append(began_ns)
+                await producer.send_many([payload] * options["batch"])
+                acked_us.append((time.monotonic_ns() - began_ns) / 1_000)
+
+            async def follow(batch_count: int) -> None:
+                records = 0
+                async for batch in consumer.batches():
+                    now_ns = time.monotonic_ns()
+                    for payload in batch.payloads:
+                        number = int.from_bytes(payload[:8], "little")
+                        if number != records // options["batch"]:
+                            raise SystemExit(f"batch {number} came after {records} records")
+                        records += 1
+                        delivered_us.append((now_ns - sent_ns[number]) / 1_000)
+                    await batch.ack()
+                    if records == batch_count * options["batch"]:
+                        return
+
+            batch_count = int(options["seconds"] * 1e9) // options["interval_ns"]
+            following = asyncio.ensure_future(follow(WARM_BATCHES + batch_count))
+            for number in range(WARM_BATCHES):
+                await send(number)
+            await go()
+            started = time.monotonic_ns()
+            for number in range(batch_count):
+                wait_ns = started + number * options["interval_ns"] - time.monotonic_ns()
+                if wait_ns > 0:
+                    await asyncio.sleep(wait_ns / 1e9)
+                if len(pending) >= PACED_IN_FLIGHT:
+                    await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.ensure_future(send(WARM_BATCHES + number))
+                pending.add(task)
+                task.add_done_callback(pending.discard)
+            await asyncio.wait_for(following, WAIT_S)
+            ended = time.monotonic_ns()
+    warm = WARM_BATCHES * options["batch"]
+    return {
+        "started_ns": started, "ended_ns": ended, "records": batch_count * options["batch"],
+        **percentiles(acked_us[WARM_BATCHES:]), "delivery": percentiles(delivered_us[warm:]),
+    }  # fmt: skip
+
+
+async def cold(options: dict[str, Any]) -> dict[str, Any]:
+    """``readers`` subscriptions from the earliest record, over ``connections``, until it is killed.
+
+    Its processor time is what nobody else wants.  Ready once all have subscribed; each line from the parent
+    is answered by one with the number of records that each has.
+    """
+    os.nice(19)
+    records = [0] * options["readers"]
+
+    async def read(number: int, consumer: Any) -> None:
+        async for batch in consumer.batches():
+            records[number] += len(batch)
+            await batch.ack()
+
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(danube.connect(options["url"]))
+            for _ in range(options["connections"])
+        ]
+        consumers = [
+            clients[number % len(clients)].consumer(
+                options["topic"],
+                f"{options['subscription']}-{number}",
+                "exclusive",
+                start="earliest",
+                prefetch_bytes=options["prefetch_bytes"],
+            )
+            for number in range(options["readers"])
+        ]
+        await asyncio.gather(*[consumer.open() for consumer in consumers])
+        reading = asyncio.gather(*[read(*each) for each in enumerate(consumers)])
+        await go()
+        while not reading.done():
+            print(json.dumps(records), flush=True)
+            await asyncio.wait(
+                [reading, asked := asyncio.ensure_future(told().wait())], return_when="FIRST_COMPLETED"
+            )
+            asked.cancel()
+        await reading  # none of them ends by itself
+    return {}
+
+
 ROLES: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "put": put,
     "mover": mover,
@@ -276,6 +383,8 @@ ROLES: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "first": first,
     "read": read,
     "paced": paced,
+    "hot": hot,
+    "cold": cold,
 }
 
 

@@ -6,6 +6,7 @@
     perf/tiers.py --compare tier-read              history through a consumer against ranged GETs
     perf/tiers.py --compare tier-first --count 20  first record of a cold read; 20 ms more for each request
     perf/tiers.py --compare tier-plan              planning over 100,000 segments
+    perf/tiers.py --compare tier-cold-readers      p99 beside 500 (--count) readers of history against none
     perf/tiers.py --list
 
 Both sides take turns as in perf/floor.py, and the line has the same form.  The server is that of
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import shutil
 import statistics
@@ -44,11 +46,17 @@ MIB = 1 << 20
 PARALLEL = 4
 PART_BYTES = 16 * MIB
 GET_BYTES = 4 * MIB  # a range of the bare loop: as much as the broker asks for at once
-SEGMENT_BYTES = {"tier-upload": "64MiB", "tier-publish": "64MiB", "tier-read": "64MiB", "tier-first": "16MiB"}
+SEGMENT_BYTES = {
+    "tier-upload": "64MiB", "tier-publish": "64MiB", "tier-read": "64MiB", "tier-first": "16MiB",
+    "tier-cold-readers": "16MiB",
+}  # fmt: skip
 FIRST_READS = 16
 FIRST_MARGIN_MS = 50.0
 PACED_S = 10.0
 BATCHES_S_MAX = 1_500  # a timer of asyncio is not finer than a millisecond
+COLD_READERS, COLD_CONNECTIONS = 500, 10
+COLD_STORE_BYTES_S = 2e6  # of each connection
+HOT_S, HOT_INTERVAL_NS, HOT_BATCH = 10.0, 2_500_000, 10
 PLAN_ENTRIES = 100_000
 PLAN_MS_MAX, PLAN_MIB_MAX = 1_000.0, 200.0
 WAIT_S = 120.0
@@ -75,10 +83,10 @@ class TierPlan(Plan):
 class TierBench:
     """What the workloads share: the S3 server with a bucket, a broker before it, and a filled topic."""
 
-    def __init__(self, bench: Bench, workload: str, delay_ms: float = 0.0) -> None:
+    def __init__(self, bench: Bench, workload: str, delay_ms: float = 0.0, slow_bytes_s: float = 0.0) -> None:
         self.bench = bench
         self.settings = bench.settings
-        alone = workload == "tier-publish"  # as if the server had a machine of its own
+        alone = workload in ("tier-publish", "tier-cold-readers")  # as if it had a machine of its own
         self.server = S3Server(find(), **({"_folder": memory_folder()} if alone else {}))
         bench.on_close(self.server.stop)
         self.server.start()
@@ -86,20 +94,22 @@ class TierBench:
             yielding(self.server.pid)
         self.bucket = self.server.make_bucket()
         self.endpoint = self.server.endpoint
-        if delay_ms:
+        if delay_ms or slow_bytes_s:
             proxy = S3Proxy("127.0.0.1", self.server.port).start()
             bench.on_close(proxy.stop)
-            proxy.add(Fault("delay", seconds=delay_ms / 1_000))
+            delay = Fault("delay", seconds=delay_ms / 1_000)
+            slow = Fault("slow", matches=lambda one: one.method == "GET", bytes_per_s=slow_bytes_s)
+            proxy.add(slow if slow_bytes_s else delay)
             self.endpoint = proxy.endpoint
         self._segments = {"DANUBE_WAL__SEGMENT_SIZE": SEGMENT_BYTES[workload]}
         self._names = itertools.count()
         self.facts = {"server": self.server.kind}
 
-    def broker(self, name: str, *, tiered: bool) -> BrokerProcess:
+    def broker(self, name: str, *, tiered: bool, **more: str) -> BrokerProcess:
         """A running broker; evicts what is uploaded at once when it is tiered."""
         environment = dict(self._segments)
         if tiered:
-            environment |= TIERED | self.server.environ(self.bucket, name, endpoint=self.endpoint)
+            environment |= TIERED | more | self.server.environ(self.bucket, name, endpoint=self.endpoint)
         process = BrokerProcess(
             self.settings.directory / name, workers=self.settings.workers, environment=environment
         )
@@ -405,12 +415,52 @@ def plan_reads(bench: Bench) -> Plan:
     )
 
 
+def cold_readers(bench: Bench) -> Plan:
+    """p99 of an acknowledgement beside 500 readers of history from a slow store, against none."""
+    tier = TierBench(bench, "tier-cold-readers", slow_bytes_s=COLD_STORE_BYTES_S)
+    broker = tier.broker("tiered", tiered=True, DANUBE_STORAGE__CACHE_SIZE="16MiB")
+    options = filled_and_evicted(tier, broker, GIB // 8)
+    readers, numbers = bench.settings.count or COLD_READERS, itertools.count()
+    details: dict[str, Any] = {**tier.facts, "readers": readers}
+
+    def hot() -> dict[str, Any]:
+        load = {"batch": HOT_BATCH, "interval_ns": HOT_INTERVAL_NS, "subscription": f"hot-{next(numbers)}"}
+        return tier.ask("hot", {**options, **load, "seconds": max(0.5, HOT_S * bench.settings.scale)})
+
+    def danube() -> dict[str, Any]:
+        name = f"cold-{next(numbers)}"
+        more = {
+            "readers": readers,
+            "connections": COLD_CONNECTIONS,
+            "prefetch_bytes": MIB,
+            "subscription": name,
+        }
+        child = Child("perf/tier_peer.py", "cold", {**options, **more}).wait_ready()
+        child.go()
+        child.line()
+        found = hot()
+        child.go()
+        records = json.loads(child.line())
+        child.stop()
+        with sync.connect(options["url"]) as client:
+            for number in range(readers):
+                client.admin.delete_subscription(options["topic"], f"{name}-{number}")
+        mib_s = sum(records) * options["size"] / MIB / seconds(found)
+        return {"value": found["p99_us"], "cold_mib_s": round(mib_s), "cold_min_records": min(records)}
+
+    return Plan(
+        floor=lambda: float(hot()["p99_us"]), danube=danube, unit="us", ratio_max=2.0, target="p99 < 2 x",
+        details=details,
+    )  # fmt: skip
+
+
 WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
     "tier-upload": upload,
     "tier-publish": publish,
     "tier-read": read,
     "tier-first": first,
     "tier-plan": plan_reads,
+    "tier-cold-readers": cold_readers,
 }
 
 
@@ -423,7 +473,9 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
     parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
-    parser.add_argument("--count", type=int, default=0, help="tier-first: milliseconds added to each request")
+    parser.add_argument(
+        "--count", type=int, default=0, help="milliseconds added to each request, or readers (see above)"
+    )
     parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
     parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
@@ -434,7 +486,7 @@ def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list or not options.compare:
         for name, workload in sorted(WORKLOADS.items()):
-            print(f"{name:12} {(workload.__doc__ or '').splitlines()[0]}")
+            print(f"{name:18} {(workload.__doc__ or '').splitlines()[0]}")
         return 0
     with tempfile.TemporaryDirectory(prefix="danube-tiers-", dir=options.directory) as directory:
         settings = Settings(

@@ -33,6 +33,7 @@ TITLES: dict[str, tuple[str, str]] = {
     "tier-read": (TIERS, "catch-up read (floor: ranged GETs)"),
     "tier-first": (TIERS, "first record of a cold read (floor: two round trips)"),
     "tier-plan": (TIERS, "planning over many segments (floor: copying)"),
+    "tier-cold-readers": (TIERS, "p99 beside many readers of history (floor: without)"),
 }
 # What distinguishes two runs of a workload beside size, level and workers: the detail, and its words.
 VARIED_BY = {

@@ -24,6 +24,7 @@ def test_both_sides_of_a_workload_measure_something(
     name: str, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "FIRST_READS", 2)
+    monkeypatch.setattr(tiers, "COLD_READERS", 12)
     settings = Settings(
         directory=tmp_path, size=1_024, scale=0.07 if name == "tier-first" else 0.005, rounds=0
     )

@@ -1,8 +1,8 @@
 """The history of ratios: a panel for each workload, a line for each number of workers.
 
 Runs stand side by side in the order of time, the latest of every line at the right, because weeks may lie
-between two and minutes between the next.  A filled dot met its target (or has none), an empty one missed it.  The scale is logarithmic: half
-and twice as much are equally far from the dashed line at 1.
+between two and minutes between the next.  A filled dot met its target (or has none), an empty one missed
+it.  The scale is logarithmic: half and twice as much are equally far from the dashed line at 1.
 """
 
 from __future__ import annotations

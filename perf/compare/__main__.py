@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -41,9 +42,10 @@ from perf.compare.network import congestion_control, enter_own_network  # noqa: 
 from perf.compare.product import Product  # noqa: E402
 from perf.compare.products import products  # noqa: E402
 from perf.compare.run import WORKLOADS, Comparison, Options, Skip  # noqa: E402
-from perf.machine import fingerprint  # noqa: E402
+from perf.machine import file_system, fingerprint  # noqa: E402
 
 ROUNDS_LEAST, SCALE_LEAST = 5, 0.5  # of a comparison that is recorded
+MEMORY_KINDS = ("tmpfs", "ramfs")  # file systems without a disk
 
 
 def names(words: str) -> list[str]:
@@ -161,13 +163,24 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
+def ended(number: int, frame: object) -> None:
+    """SIGTERM leaves as an exception does: with nothing running and no files."""
+    sys.exit(128 + number)
+
+
 def measure(options: argparse.Namespace) -> int:
     """Run the comparison and print it; 1 when something failed that should have been measured."""
+    signal.signal(signal.SIGTERM, ended)
     network = (
         enter_own_network() if options.network == "own" else f"the machine's loopback, {congestion_control()}"
     )
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="danube-compare-", dir=options.directory) as directory:
+        kind = file_system(Path(directory))
+        if kind in MEMORY_KINDS and options.append:
+            raise ValueError(
+                f"{directory} is on {kind}, where nothing is synced: name one on a disk with --directory"
+            )
         comparison = Comparison(
             Options(
                 directory=Path(directory),
@@ -187,6 +200,10 @@ def measure(options: argparse.Namespace) -> int:
             "network": network,
             "machine": fingerprint(Path(directory)),
         }
+        if kind in MEMORY_KINDS:
+            comparison.skip(
+                "durability", f"data lies on {kind}: whatever a level says, all of it is in memory"
+            )
         for row in comparison.rows():
             rows.append(row)
             if options.append:  # at once: a long run that ends early has said something

@@ -20,7 +20,7 @@ from tests.child_process import ChildFailed
 TURN_S = 4.0  # what a turn lasts at scale 1
 BYTES_MAX = GIB  # what a turn writes at most at scale 1
 FIRST_COUNT = {100: 2_000, 1_024: 2_000, 65_536: 200}
-CALIBRATIONS = 3  # short turns say little about long ones
+CALIBRATIONS = 6  # short turns say little about long ones
 LATENCY_RATE = 1_000
 LATENCY_LEAST = 20
 WARM_BYTES = 2 * GIB
@@ -186,8 +186,12 @@ class Comparison:
         turn = member.client.turn(member.running, self.work(member, workload, size))
         for _ in range(CALIBRATIONS):
             done = member.count
-            member.count = min(self._count_max(size), max(1, int(turn.rate * self.options.turn_s)))
-            if turn.seconds >= self.options.turn_s / 2 or member.count <= done:
+            wanted = max(1, int(turn.rate * self.options.turn_s))
+            if turn.seconds < self.options.turn_s / 4:  # mostly its beginning: the true rate is higher
+                wanted = max(wanted, 4 * done)
+            member.count = min(self._count_max(size), wanted)
+            no_more = member.count <= done or turn.records <= done // 2  # as when all that is stored was read
+            if no_more or turn.seconds >= self.options.turn_s / 2:
                 break
             turn = member.client.turn(member.running, self.work(member, workload, size))
         return turn

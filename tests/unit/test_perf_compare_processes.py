@@ -1,0 +1,412 @@
+"""Servers and tools of a comparison: accounted for, gone afterwards, with a reason when missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perf.compare import places, processes
+from perf.compare.figures import Spent
+from perf.compare.processes import Failed, Server, Tool, cpu_seconds, listens, run, started
+from perf.compare.product import Running, Setting, Work
+from perf.compare.products import products
+from perf.compare.products.danube_broker import DanubeBench
+from perf.compare.products.kafka import Kafka, KafkaPerf, fetched_per_second
+from perf.compare.products.nats import RATE, Nats, NatsBench
+from perf.compare.products.rabbitmq import PerfTest, RabbitMQ, StreamPerfTest
+from perf.compare.products.redis import Redis, RedisBenchmark, requests_per_second
+from perf.compare.tooling import number, steady
+from tests.broker_process import ROOT, alive, free_port, wait_until
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+DAEMON = (  # a child of a child with a session of its own, as epmd is one
+    "import os, sys, time\n"
+    "if not os.fork():\n"
+    "    os.setsid()\n"
+    "    if os.fork(): os._exit(0)\n"
+    "    open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+    "    time.sleep(600)\n"
+    "time.sleep(600)\n"
+)
+
+
+def python(code: str, *words: str) -> list[str]:
+    return [sys.executable, "-S", "-E", "-c", code, *words]
+
+
+def written_pid(path: Path) -> int:
+    wait_until(lambda: path.exists() and bool(path.read_text()), 30, "the daemon wrote its id")
+    return int(path.read_text())
+
+
+# --- CPU time ---
+
+
+def test_cpu_time_is_of_the_whole_tree_with_what_was_reaped(tmp_path: Path) -> None:
+    burn = repr(BURN.format(0.3))
+    code = (
+        "import subprocess, sys, time\n"
+        f"subprocess.run([sys.executable, '-S', '-c', {burn}])\n"  # ended and reaped
+        f"{BURN.format(0.3)}"
+        "open('burnt', 'w').close()\n"
+        "time.sleep(600)\n"
+    )
+    server = Server(python(code), tmp_path)
+    try:
+        server.wait(lambda: (tmp_path / "burnt").exists())
+        spent = cpu_seconds(server.pids())
+        assert spent + 2 / processes.TICKS >= 0.6
+        assert spent < 3
+        assert cpu_seconds(server.pids()) - spent < 0.2  # it sleeps now
+    finally:
+        server.stop()
+
+
+def test_what_is_gone_costs_nothing(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert cpu_seconds([ended.pid]) == 0
+
+
+def test_a_tool_is_charged_with_its_children(tmp_path: Path) -> None:
+    burn = repr(BURN.format(0.3))
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {burn}])\nprint('done')"
+    found = run(python(code), tmp_path)
+    assert found.output == "done\n"
+    assert 0.25 <= found.cpu_seconds < 3
+    assert not list(tmp_path.iterdir())
+
+
+# --- servers ---
+
+
+def test_stopping_a_server_ends_its_daemons_too(tmp_path: Path) -> None:
+    server = Server(python(DAEMON, str(tmp_path / "pid")), tmp_path)
+    daemon = written_pid(tmp_path / "pid")
+    everything = server.pids()
+    assert daemon in everything
+    server.stop()
+    assert not any(map(alive, everything))
+
+
+def test_a_server_that_ignores_the_polite_signal_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = tmp_path / "impatient.py"
+    guard.write_text(processes.GUARD.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.3"))
+    monkeypatch.setattr(processes, "GUARD", guard)
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up', 'w')\ntime.sleep(600)"
+    )
+    server = Server(python(code), tmp_path)
+    server.wait(lambda: (tmp_path / "up").exists())
+    everything = server.pids()
+    server.stop()
+    assert not any(map(alive, everything))
+
+
+def test_nothing_is_left_when_the_comparison_itself_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from perf.compare.processes import Server\n"
+        f"server = Server({python(DAEMON, str(tmp_path / 'pid'))!r}, Path(sys.argv[1]))\n"
+        "server.wait(lambda: Path(sys.argv[1], 'pid').exists())\n"
+        "print(*server.pids(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    try:
+        everything = [written_pid(tmp_path / "pid"), *map(int, parent.stdout.readline().split())]
+        guard, daemon = everything[1], everything[0]
+        assert alive(guard) and alive(daemon)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        parent.stdout.close()
+    wait_until(lambda: not any(map(alive, everything)), 60, "all that the killed process had started is gone")
+
+
+def test_a_server_that_ends_by_itself_says_what_it_printed(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"ended with 3: no licence"):
+        started(python("print('no licence', flush=True); raise SystemExit(3)"), tmp_path, lambda: False)
+
+
+def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    server = Server(python("import time; time.sleep(600)"), tmp_path)
+    everything = server.pids()
+    with pytest.raises(Failed, match=r"was not ready within 0\.2 s"):
+        server.wait(lambda: False, timeout_s=0.2)
+    server.stop()
+    assert not any(map(alive, everything))
+
+
+def test_a_port_listens_or_does_not() -> None:
+    assert not listens(free_port())
+
+
+# --- tools ---
+
+
+def test_a_tool_that_fails_says_what_it_printed(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="ended with 1: no such server"):
+        run(python("print('no such server'); raise SystemExit(1)"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tool_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(Failed, match=r"was not done within 0\.2 s"):
+        run(python("import time; time.sleep(600)"), tmp_path, timeout_s=0.2)
+    assert time.monotonic() - began < 60
+
+
+def test_a_tool_is_waited_for_until_it_says_a_word(tmp_path: Path) -> None:
+    tool = Tool(python("print('expecting 5', flush=True)\nimport time; time.sleep(600)"), tmp_path)
+    tool.wait_for("expecting")
+    tool.kill()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tool_that_ends_without_the_word_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="did not say 'expecting': hello"):
+        Tool(python("print('hello')"), tmp_path).wait_for("expecting")
+
+
+# --- the network ---
+
+
+def test_the_own_network_is_another_one_and_takes_nothing_away(tmp_path: Path) -> None:
+    code = (
+        "import os, socket\n"
+        "from perf.compare.network import enter_own_network\n"
+        "before = os.stat('/proc/self/ns/net').st_ino\n"
+        "said = enter_own_network()\n"
+        "server = socket.create_server(('127.0.0.1', 6650))\n"
+        "socket.create_connection(server.getsockname()).close()\n"
+        "print(before != os.stat('/proc/self/ns/net').st_ino, said, sep='|')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    moved, said = result.stdout.strip().split("|")
+    if moved != "True":
+        pytest.skip(f"no network namespace may be made here: {said}")
+    assert said.startswith("a loopback of its own, ")
+    assert said.rsplit(" ", 1)[1] in {"cubic", "reno", "bbr"}
+
+
+def test_without_a_network_of_its_own_the_reason_is_said() -> None:
+    code = (
+        "import ctypes\n"
+        "class Refusing:\n"
+        "    def unshare(self, spaces):\n"
+        "        ctypes.set_errno(1)\n"
+        "        return -1\n"
+        "ctypes.CDLL = lambda *words, **more: Refusing()\n"
+        "from perf.compare.network import enter_own_network\n"
+        "print(enter_own_network())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("the machine's loopback, ")
+    assert "Operation not permitted" in result.stdout
+
+
+# --- what is missing ---
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nothing on it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(places.TOOLS_VARIABLE, str(tmp_path / "tools"))
+    monkeypatch.setattr(places, "SYSTEM_FOLDERS", str(tmp_path))
+    for name in list(os.environ):
+        if name.startswith("DANUBE_COMPARE_") and name != places.TOOLS_VARIABLE:
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def test_on_a_bare_machine_every_peer_has_a_reason_and_danube_runs(bare: Path) -> None:
+    for product in products():
+        reasons = [product.missing(setting) for setting in product.settings]
+        assert all(reasons) is not product.ours
+        for setting in product.settings:
+            for client in product.clients(setting):
+                assert isinstance(client.missing(setting, "publish"), str)
+
+
+def test_danube_measures_itself_on_a_bare_machine(bare: Path) -> None:
+    danube = products()[0]
+    for setting in danube.settings:
+        found = {client.name: client.missing(setting, "publish") for client in danube.clients(setting)}
+        assert "run scripts/compare-setup" in found.pop("danube-client, gRPC")
+        assert set(found.values()) == {""}
+
+
+def test_reasons_tell_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places.program("nats-server") == ""
+    assert places.no_program("x", "DANUBE_COMPARE_X", "install the package x") == (
+        "x is not installed (install the package x or name it with DANUBE_COMPARE_X)"
+    )
+    monkeypatch.setenv("DANUBE_COMPARE_X", str(bare / "gone"))
+    assert places.program("x", "DANUBE_COMPARE_X") == ""
+    assert places.no_program("x", "DANUBE_COMPARE_X").endswith("gone, which is not a program")
+    monkeypatch.setenv("DANUBE_COMPARE_J", str(bare / "gone"))
+    assert "where no jars are" in places.no_jars("j", "DANUBE_COMPARE_J")
+
+
+def test_what_the_setup_could_not_fetch_is_the_reason(bare: Path) -> None:
+    missing = bare / "tools" / "missing"
+    missing.mkdir(parents=True)
+    (missing / "perf-test").write_text("scripts/compare-setup could not fetch it: mvn is not installed\n")
+    assert "mvn is not installed" in places.no_jars("perf-test", "DANUBE_COMPARE_PERF_TEST")
+
+
+def test_programs_and_jars_are_found_where_they_are_named(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = bare / "tools" / "bin" / "nats"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert places.program("nats") == str(program)
+    jars = bare / "kafka" / "libs"
+    jars.mkdir(parents=True)
+    (jars / "kafka_2.13-4.1.0.jar").touch()
+    monkeypatch.setenv("DANUBE_COMPARE_KAFKA", str(bare / "kafka"))
+    assert places.jars("kafka", "DANUBE_COMPARE_KAFKA") == str(jars / "*")
+    assert Kafka().version() == "4.1.0"
+
+
+def setting_of(product: Nats | Redis | RabbitMQ | Kafka, name: str) -> Setting:
+    return next(setting for setting in product.settings if setting.name == name)
+
+
+def test_an_old_server_is_not_asked_for_what_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf.compare.products.nats.places.program", lambda name, variable="": f"/{name}")
+    monkeypatch.setattr("perf.compare.products.nats.server_version", lambda: (2, 9, 10))
+    nats = Nats()
+    assert "no sync_interval: always" in nats.missing(setting_of(nats, "jetstream file sync-always"))
+    assert nats.missing(setting_of(nats, "jetstream file")) == ""
+    assert "2.12" in NatsBench("batch").missing(setting_of(nats, "jetstream file"), "publish")
+
+
+@pytest.mark.parametrize(
+    ("client", "product", "setting", "workload", "reason"),
+    [
+        (NatsBench("async"), Nats(), "jetstream file", "latency", "no percentiles"),
+        (RedisBenchmark(), Redis(), "redis streams no", "e2e", "at the same time"),
+        (RedisBenchmark(), Redis(), "redis streams no", "replay", "to its end"),
+        (PerfTest(), RabbitMQ(), "rabbitmq quorum queue", "replay", "keeps nothing"),
+        (StreamPerfTest(), RabbitMQ(), "rabbitmq stream", "latency", "whole milliseconds"),
+        (KafkaPerf(), Kafka(), "kafka", "latency", "whole milliseconds"),
+    ],
+)
+def test_what_a_tool_cannot_measure_is_said(
+    client: NatsBench | RedisBenchmark | PerfTest | StreamPerfTest | KafkaPerf,
+    product: Nats | Redis | RabbitMQ | Kafka,
+    setting: str,
+    workload: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "program", lambda name, variable="": f"/{name}")
+    assert reason in client.missing(setting_of(product, setting), workload)
+
+
+# --- what tools print ---
+
+SPENT = Spent(server=1.0, client=2.0)
+
+
+def test_numbers_are_read_from_what_tools_print() -> None:
+    nats = "NATS JetStream asynchronous publisher stats: 98,980 msgs/sec ~ 9.4 MiB/sec ~ 10.10us"
+    assert number(RATE, nats) == 98_980
+    redis = '"test","rps","avg_latency_ms"\n"XADD t * p a,""b","277777.78","1.488"\n'
+    assert requests_per_second(redis, 1_000) == 277_777.78
+    assert requests_per_second('"PUBLISH t a","inf","0.1"\n', 400) == 400_000
+    head = (
+        "start.time, end.time, data.consumed.in.MB, MB.sec, rebalance.time.ms, fetch.MB.sec, fetch.nMsg.sec"
+    )
+    values = "2026-11-21 23:33:49:778, 2026-11-21 23:33:52:178, 4.7684, 1.9868, 1245, 4.1285, 43290.0433"
+    kafka = f"{head}\n{values}\n"
+    assert fetched_per_second(kafka) == 43_290.0433
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: number(RATE, "panic: nothing"),
+        lambda: requests_per_second("Could not connect\n", 1),
+        lambda: fetched_per_second("WARN no messages\n"),
+        lambda: steady(0.0, Work(workload="publish", size=1, count=1, topic="t"), SPENT),
+        lambda: StreamPerfTest.read(
+            "usage:", "confirmed", Work(workload="publish", size=1, count=1, topic="t"), SPENT
+        ),
+    ],
+)
+def test_a_tool_without_a_result_is_a_failure(read: Callable[[], object]) -> None:
+    with pytest.raises(Failed):
+        read()
+
+
+def test_the_stream_tool_is_charged_for_what_it_sent() -> None:
+    work = Work(workload="e2e", size=100, count=1, topic="t", seconds=4.0)
+    printed = "4, published 1 msg/s\nSummary: published 9 msg/s, confirmed 8 msg/s, consumed 2000 msg/s"
+    turn = StreamPerfTest.read(printed, "consumed", work, SPENT)
+    assert (turn.rate, turn.records) == (2_000, 8_000)
+
+
+def test_perf_test_is_read_at_the_end_of_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = (
+        "id: t, time 1.0 s, min/median/75th/95th/99th confirm latency: 1/2/3/4/5 µs\n"
+        "id: t, sending rate avg: 990 msg/s\n"
+        "id: t, receiving rate avg: 0 msg/s\n"
+        "id: t, confirm latency min/median/75th/95th/99th 375/1641/5290/13708/24323 µs\n"
+    )
+    monkeypatch.setattr(
+        "perf.compare.products.rabbitmq.spend",
+        lambda running, command: (processes.Finished(printed, 2.0), SPENT),
+    )
+    monkeypatch.setattr("perf.compare.products.rabbitmq.QUORUM.run", lambda *words: {})
+    rabbitmq = RabbitMQ()
+    setting = setting_of(rabbitmq, "rabbitmq quorum queue")
+    server = Server(python("import time; time.sleep(600)"), tmp_path)
+    try:
+        running = Running(setting=setting, directory=tmp_path, server=server, address={"url": "amqp://x/"})
+        turn = PerfTest().turn(running, Work(workload="latency", size=100, count=1_000, topic="t"))
+        assert (turn.p50_us, turn.p99_us, turn.rate) == (1_641, 24_323, 990)
+        turn = PerfTest().turn(running, Work(workload="publish", size=100, count=1_000, topic="t"))
+        assert (turn.rate, turn.records, turn.spent) == (990, 1_000, SPENT)
+    finally:
+        server.stop()
+
+
+def test_danube_bench_at_another_level_is_a_failure() -> None:
+    work = Work(workload="publish", size=100, count=1, topic="t")
+    with pytest.raises(Failed, match="'written' instead of 'fsync'"):
+        DanubeBench.read({"durability": "written"}, work, "fsync", SPENT)
+
+
+def test_a_redis_without_the_level_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redis = Redis()
+    if redis.missing(redis.settings[0]):
+        pytest.skip(redis.missing(redis.settings[0]))
+    monkeypatch.setattr("perf.compare.products.redis.ask", lambda port, *words: "*4\r\n")
+    with pytest.raises(Failed, match="did not take appendfsync always"):
+        redis.start(setting_of(redis, "redis streams always"), tmp_path)

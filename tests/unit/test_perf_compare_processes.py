@@ -23,7 +23,7 @@ from perf.compare.products.nats import RATE, Nats, NatsBench
 from perf.compare.products.rabbitmq import PerfTest, RabbitMQ, StreamPerfTest
 from perf.compare.products.redis import Redis, RedisBenchmark, requests_per_second
 from perf.compare.tooling import number, steady
-from tests.broker_process import ROOT, alive, free_port, wait_until
+from tests.broker_process import ROOT, alive, die_with_parent, free_port, wait_until
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 DAEMON = (  # a child of a child with a session of its own, as epmd is one
@@ -123,7 +123,11 @@ def test_nothing_is_left_when_the_comparison_itself_is_killed(tmp_path: Path) ->
         "time.sleep(600)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
     )
     assert parent.stdout is not None
     try:

@@ -119,7 +119,7 @@ async def read(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
     await peer.subscribe(options["subscription"])
     print("ready", flush=True)
     stopped = asyncio.ensure_future(told().wait())
-    while not wanted or records < wanted:
+    while not stopped.done() and not (wanted and records >= wanted):
         receiving = asyncio.ensure_future(peer.receive())
         await asyncio.wait([receiving, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not receiving.done():

@@ -27,6 +27,9 @@ def spark() -> None:
         --to danube://other:6660 --to-topic /default/orders
     danube spark JOB --help
 
+    \b
+    spark-submit --master spark://host:7077 "$(danube spark file)" validate --storage s3://bucket/prefix
+
     Spark and a Java runtime come with `pip install 'danube-broker[spark]'`; --local needs no Java.
     """
 
@@ -51,3 +54,19 @@ def _add(job: str, line: str) -> None:
 
 for _name, _line in _JOBS.items():
     _add(_name, _line)
+
+
+@spark.command("file", short_help="The file for spark-submit.")
+def submitted_file() -> None:
+    """Print the path of the file that spark-submit is given, before the name and options of a job."""
+    from danube.spark.submit import submitted_file
+
+    click.echo(submitted_file())
+
+
+@spark.command("java-home", short_help="The Java runtime for Spark.")
+def java_home() -> None:
+    """Print the JAVA_HOME that the jobs use: this machine's own, else the one that pip installed."""
+    from danube.spark.java import find_java
+
+    click.echo(find_java())

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["register", "session"]
 
 
-def session(name: str = "danube", where: str = "local[*]", **settings: Any) -> SparkSession:
+def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSession:
     """A Spark session with the settings that Danube's source is measured with and the source registered.
 
-    ``settings`` are Spark's own, with ``_`` for ``.``: ``spark_ui_enabled=False``.  A Java runtime is
-    looked for on this machine and among pip's packages; ConfigInvalid where there is none.
+    ``where`` is a master (``local[2]``, ``spark://host:7077``); without it the one that spark-submit or the
+    installation names counts, else all cores of this machine.  ``settings`` are Spark's own, with ``_`` for
+    ``.``: ``spark_ui_enabled=False``.  A Java runtime is looked for on this machine and among pip's
+    packages; ConfigInvalid where there is none.
     """
     from danube.spark.env import make_session
 

@@ -1,7 +1,7 @@
 """Compact: many small objects of a store into large ones, and of each key the latest record only.
 
-    spark-submit -m danube.spark.compact --storage s3://bucket/prefix --below 64MiB --to 512MiB
-    python -m danube.spark.compact --local --storage s3://bucket/prefix --topic /default/state --keys
+    danube spark compact --storage s3://bucket/prefix --below 64MiB --to 512MiB
+    danube spark compact --local --storage s3://bucket/prefix --topic /default/state --keys
 
 Tasks stage what they make as objects that no manifest names.  Only a partition's owner may change its
 manifest: with ``broker`` what was staged is offered to it, which examines every object and installs it or
@@ -377,11 +377,11 @@ def _replacing(objects: Sequence[Staged]) -> Change:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 done, 9 some objects were not installed, 2 refused or failed."""
-    given, local = parse_arguments(
+    given, surroundings = parse_arguments(
         "compact", "Fewer and larger objects.", READERS, sys.argv[1:] if argv is None else argv
     )
     try:
-        with job_session("compact", local) as spark:
+        with job_session("compact", surroundings) as spark:
             report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))

@@ -1,10 +1,14 @@
-"""A Spark session as Danube's source wants it.  What each setting brings stands in docs/spark.md."""
+"""A Spark session as Danube's source wants it.  What each setting brings stands in docs/spark.md.
+
+Whoever starts Python decides first: what spark-submit, a notebook's session or the installation's files have
+chosen stays, and so does the master.  Danube's settings fill what is left open.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +20,13 @@ if TYPE_CHECKING:
 
 VERSIONS: Final = ((4, 2), (4, 4))  # from, and below
 JAVA_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started the JVM, with its settings
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.defaultJavaOptions": JAVA_OPTIONS,  # extraJavaOptions come behind them
+    "spark.driver.defaultJavaOptions": JAVA_OPTIONS,
     "spark.speculation": "false",
 }
 
@@ -49,7 +54,8 @@ def prepare_environment(java_home: Path | None = None) -> None:
 
     Workers must be this very Python: the one on PATH may have no pyarrow.
     """
-    os.environ["JAVA_HOME"] = str(java_home or find_java())
+    if SUBMITTED not in os.environ:
+        os.environ["JAVA_HOME"] = str(java_home or find_java())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     package_root = str(Path(__file__).resolve().parent.parent.parent)
@@ -58,28 +64,43 @@ def prepare_environment(java_home: Path | None = None) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, known]))
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """Danube's settings with ``given`` over them; names have ``_`` or ``.``, true and false are words."""
-    chosen = dict(SETTINGS)
+def settings_of(given: Mapping[str, Any], decided: Callable[[str], bool]) -> dict[str, str]:
+    """Danube's settings that are not ``decided`` elsewhere, with ``given`` over them.
+
+    Names have ``_`` or ``.``; true and false are words.
+    """
+    chosen = {key: value for key, value in SETTINGS.items() if not decided(key)}
     for name, value in given.items():
         key = name if "." in name else name.replace("_", ".")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if key.endswith("extraJavaOptions"):
-            text = f"{JAVA_OPTIONS} {text}"
-        chosen[key] = text
+        chosen[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return chosen
+
+
+def _decided() -> Callable[[str], bool]:
+    """Whether spark-submit, or whoever has a session in this process, chose a setting."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        return lambda key: True
+    if SUBMITTED in os.environ:
+        SparkContext._ensure_initialized()  # the JVM is there, and its settings with it
+    chosen: Callable[[str], bool] = SparkConf().contains
     return chosen
 
 
 def make_session(name: str, where: str, settings: Mapping[str, Any]) -> SparkSession:
-    """The session, with ``format("danube")`` registered."""
+    """The session, with ``format("danube")`` registered; ``where`` empty leaves the master as it is."""
     check_version()
     prepare_environment()
     from pyspark.sql import SparkSession
 
     from danube.spark import register
 
-    builder = SparkSession.builder.appName(name).master(where)
-    for key, value in settings_of(settings).items():
+    builder = SparkSession.builder.appName(name)
+    if where:
+        builder = builder.master(where)
+    for key, value in settings_of(settings, _decided()).items():
         builder = builder.config(key, value)
     made: SparkSession = builder.getOrCreate()
     register(made)

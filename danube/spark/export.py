@@ -1,7 +1,7 @@
 """Export: topics as tables of Parquet, Delta or Iceberg; each run adds what is new since the one before.
 
-    spark-submit -m danube.spark.export --storage s3://bucket/prefix --topic /default/orders --target /lake
-    python -m danube.spark.export --local --storage /var/lib/danube --topic '/default/*' --target /lake
+    danube spark export --storage s3://bucket/prefix --topic /default/orders --target /lake
+    danube spark export --local --storage /var/lib/danube --topic '/default/*' --target /lake
 
 Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: ``storage``; ``topic``;
 ``broker`` (for records that are in no segment yet); ``target`` (a directory that driver and executors
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from danube.config_sections import parse_boolean
 from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
@@ -51,11 +51,15 @@ from danube.spark.selecting import Catalogue, Known
 from danube.spark.values import Schemas, find_schemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES: Final = 256 * MIB
 EXIT_USAGE: Final = 2
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
+FRAME_SCHEMA: Final = (
+    "table string, topic string, round int, partition int, start long, end long, file string, rows long, "
+    "bytes long, lost long, unread long"
+)
 _WHOLE: Final = 1 << 60
 
 
@@ -169,7 +173,13 @@ class _Job:
         report.count("bytes", sum(one.bytes for one in written))
         report.count("lost", sum(one.lost for one in written))
         report.count("unread", sum(one.unread for one in written))
-        report.facts[name] = {"topic": plan.topic, "round": plan.number, "ends": plan.ends}
+        sizes = {one.file: one for one in written}
+        report.facts[name] = {
+            "topic": plan.topic,
+            "round": plan.number,
+            "ends": plan.ends,
+            "files": [_fact(one, sizes[one.name]) for one in plan.files if one.name in sizes],
+        }
 
     # -- planning -----------------------------------------------------------------------------------
 
@@ -263,6 +273,30 @@ class _Job:
         return Split(tuple(runs))
 
 
+def _fact(one: FilePlan, exported: Exported) -> dict[str, Any]:
+    return {
+        "file": one.name if exported.rows else "",
+        "partition": one.partition,
+        "start": one.start,
+        "end": one.end,
+        "rows": exported.rows,
+        "bytes": exported.bytes,
+        "lost": exported.lost,
+        "unread": exported.unread,
+    }
+
+
+def frame_of(spark: SparkSession, report: Report) -> DataFrame:
+    """One row for each range that this run exported; ``file`` is empty where none was needed."""
+    names = [name.split()[0] for name in FRAME_SCHEMA.split(", ")]
+    rows = [
+        tuple({**one, "table": table, "topic": fact["topic"], "round": fact["round"]}[name] for name in names)
+        for table, fact in sorted(report.facts.items())
+        for one in fact["files"]
+    ]
+    return spark.createDataFrame(rows, FRAME_SCHEMA)
+
+
 def _tail_run(part: Known, start: int, end: int) -> Run:
     topic, topic_id, partition = part.key
     if not part.physical:
@@ -286,11 +320,11 @@ def _alone(state: ExportState) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 done, 2 refused or failed; a run that failed can be started again."""
-    given, local = parse_arguments(
+    given, surroundings = parse_arguments(
         "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
     )
     try:
-        with job_session("export", local) as spark:
+        with job_session("export", surroundings) as spark:
             report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))

@@ -1,14 +1,27 @@
-"""Errors of tasks: Spark hands them to the driver as text, and they become what they were."""
+"""Errors that cross Spark: it hands on their text, so that says what to do, and becomes an error again."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from danube import errors
 from danube.errors import DanubeError
 
 _RAISED: Final = re.compile(r"^(?:\w+\.)*danube\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def hinted() -> Iterator[None]:
+    """Put the hint of an error that leaves the block into its text, which is all that Spark shows of it."""
+    try:
+        yield
+    except DanubeError as error:
+        if error.hint and error.hint not in str(error):
+            error.args = (f"{error}; try: {error.hint}",)
+        raise
 
 
 def told_by_spark(error: BaseException) -> DanubeError | None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from danube import files
 from danube.config_sections import StorageSettings, parse_boolean
@@ -113,13 +113,25 @@ def _settings(given: Mapping[str, str]) -> StorageSettings:
     return StorageSettings(**values)
 
 
+class Surroundings(NamedTuple):
+    """Where a job runs: in processes of this machine, or in a session with this master and these settings."""
+
+    local: bool = False
+    master: str = ""
+    settings: Mapping[str, str] = {}
+
+
 def parse_arguments(
     job: str, description: str, readers: Readers, argv: Sequence[str]
-) -> tuple[dict[str, str], bool]:
-    """The pairs of a command line, ``--s3.region`` and so on among them, and whether --local is there."""
+) -> tuple[dict[str, str], Surroundings]:
+    """The pairs of a command line, ``--s3.region`` and so on among them, and where the job is to run."""
     parser = argparse.ArgumentParser(f"danube.spark.{job}", description=description, allow_abbrev=False)
     parser.add_argument(
         "--local", action="store_true", help="work in processes of this machine, without Java"
+    )
+    parser.add_argument("--master", default="", help="of Spark: spark://host:7077; not under spark-submit")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark"
     )
     known = {**COMMON, **readers}
     for name, read in known.items():
@@ -136,7 +148,15 @@ def parse_arguments(
             parser.error(f"unrecognized argument {flag}")
         name, equals, text = flag[2:].partition("=")
         given[name] = text if equals else rest.pop(0)
-    return given, bool(found.local)
+    settings: dict[str, str] = {}
+    for text in found.conf:
+        name, equals, value = text.partition("=")
+        if not equals:
+            parser.error(f"--conf {text} is not NAME=VALUE")
+        settings[name] = value
+    if found.local and (found.master or settings):
+        parser.error("--local works without Spark: leave --master and --conf away")
+    return given, Surroundings(found.local, found.master, settings)
 
 
 def write_report(report: Report, path: str) -> None:

@@ -197,14 +197,14 @@ def _report(read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0 when every record is stored, else the error's."""
-    given, local = parse_arguments(
+    given, surroundings = parse_arguments(
         "replay",
         "Store a topic's records again: in another topic, another cluster or files.",
         READERS,
         sys.argv[1:] if argv is None else argv,
     )
     try:
-        with job_session("replay", local) as spark:
+        with job_session("replay", surroundings) as spark:
             report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"error: {error}" + (f"\n  try: {error.hint}" if error.hint else ""))

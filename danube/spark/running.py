@@ -22,6 +22,8 @@ from danube.errors import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from danube.spark.job_options import Surroundings
+
 Work = Callable[[Any], bytes]
 Progress = Callable[[str], None]
 
@@ -51,14 +53,14 @@ def print_progress(line: str) -> None:
 
 
 @contextmanager
-def job_session(job: str, local: bool) -> Iterator[SparkSession | None]:
+def job_session(job: str, surroundings: Surroundings) -> Iterator[SparkSession | None]:
     """The Spark session of a job's command line, stopped when the block ends; None for a local run."""
-    if local:
+    if surroundings.local:
         yield None
         return
     from danube.spark import session
 
-    spark = session(f"danube {job}")
+    spark = session(f"danube {job}", surroundings.master, **surroundings.settings)
     try:
         yield spark
     finally:

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from danube.client.blocking_client import connect
 from danube.errors import InvalidArgument, WrongState
+from danube.spark.failures import hinted
 from danube.spark.publishing import Publisher, PublishOptions
 from danube.spark.sink_options import SinkOptions, check_columns, read_sink_options
 
@@ -78,9 +79,10 @@ def publish_rows(
     rows: Iterator[RecordBatch], options: PublishOptions, name: str, round_number: int, spread: int
 ) -> Published:
     """Publish a task's rows over a connection of its own."""
-    with connect(
+    connection = connect(
         options.broker, token=options.token, name=f"danube-spark {name}", timeout=options.timeout_s
-    ) as client:
+    )
+    with hinted(), connection as client:
         publisher = Publisher(client, options, name, round_number, spread)
         try:
             for batch in rows:

@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from danube.spark.decode import Decoder, Losses
+from danube.spark.failures import hinted
 from danube.spark.options import ReadOptions, read_options
 from danube.spark.places import AnyPlace
 from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
@@ -46,25 +47,30 @@ class DanubeDataSource(DataSource):
         return "danube"
 
     def schema(self) -> StructType:
-        return offered_columns(read_options(self.given, streaming=None))
+        with hinted():
+            return offered_columns(read_options(self.given, streaming=None))
 
     def reader(self, schema: StructType) -> DanubeReader:
-        return DanubeReader(read_options(self.given, streaming=False), schema)
+        with hinted():
+            return DanubeReader(read_options(self.given, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         from danube.spark.stream import DanubeStreamReader
 
-        return DanubeStreamReader(read_options(self.given, streaming=True), schema)
+        with hinted():
+            return DanubeStreamReader(read_options(self.given, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from danube.spark.sink import arrow_writer
 
-        return arrow_writer(self.given, schema, overwrite)
+        with hinted():
+            return arrow_writer(self.given, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         from danube.spark.sink_stream import stream_writer
 
-        return stream_writer(self.given, schema, overwrite)
+        with hinted():
+            return stream_writer(self.given, schema, overwrite)
 
 
 def offered_columns(options: ReadOptions, schemas: Schemas | None = None) -> StructType:
@@ -132,7 +138,8 @@ class PlanReader:
         decoder = Decoder(self.columns if typed is None else typed.needed)
         losses = Losses(allowed=allowed)
         found = read_split(partition.split, partition.places, decoder, losses, self.options.broker)
-        yield from found if typed is None else map(typed.take, found)
+        with hinted():
+            yield from found if typed is None else map(typed.take, found)
         freeze_once()
 
 
@@ -154,6 +161,10 @@ class DanubeReader(PlanReader, DataSourceReader):
     """A batch read.  Spark plans it once: a DataFrame is a snapshot of what was there at its first action."""
 
     def partitions(self) -> Sequence[InputPartition]:
+        with hinted():
+            return self._partitions()
+
+    def _partitions(self) -> Sequence[InputPartition]:
         catalogue = Catalogue(self.options)
         try:
             known = catalogue.partitions(unsynced=True)

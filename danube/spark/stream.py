@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from danube.errors import OffsetOutOfRange
+from danube.spark.failures import hinted
 from danube.spark.offsets import Ends, behind, limited, pack, unpack
 from danube.spark.options import EARLIEST, Bound, ReadOptions
 from danube.spark.selecting import Catalogue, Known
@@ -41,9 +42,10 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         return {**self.__dict__, "_catalogue": None, "_newest": None, "_target": None}
 
     def _known(self) -> tuple[Catalogue, list[Known]]:
-        if self._catalogue is None:
-            self._catalogue = Catalogue(self.options)
-        return self._catalogue, self._catalogue.partitions(unsynced=False)
+        with hinted():
+            if self._catalogue is None:
+                self._catalogue = Catalogue(self.options)
+            return self._catalogue, self._catalogue.partitions(unsynced=False)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         catalogue, known = self._known()
@@ -80,10 +82,11 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
             return []
         first, last = unpack(start), unpack(end)
         catalogue, known = self._known()
-        self._refuse_gone(known, first, last)
-        began = self._began(catalogue, known, first)
-        there = [part for part in known if part.key in last]
-        return self.planned(catalogue, there, began, last)
+        with hinted():
+            self._refuse_gone(known, first, last)
+            began = self._began(catalogue, known, first)
+            there = [part for part in known if part.key in last]
+            return self.planned(catalogue, there, began, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_records(partition)

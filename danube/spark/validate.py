@@ -4,8 +4,8 @@ Plans from listings, manifests, marks and cursors; reads and judges segments in 
 they showed with each other.  May run beside brokers: what changes while it is looked at is looked at again,
 and only what stays wrong is a finding.
 
-    spark-submit -m danube.spark.validate --storage s3://bucket/prefix --report findings.json
-    python -m danube.spark.validate --local --storage /var/lib/danube
+    danube spark validate --storage s3://bucket/prefix --report findings.json
+    danube spark validate --local --storage /var/lib/danube
 
 Options: ``storage``; ``topic`` (names and patterns, with commas); ``store`` (URL of the objects that belong
 to a data directory: copies are compared); ``payloads`` (inflate compressed columns, and compare payloads
@@ -261,11 +261,11 @@ class _Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 clean, 10 findings, 11 something could not be read, 2 usage."""
-    given, local = parse_arguments(
+    given, surroundings = parse_arguments(
         "validate", "Check every byte of stored history.", READERS, sys.argv[1:] if argv is None else argv
     )
     try:
-        with job_session("validate", local) as spark:
+        with job_session("validate", surroundings) as spark:
             report = run(given, spark, print_progress)
     except DanubeError as error:
         print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))

@@ -27,6 +27,21 @@ def why_not() -> str:
     return ""
 
 
+def quick_home(folder: Path) -> Path:
+    """Spark's installation without the archives of pyspark's source.
+
+    Each kind of Python worker would compile them anew; pip's own copy has been compiled.
+    """
+    import pyspark
+
+    folder.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "python":
+            (folder / each.name).symlink_to(each)
+    (folder / "python" / "lib").mkdir(parents=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session on two slots that tries a failed task again; skipped aloud without Spark or Java."""
@@ -37,6 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     home = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["SPARK_HOME"] = str(quick_home(home / "home"))
     made = session(
         "danube-tests",
         "local[2,2]",

@@ -11,6 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.broker_process import ROOT, alive, descendants, die_with_parent, wait_until
+from tests.spark.conftest import TUNING
+
+QUICK = {"spark.ui.enabled": False, "spark.driver.extraJavaOptions": TUNING}
 
 
 def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
@@ -35,3 +38,35 @@ def kill_tree(driver: subprocess.Popen[bytes]) -> None:
             os.kill(pid, signal.SIGKILL)
     driver.wait(10)
     wait_until(lambda: not any(map(alive, pids)), 10, "the killed processes are gone")
+
+
+def spark_home() -> Path:
+    """Where pip has put Spark, with its scripts."""
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def shell_environment() -> dict[str, str]:
+    """Of a shell in which Danube is installed and Java is known."""
+    from danube.spark.java import find_java
+
+    return {
+        **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
+        "JAVA_HOME": str(find_java()),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": TUNING,
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+
+
+def submit(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``spark-submit words``; ``environment`` goes over shell_environment()."""
+    quick = ["--conf", f"spark.driver.extraJavaOptions={TUNING}", "--conf", "spark.ui.enabled=false"]
+    return subprocess.run(
+        [str(spark_home() / "bin" / "spark-submit"), *quick, *words],
+        capture_output=True, text=True, cwd=ROOT, env={**shell_environment(), **environment}, timeout=250,
+    )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from danube.core.batch import read_header, stamp
 from danube.core.columns import encode
-from danube.core.commands import Command
+from danube.core.commands import Command, CreateTopic
 from danube.core.metadata import Metadata
+from danube.core.policy import TopicPolicy
+from danube.wal.local_store import LocalStore
 from danube.wal.log import Log, LogOptions
 from danube.wal.manifest import EntryFlag, Manifest, entry_of
 from danube.wal.manifest_keys import manifest_key, metadata_key, parse_partition, segment_key
@@ -89,6 +92,17 @@ def put_partition(store: ObjectStore, identity: LogIdentity, directory: Path, to
         store.put(segment_key(identity, entry), data)
         added.append(entry)
     if added:
-        manifest = manifest.with_added(*added)
+        epoch = max(manifest.epoch, *(entry.epoch for entry in added))
+        manifest = replace(manifest, epoch=epoch).with_added(*added)
         store.put(manifest_key(identity, manifest.epoch, manifest.generation), manifest.encode())
     return manifest
+
+
+def stored_topic(folder: Path, topic: str, segments: int = 4) -> Path:
+    """A store below ``folder`` with one topic of one partition, 100 records in each segment."""
+    root = folder / "store"
+    root.mkdir()
+    write_history(folder / "data", LogIdentity(1, 0), segments=segments)
+    created = CreateTopic(topic=topic, policy=TopicPolicy(), created_us=1)
+    put_history(LocalStore(root), folder / "data", metadata_of(created), topic)
+    return root

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from danube.spark import session
+from tests.spark.drivers import QUICK
 
 
-def main(source: str, checkpoint: str, broker: str, topic: str, warehouse: str) -> None:
-    spark = session("killed", "local[2]", **{"spark.ui.enabled": False, "spark.sql.warehouse.dir": warehouse})
+def started(spark: Any, source: str, checkpoint: str, broker: str, topic: str) -> Any:
+    """The query, begun or gone on with."""
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
     # Small batches, one at a time: a kill finds some of them sent and others not.
-    query = (
+    return (
         lines.selectExpr("value AS payload")
         .writeStream.format("danube")
         .options(broker=broker, topic=topic, partitions="2", batchBytes="1KiB", maxInFlightBytes="1KiB")
@@ -19,9 +21,10 @@ def main(source: str, checkpoint: str, broker: str, topic: str, warehouse: str) 
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    *words, warehouse = sys.argv[1:]
+    spark = session("killed", "local[1]", **QUICK, **{"spark.sql.warehouse.dir": warehouse})
+    started(spark, *words).awaitTermination()
+    spark.stop()

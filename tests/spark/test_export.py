@@ -27,7 +27,14 @@ from tests.spark.stored_history import append, metadata_of, put_history, write_h
 
 pytest.importorskip("pyspark")
 from danube.spark import export
+from danube.spark.decode import Decoder, Losses
 from danube.spark.export_state import ExportState
+from danube.spark.options import read_options
+from danube.spark.plan import pieces_of, plan_splits
+from danube.spark.reading import read_split
+from danube.spark.selecting import Catalogue
+from danube.spark.typed_rows import TypedRows
+from danube.spark.values import find_schemas
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -102,6 +109,10 @@ def test_spark_exports_the_same(lake: Lake, spark: Any) -> None:
     assert report.counts["records"] == 600
     frame = spark.read.parquet(str(lake.table))
     assert frame.count() == 600 and frame.selectExpr("sum(offset)").first()[0] == sum(range(600))
+    rows = export.frame_of(spark, report).orderBy("start").collect()
+    assert [row.start for row in rows] == [0, *(row.end for row in rows[:-1])] and rows[-1].end == 600
+    assert all(row.rows == row.end - row.start and row["round"] == 1 for row in rows)
+    assert {row.file for row in rows} == {path.name for path in lake.table.glob("*.parquet")}
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -319,6 +330,38 @@ def test_json_payloads_become_columns(tmp_path: Path) -> None:
         "id": 7, "name": "n7", "paid": False, "lines": [{"price": 7.0}], "extra": '{"any":[7]}',
     }  # fmt: skip
     assert rows[10]["value"] is None and rows[10]["payload"] == b"not json"
+
+
+def test_reads_and_exports_decode_alike(tmp_path: Path) -> None:
+    """The same records through ``decode`` of a read: the same values, and null for the same ones."""
+    metadata = _registered("json_schema", ORDER)
+    lake = Lake(tmp_path, metadata)
+    texts = [b'{"id": 1, "lines": [{"price": 2}]}', b"no json", b'{"id": 1e300}', b"[]", b'{"name": null}']
+    schema_id = metadata.registry.subject("orders").schema_id
+    write_history(
+        lake.data, IDENTITY, segments=1, records=len(texts), payloads=lambda start, count: texts,
+        schema_id=schema_id,
+    )  # fmt: skip
+    lake.put()
+    exported = {row["offset"]: row["value"] for row in _exported(lake).to_pylist()}
+    catalogue = Catalogue(read_options({"topic": TOPIC, "storage": f"file://{lake.store}"}, streaming=False))
+    schemas = find_schemas(metadata, [TOPIC], "true")
+    columns = ["offset", "value"]
+    shape = pa.schema([("offset", pa.int64()), ("value", schemas.target.value_type)])
+    typed = TypedRows(schemas, columns, shape, allowed=True)
+    (part,) = catalogue.partitions(unsynced=True)
+    selection = part.selection(0, part.end)
+    found: dict[int, Any] = {}
+    for split in plan_splits([(selection, pieces_of(selection)[0])]):
+        for batch in read_split(split, catalogue.places, Decoder(typed.needed), Losses()):
+            found |= {row["offset"]: row["value"] for row in typed.take(batch).to_pylist()}
+    assert found == exported and len(found) == 5 * len(texts)
+    assert [found[number] is None for number in range(5)] == [False, True, True, True, False]
+
+
+def _exported(lake: Lake) -> Any:
+    assert export.run(lake.options()).counts["unread"] == 15
+    return lake.rows()
 
 
 def test_avro_payloads_of_two_versions_become_one_column(tmp_path: Path) -> None:

@@ -157,10 +157,14 @@ def test_a_runtime_from_pip_is_started_without_the_module_that_it_lacks(
 
 
 def test_settings_are_joined() -> None:
-    found = env.settings_of({"spark_ui_enabled": False, "spark.driver.extraJavaOptions": "-Xss4m"})
+    given = {"spark_ui_enabled": False, "spark.driver.extraJavaOptions": "-Xss4m", "spark.speculation": True}
+    found = env.settings_of(given, lambda name: name in ("spark.speculation", "spark.sql.session.timeZone"))
     assert found["spark.ui.enabled"] == "false"
-    assert found["spark.driver.extraJavaOptions"] == f"{env.JAVA_OPTIONS} -Xss4m"
+    assert found["spark.driver.extraJavaOptions"] == "-Xss4m", "Danube's own stand in front of it"
+    assert found["spark.driver.defaultJavaOptions"] == env.JAVA_OPTIONS
     assert found["spark.python.unix.domain.socket.enabled"] == "true"
+    assert found["spark.speculation"] == "true", "what is asked for here wins over what was decided before"
+    assert "spark.sql.session.timeZone" not in found
 
 
 def test_another_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

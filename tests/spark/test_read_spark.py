@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from danube.spark.decode import COLUMNS
 from danube.spark.schema import COLUMNS as SPARK_COLUMNS
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
 from tests.spark.history import TOPIC, Journal, digest_of_frame, publish
+from tests.spark.stream_reader import started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -104,6 +108,48 @@ def test_only_the_columns_of_the_schema_are_read(spark: Any, stored: tuple[str, 
     assert rows == {offset: record[1] for (_, offset), record in orders.records.items()}
     without = reading(spark, storage, includeAttributes="false").load()
     assert "attributes" not in without.columns and without.count() == len(orders.records)
+
+
+def test_ranges_are_options(spark: Any, stored: tuple[str, Journal, Journal]) -> None:
+    storage, orders, parted = stored
+    total = len(orders.records)
+    bounds = {
+        "startingOffsets": json.dumps({TOPIC: {"0": 100}}),
+        "endingOffsets": json.dumps({TOPIC: {"0": 333}}),
+    }
+    rows = reading(spark, storage, **bounds).load().agg({"offset": "min", "*": "count"}).collect()
+    assert [tuple(row) for row in rows] in ([(100, 233)], [(233, 100)])
+    times = reading(spark, storage).load().selectExpr("min(append_time)", "max(append_time)").first()
+    first, last = (int(moment.timestamp() * 1_000) for moment in times)
+    assert reading(spark, storage, startingTimestamp=first).load().count() == total
+    assert reading(spark, storage, endingTimestamp=first).load().count() == 0
+    middle = (first + last) // 2
+    before = reading(spark, storage, endingTimestamp=middle).load().count()
+    after = reading(spark, storage, startingTimestamp=middle).load().count()
+    assert 0 < before < total and before + after == total
+    one = reading(spark, storage, PARTED, startingOffsets=json.dumps({PARTED: {"0": -1, "1": -2, "2": -1}}))
+    assert one.load().count() == parted.between(1, 0, 10**9)
+
+
+def test_damage_is_an_error_that_names_it_or_counted(
+    spark: Any, stored: tuple[str, Journal, Journal], tmp_path: Path
+) -> None:
+    shutil.copytree(stored[0], tmp_path / "data")
+    total = len(stored[1].records)
+    path = max((tmp_path / "data").rglob("*.seg"), key=lambda found: found.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Exception) as failure:
+        reading(spark, str(tmp_path / "data"), f"{TOPIC},{PARTED}").load().count()
+    assert re.search(rf"{path.name} is damaged at byte \d+", str(failure.value))
+    assert "failOnDataLoss=false skips them" in str(failure.value)
+    frame = reading(spark, str(tmp_path / "data"), f"{TOPIC},{PARTED}", failOnDataLoss="false").load()
+    both = total + len(stored[2].records)
+    left = frame.count()
+    assert both - 800 < left < both, "one stored batch is lost"
+    assert frame.select("topic", "partition", "offset").distinct().count() == left
+    assert frame.where("offset >= 0").count() == left
 
 
 @pytest.mark.parametrize(
@@ -235,26 +281,22 @@ def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
     out = tmp_path / "out"
     words = [str(running.data_dir), TOPIC, checkpoint, str(out)]
     sender = threading.Thread(
-        target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 150}
+        target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 120}
     )
     sender.start()
-    for life in range(2):
-        child = start_reader(words, tmp_path / f"driver-{life}.log")
-        try:
-            begun = commits(checkpoint)
-            wait_until(lambda: commits(checkpoint) >= begun + 2, 90, "two more micro-batches")  # noqa: B023
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    sender.join(90)
-    assert not sender.is_alive()
-    running.stop()
-    child = start_reader(words, tmp_path / "driver-last.log")
+    child = start_reader(words, tmp_path / "driver.log")
     try:
-        wait_until(lambda: rows_in(spark, out) >= len(journal.records), 90, "all records")
+        wait_until(lambda: commits(checkpoint) >= 3, 150, "some micro-batches")
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+    taken = rows_in(spark, out)
+    sender.join(90)
+    assert not sender.is_alive()
+    running.stop()
+    query = started(spark, *words, once=True)
+    query.awaitTermination()
+    assert 0 < taken < len(journal.records)
     assert digest_of_frame(spark.read.parquet(str(out))) == journal.digest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,12 +46,23 @@ class Tiered(NamedTuple):
         with danube.sync.connect(self.broker.address) as client:
             return dict(client.admin.describe_topic(TOPIC).partitions[0])
 
+    def catalogued(self) -> bool:
+        """Whether the store knows the topic."""
+        catalogue = Catalogue(
+            read_options({"topic": "/*/*", "storage": self.storage, **self.options}, streaming=False)
+        )
+        try:
+            return bool(catalogue.topics())
+        except NotFound:
+            return False
+        finally:
+            catalogue.close()
 
-@pytest.fixture(params=["s3", "directory"])
-def tiered(
-    request: pytest.FixtureRequest, broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> Iterator[Tiered]:
-    """Records in the store alone, then records on this host alone."""
+
+@pytest.fixture(scope="module", params=["s3", "directory"])
+def tiered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
+    """Records in the store alone, then records on this host alone, by a broker that was killed twice."""
+    folder = tmp_path_factory.mktemp("tiered")
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         bucket = server.make_bucket()
@@ -62,20 +74,37 @@ def tiered(
         }
         arguments: list[str] = []
     else:
-        store = tmp_path / "store"
+        store = folder / "store"
         store.mkdir()
         environment, storage, options = {}, f"file://{store}", {}
         arguments = ["--storage", storage]
-    running = broker(environment=TIERED | environment, arguments=arguments)
+    running = BrokerProcess(folder / "data", environment=TIERED | environment, arguments=arguments)
     made = Tiered(running, Journal(), storage, options)
-    with danube.sync.connect(running.address) as client:
-        client.admin.create_topic(TOPIC)
-    for seed in range(2):
-        publish(running, made.journal, random.Random(seed), rounds=8)
-        count = len(made.journal.records)
-        wait_until(lambda: made.described()["local_start"] >= count, 40, "everything evicted")  # noqa: B023
-    publish(running, made.journal, random.Random(7), rounds=6)
-    yield made
+    try:
+        running.start()
+        with danube.sync.connect(running.address) as client:
+            client.admin.create_topic(TOPIC)
+        for seed in range(2):
+            kill_while_sending(made, seed)
+            count = len(made.journal.records)
+            wait_until(lambda: made.described()["local_start"] >= count, 60, "everything evicted")  # noqa: B023
+        publish(running, made.journal, random.Random(7), rounds=6)
+        wait_until(made.catalogued, 60, "a copy of the metadata in the store")
+        yield made
+    finally:
+        running.kill()
+
+
+def kill_while_sending(tiered: Tiered, seed: int) -> None:
+    sender = threading.Thread(
+        target=publish, args=(tiered.broker, tiered.journal, random.Random(seed)), kwargs={"rounds": 8}
+    )
+    sender.start()
+    sender.join(0.3)
+    tiered.broker.kill()
+    tiered.broker.start()
+    sender.join(60)
+    assert not sender.is_alive()
 
 
 def read_all(topic: str = TOPIC, losses: Losses | None = None, **given: str) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from danube.errors import InvalidArgument, Unavailable
-from danube.spark.job_options import COMMON, parse_arguments, read_job_options
+from danube.spark.job_options import COMMON, Surroundings, parse_arguments, read_job_options
 from danube.spark.running import LocalRunner, Pace, packed
 
 
@@ -72,13 +72,27 @@ def test_options_are_read_in_any_case_and_secrets_are_not_shown() -> None:
 
 
 def test_the_command_line_takes_store_options(capsys: pytest.CaptureFixture[str]) -> None:
-    given, local = parse_arguments(
+    given, where = parse_arguments(
         "job",
         "does",
         {"failOn": str},
         ["--local", "--s3.region", "eu", "--fail-on", "error", "--s3.profile=x"],
     )
-    assert local and given == {"failOn": "error", "s3.region": "eu", "s3.profile": "x"}
-    with pytest.raises(SystemExit):
-        parse_arguments("job", "does", {}, ["--colour", "blue"])
-    assert "unrecognized argument --colour" in capsys.readouterr().err
+    assert where == Surroundings(local=True) and given == {
+        "failOn": "error",
+        "s3.region": "eu",
+        "s3.profile": "x",
+    }
+    words = ["--master", "spark://h:1", "--conf", "spark.executor.memory=2g", "--conf=spark.x=a=b"]
+    assert parse_arguments("job", "does", {}, words) == (
+        {}, Surroundings(False, "spark://h:1", {"spark.executor.memory": "2g", "spark.x": "a=b"}),
+    )  # fmt: skip
+    for wrong, expected in (
+        (["--colour", "blue"], "unrecognized argument --colour"),
+        (["--conf", "spark.x"], "is not NAME=VALUE"),
+        (["--local", "--master", "local[2]"], "works without Spark"),
+        (["--local", "--conf", "spark.x=1"], "works without Spark"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments("job", "does", {}, wrong)
+        assert expected in capsys.readouterr().err

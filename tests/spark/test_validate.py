@@ -18,10 +18,11 @@ import pytest
 from danube import sync
 from danube.core.cursor import CursorState
 from danube.core.grants import Mode
-from danube.errors import InvalidArgument, NotFound
-from danube.spark import validate
+from danube.errors import InvalidArgument, NotFound, StoreUnavailable
+from danube.spark import places, validate, validate_task
 from danube.spark.findings import Damage, Report
 from danube.wal.cursors import CursorStore
+from danube.wal.local_store import LocalStore
 from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.manifest_keys import manifest_key, parse_partition, segment_key
 from danube.wal.mark import Mark, pack_slot
@@ -367,6 +368,35 @@ def test_a_gap_between_store_and_disk_is_found(copy: History) -> None:
     report = run(copy.data, store=f"file://{copy.store}")
     assert Damage.OFFSETS_MISSING in {one.kind for one in report.findings}
     assert manifest.uploaded_end > 0 and EntryFlag.HOLE_BEFORE
+
+
+def test_what_cannot_be_read_is_no_damage_and_not_clean(copy: History) -> None:
+    path = segments_of(copy.data)[1]
+    path.unlink()
+    path.mkdir()
+    report = run(copy.data)
+    (found,) = [one for one in report.findings if one.kind == Damage.UNREADABLE]
+    assert found.file == str(path)
+    rest = {one.kind for one in report.findings} - {Damage.UNREADABLE}
+    assert report.exit_code == (10 if rest else 11)
+
+
+def test_a_store_that_fails_meanwhile_is_not_clean(copy: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All segments but one were read, and nothing was found: that is not the same as sound."""
+    key = segment_key(_manifest(copy)[1].identity, _manifest(copy)[1].entry(0))
+    store = LocalStore(copy.store)
+
+    class Failing(LocalStore):
+        def get(self, wanted: str, start: int = 0, end: int | None = None) -> bytes:
+            if wanted == key:
+                raise StoreUnavailable("the store is away")
+            return store.get(wanted, start, end)
+
+    monkeypatch.setattr(places, "_opened", lambda settings: Failing(copy.store))
+    monkeypatch.setattr(validate_task, "local_path", lambda place, name: None)  # as of any other store
+    report = run(f"file://{copy.store}")
+    assert {(one.kind, one.file) for one in report.findings} == {(Damage.UNREADABLE, key)}
+    assert report.exit_code == 11
 
 
 def test_severity_decides_the_exit_code(copy: History) -> None:

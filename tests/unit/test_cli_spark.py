@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -75,3 +76,43 @@ def test_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None
     found = call("replay", "--storage", "/nowhere", "--topic", "/default/x")
     assert found.exit_code == 11
     assert "Spark needs Java 17 or later" in found.stderr
+
+
+def test_the_file_for_spark_submit() -> None:
+    found = call("file")
+    path = Path(found.output.strip())
+    assert found.exit_code == 0 and path.is_file()
+    beside = {each.name for each in path.parent.iterdir() if each.suffix == ".py"}
+    assert beside == {path.name, "__init__.py"}, "Python looks there first for all that is imported"
+    for words in ([], ["reply"]):
+        done = subprocess.run(
+            [sys.executable, str(path), *words], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2 and "validate, replay, compact, export" in done.stderr
+
+
+def test_the_java_that_jobs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.1\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = call("java-home")
+    assert found.exit_code == 0 and found.output.strip() == str(tmp_path)
+
+
+def test_a_broker_never_loads_spark() -> None:
+    """Every module that a broker may load, where there is neither pyspark nor pyarrow."""
+    code = (
+        "import sys, importlib, pkgutil\n"
+        "sys.modules['pyspark'] = sys.modules['pyarrow'] = None\n"
+        "import danube.app\n"
+        "for layer in ('broker', 'server', 'wal', 'ipc', 'cluster', 'schema', 'core'):\n"
+        "    package = importlib.import_module(f'danube.{layer}')\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if found.name not in ('danube.wal.cloud_store', 'danube.cluster.raftos_engine'):\n"
+        "            importlib.import_module(found.name)\n"
+        "sys.exit(any(name.startswith('danube.spark') for name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from danube.core.batch import Compression, Flag, read_header, stamp, unpack_head
 from danube.core.checksum import content_hash, crc32c
 from danube.core.columns import encode
 from danube.core.selection import select
-from danube.spark import batch_rows
+from danube.spark import batch_rows, segment_facts
 from danube.spark.findings import Damage
 from danube.spark.segment_bytes import FileBytes, MemoryBytes
 from danube.spark.segment_facts import Expected, SegmentFacts
@@ -318,6 +318,17 @@ def test_planted_damage_is_named_with_its_byte(name: str) -> None:
 
 def test_at_least_twenty_kinds_are_planted_here() -> None:
     assert len({kind for _, kind, _ in PLANTED.values()}) >= 20
+
+
+def test_findings_that_are_not_listed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_facts, "FINDINGS_PER_FILE_MAX", 2)
+    data = segment_of(_BATCHES)
+    for number in range(4):
+        data = flip(data, place(_BATCHES, number) + 120)
+    facts = judge(data)
+    last = facts.findings[-1]
+    assert len(facts.findings) == 3 and last.kind == Damage.FINDINGS_LEFT_OUT
+    assert facts.left_out >= 2 and str(facts.left_out) in last.detail
 
 
 def test_batches_behind_damage_are_judged_too() -> None:

@@ -1,0 +1,43 @@
+"""A driver that spark-submit starts: what a session finds there, and reads, checks and exports with it.
+
+spark-submit ... cluster_driver.py STORAGE TOPIC LAKE ANSWER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import functions
+
+from danube.spark import export, session, validate
+from danube.spark.findings import Report
+
+
+def main() -> None:
+    storage, topic, lake, answer = sys.argv[1:]
+    spark = session("cluster")
+    frame = spark.read.format("danube").option("storage", storage).option("topic", topic)
+    rows = frame.option("minPartitions", 4).load()
+    told: dict[str, Any] = {
+        "master": spark.conf.get("spark.master"),
+        "speculation": spark.conf.get("spark.speculation"),
+        "time_zone": spark.conf.get("spark.sql.session.timeZone"),
+        "java_options": spark.conf.get("spark.executor.defaultJavaOptions"),
+        "rows": rows.count(),
+        "sum": rows.agg(functions.sum("offset")).collect()[0][0],
+        "validate": counts(validate.run({"storage": storage}, spark)),
+        "export": counts(export.run({"storage": storage, "topic": topic, "target": lake}, spark)),
+    }
+    spark.stop()
+    Path(answer).write_text(json.dumps(told))
+
+
+def counts(report: Report) -> dict[str, int]:
+    return {**report.counts, "findings": len(report.findings)}
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,10 @@ NO_PORT: Final = -1
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
 _STORE_URL = re.compile(r"(s3|gs|az|file|memory)://[^@?#\s]*\Z")
-_ENDPOINT = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?\Z")
+# With the account as a path: Azure Blob behind an address of its own.
+_ENDPOINT = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?(/[a-z0-9]{3,24})?\Z"
+)
 
 HIDDEN: Final = "(hidden)"
 

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 
 from tests.broker_process import BrokerProcess
+from tests.cloud_servers import azure_server as azure_server
+from tests.cloud_servers import google_server as google_server
 from tests.s3_server import pytest_terminal_summary as pytest_terminal_summary
 from tests.s3_server import s3_server as s3_server
 

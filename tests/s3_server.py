@@ -35,7 +35,7 @@ MINIO_SOURCE = "github.com/minio/minio@latest"
 MOTO = "moto[server]>=5,<6"
 
 _bucket_numbers = itertools.count()
-_started: list[str] = []
+started: list[str] = []
 
 
 def cache() -> Path:
@@ -263,15 +263,15 @@ def s3_server() -> Iterator[S3Server]:
     try:
         server = S3Server(find()).start()
     except NoServer as error:
-        _started.append(str(error))
+        started.append(str(error))
         pytest.skip(str(error))
-    _started.append(f"S3 server: {server.kind} ({server.program.path})")
+    started.append(f"S3 server: {server.kind} ({server.program.path})")
     yield server
     server.stop()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for text in dict.fromkeys(_started):
+    for text in dict.fromkeys(started):
         terminalreporter.write_line(text)
 
 

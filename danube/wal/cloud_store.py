@@ -49,6 +49,10 @@ CONNECT_TIMEOUT_S: Final = 3.0
 REQUEST_TIMEOUT_S: Final = 120.0
 DELETED_AT_ONCE: Final = 1_000
 _STATUS: Final = re.compile(r"status(?: code)?: ([0-9]{3})")
+_BUCKET_GONE: Final = re.compile(
+    r"NoSuchBucket|ContainerNotFound|specified (?:container|bucket) does not exist"
+)
+_BEYOND: Final = re.compile(r"Wanted range|range was invalid|InvalidRange|status code: 416")
 _REFUSALS: Final = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
@@ -208,24 +212,32 @@ class CloudStore:
 
     def _pieces(self, key: str, start: int, end: int | None) -> Iterator[bytes]:
         """The bytes of a range, whose length is checked before the first and after the last."""
-        whole = start == 0 and end is None
-        if start == end or not whole:
-            size = _info(obstore.head(self._inner, key)).size
-            end = size if end is None else end
-            if start > size or end > size:
-                raise StoreDamaged(
-                    f"object {key} ends at {size}", why=f"{end} was asked for", store=self.name, key=key
-                )
-            if start == end:
-                return
-        options: Any = {} if whole else {"range": (start, end)}
-        answer = obstore.get(self._inner, key, options=options)
-        wanted = answer.meta["size"] if whole else (end or 0) - start
+        if start == end:
+            self._check_end(key, _info(obstore.head(self._inner, key)).size, start)
+            return
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        try:
+            answer = obstore.get(self._inner, key, options={} if end is None and not start else options)
+        except exceptions.BaseError as error:
+            if _BEYOND.search(str(error)) is None:
+                raise
+            self._check_end(key, _info(obstore.head(self._inner, key)).size, start if end is None else end)
+            if end is None:
+                return  # from the very end on
+            raise
+        self._check_end(key, answer.meta["size"], start if end is None else end)
+        wanted = answer.meta["size"] - start if end is None else end - start
         for piece in answer.stream(min_chunk_size=COPY_BYTES):
             wanted -= len(piece)
             yield bytes(piece)
         if wanted:
             raise StoreUnavailable(f"the body of {key} ended early", store=self.name, key=key)
+
+    def _check_end(self, key: str, size: int, end: int) -> None:
+        if end > size:
+            raise StoreDamaged(
+                f"object {key} ends at {size}", why=f"{end} was asked for", store=self.name, key=key
+            )
 
     def _run(self, doing: str, key: str, request: Callable[[], T]) -> T:
         def once() -> T:
@@ -239,11 +251,22 @@ class CloudStore:
         return self.retries.run(once)
 
     def _failure(self, doing: str, key: str, error: Exception) -> DanubeError:
+        what = f"store {self.name} failed to {doing} {key}"
+        if _BUCKET_GONE.search(str(error)):
+            return StoreRefused(
+                what,
+                why="there is no such bucket",
+                hint="make the bucket, or check storage.url",
+                store=self.name,
+            )
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            if doing == "put":  # an upload in parts that the cloud has forgotten
+                return StoreUnavailable(
+                    what, why="the upload is not known there any more", store=self.name, key=key
+                )
             return ObjectMissing(f"there is no object {key}", store=self.name, key=key)
         found = _STATUS.search(str(error))
         status = int(found[1]) if found else 0
-        what = f"store {self.name} failed to {doing} {key}"
         why = f"it answered {status}" if status else type(error).__name__
         if isinstance(error, _REFUSALS) or (400 <= status < 500 and status not in (408, 429)):
             return StoreRefused(what, why=why, hint="check the credentials and their rights", store=self.name)

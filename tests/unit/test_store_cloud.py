@@ -163,6 +163,14 @@ def test_keys_of_the_wrong_form_are_told_without_themselves(settings: StorageSet
     assert "".join(traceback.format_exception(error)).count(SECRET) == 0
 
 
+def test_an_endpoint_with_a_path_is_azures_alone() -> None:
+    key = base64.b64encode(bytes(32)).decode()
+    given = {"endpoint": "http://127.0.0.1:1/account", "access_key": Secret("me"), "secret_key": Secret(key)}
+    assert open_store(StorageSettings(url="az://box", **given)).name == "az://box"  # type: ignore[arg-type]
+    with pytest.raises(ConfigInvalid, match=r"storage\.endpoint"):
+        open_store(StorageSettings(url="s3://box", **given))  # type: ignore[arg-type]
+
+
 def test_stores_of_both_clouds_open_without_asking_anybody() -> None:
     key = base64.b64encode(bytes(32)).decode()
     azure = StorageSettings(url="az://box/dir", access_key=Secret("me"), secret_key=Secret(key))

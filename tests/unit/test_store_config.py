@@ -117,6 +117,7 @@ def test_keys_of_other_clouds_have_their_place(tmp_path: Path) -> None:
         ("mode: tape", "is not one of"),
         ("url: ftp://x", "is not a store"),
         ("endpoint: localhost:9000", "is not an endpoint"),
+        ("endpoint: http://localhost:9000/a/b", "is not an endpoint"),
         ("part_size: 1MiB", "below the least allowed"),
         ("merge_below: 1GiB, merge_to: 64MiB", "merge_below is above"),
         ("write_buffer: {backend: valkey, endpoints: [a]}", "write_buffer cannot be had here"),

@@ -43,7 +43,7 @@ BETWEEN_FAULTS = {
     "descriptors": Bound(per_hour=120.0, slack=6),
     "threads": Bound(per_hour=60.0, slack=2),
 }
-CAPACITIES = {"cached_files": SEGMENTS_MAX + 64}  # some may be in use while they are replaced
+CAPACITIES = {"data_files": SEGMENTS_MAX + 512}  # the cache of objects, and the logs of this load
 ON_DISK = Bound(per_hour=16 * MIB, slack=256 * MIB)
 
 
@@ -175,6 +175,6 @@ def _blocked(times: Floats, values: Floats, rules: Rules) -> Stratum:
 
 def shown(metric: str) -> Callable[[float], str]:
     """How a value of the metric, or its growth, is written."""
-    if metric in ("descriptors", "cached_files", "threads"):
+    if metric in ("descriptors", "data_files", "threads"):
         return lambda value: f"{value:+.1f}"
     return lambda value: f"{value / MIB:+.2f} MiB"

@@ -18,8 +18,8 @@ METRICS = (
     "proportional_bytes",  # with its share of what several processes map
     "resident_bytes",
     "shared_bytes",  # of the region that workers share, and other shared memory
-    "descriptors",  # without those of cached files
-    "cached_files",  # open files of a cache, which has a bound of its own
+    "descriptors",  # without those of data files
+    "data_files",  # open files of the data directory, as many as there are at the moment
     "threads",
 )
 _STATUS_FIELDS = {"VmRSS": "resident_bytes", "RssAnon": "private_bytes", "RssShmem": "shared_bytes"}
@@ -37,7 +37,7 @@ class Reading:
     resident_bytes: int
     shared_bytes: int
     descriptors: int
-    cached_files: int
+    data_files: int
     threads: int
 
 
@@ -60,21 +60,22 @@ class Sample:
         return cls(processes, dict(found["places"]))
 
 
-def read_process(pid: int, cache: str = "") -> Reading | None:
+def read_process(pid: int, data: str = "") -> Reading | None:
     """What one process uses; None when it is gone or is no more than a zombie.
 
-    Open files whose path begins with ``cache`` are counted apart.
+    Open files whose path begins with ``data`` are counted apart, each once and while it has its name: a
+    second descriptor of one, and one that was deleted, count as descriptors.
     """
     base = Path(f"/proc/{pid}")
     try:
         status = (base / "status").read_text()
         proportional = (base / "smaps_rollup").read_text()
         started = int((base / "stat").read_text().rsplit(")", 1)[1].split()[19])
-        descriptors, cached_files = _descriptors(base / "fd", cache)
+        descriptors, data_files = _descriptors(base / "fd", data)
     except (OSError, IndexError):
         return None
     found = {"proportional_bytes": _kib(proportional, "Pss")}
-    found |= {"descriptors": descriptors, "cached_files": cached_files}
+    found |= {"descriptors": descriptors, "data_files": data_files}
     found |= {name: _kib(status, field) for field, name in _STATUS_FIELDS.items()}
     found["threads"] = _number(status, "Threads")
     if not found["resident_bytes"]:
@@ -83,13 +84,15 @@ def read_process(pid: int, cache: str = "") -> Reading | None:
     return Reading(life=f"{pid}-{started}", age_s=round(up_s - started / _TICKS_S, 2), **found)
 
 
-def _descriptors(folder: Path, cache: str) -> tuple[int, int]:
-    """How many are open, and how many of a cache's files."""
-    names, cached = os.listdir(folder), 0
-    for name in names if cache else ():
+def _descriptors(folder: Path, data: str) -> tuple[int, int]:
+    """How many are open, those of data files apart."""
+    names, files = os.listdir(folder), set()
+    for name in names if data else ():
         with suppress(OSError):
-            cached += os.readlink(folder / name).startswith(cache)
-    return len(names) - cached, cached
+            path = os.readlink(folder / name)
+            if path.startswith(data) and not path.endswith(" (deleted)"):
+                files.add(path)
+    return len(names) - len(files), len(files)
 
 
 def _number(text: str, field: str) -> int:
@@ -115,10 +118,10 @@ def disk_bytes(root: Path) -> int:
 
 
 def take(
-    processes: Callable[[], Mapping[str, int]], places: Mapping[str, Callable[[], int]], cache: str = ""
+    processes: Callable[[], Mapping[str, int]], places: Mapping[str, Callable[[], int]], data: str = ""
 ) -> Sample:
     """Read every process by its role, and every place."""
-    readings = {role: read_process(pid, cache) for role, pid in processes().items()}
+    readings = {role: read_process(pid, data) for role, pid in processes().items()}
     return Sample(
         {role: reading for role, reading in readings.items() if reading is not None},
         {name: size() for name, size in places.items()},

@@ -102,7 +102,7 @@ class Soak:
             Faults(),
             broker.processes,
             places,
-            cache=f"{self.data_dir}/cache/",
+            data=f"{self.data_dir}/",
             every_s=self.settings.sample_every_s,
             settle_s=self.settings.settle_s,
             on_sample=self._progress,

@@ -45,7 +45,7 @@ class Watch:
         processes: Callable[[], Mapping[str, int]],
         places: Mapping[str, Callable[[], int]],
         *,
-        cache: str = "",
+        data: str = "",
         every_s: float = 5.0,
         settle_s: float = 5.0,
         on_sample: Callable[[], None] = lambda: None,
@@ -55,7 +55,7 @@ class Watch:
         self.died: list[str] = []
         self._processes = processes
         self._places = places
-        self._cache = cache
+        self._data = data
         self._every_s = every_s
         self._settle_s = settle_s
         self._on_sample = on_sample
@@ -106,7 +106,7 @@ class Watch:
         """Take one sample now."""
         quiet_before = self.faults.quiet_for(self._settle_s)
         interval = self.faults.count
-        sample = take(self._processes, self._places, self._cache)
+        sample = take(self._processes, self._places, self._data)
         quiet = quiet_before and interval == self.faults.count
         self._compare(sample)
         self.record.add(self.run_s, interval, quiet, sample)

@@ -133,7 +133,7 @@ class Hours:
             self.record.add(self.now_s, interval, quiet, Sample({"worker-0": reading}, {"data": 10 * MIB}))
 
     def _level(self, name: str) -> float:
-        if name == "cached_files":
+        if name == "data_files":
             return 0
         if name in ("descriptors", "threads"):
             return 60 + (self.source.random() < 0.1)
@@ -189,12 +189,12 @@ def test_processes_that_grow_while_they_are_young_are_within_all_bounds(hours: H
     assert found["private_bytes", "within lives"] is found["private_bytes", "long run"] is Growth.WITHIN
 
 
-def test_more_cached_files_than_the_cache_may_hold_are_told(hours: Hours) -> None:
+def test_more_data_files_than_there_may_be_are_told(hours: Hours) -> None:
     hours.run(0.1, {})
     assert over_capacity(hours.record) == []
-    hours.run(0.2, {}, kept={"cached_files": 100_000})
+    hours.run(0.2, {}, kept={"data_files": 100_000})
     (sentence,) = over_capacity(hours.record)
-    assert "worker-0 had" in sentence and "cached_files" in sentence
+    assert "worker-0 had" in sentence and "data_files" in sentence
 
 
 def test_the_bounds_of_long_runs_are_those_that_were_promised() -> None:
@@ -222,13 +222,23 @@ def test_a_reading_is_of_this_process_and_its_threads() -> None:
     assert (after.threads, after.descriptors) == (before.threads + 1, before.descriptors + 1)
 
 
-def test_open_files_of_a_cache_are_counted_apart(tmp_path: Path) -> None:
-    before = read_process(os.getpid(), f"{tmp_path}/cache/")
-    (tmp_path / "cache").mkdir()
-    with (tmp_path / "cache" / "a").open("w"), (tmp_path / "b").open("w"):
-        after = read_process(os.getpid(), f"{tmp_path}/cache/")
-    assert before is not None and after is not None
-    assert (after.cached_files, after.descriptors) == (1, before.descriptors + 1)
+def test_files_of_the_data_directory_are_counted_apart(tmp_path: Path) -> None:
+    def growth() -> tuple[int, int]:
+        now = read_process(os.getpid(), f"{tmp_path}/data/")
+        assert now is not None and before is not None
+        return now.data_files, now.descriptors - before.descriptors
+
+    before = read_process(os.getpid(), f"{tmp_path}/data/")
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "a"
+    with path.open("w"):
+        assert growth() == (1, 0)
+        with (tmp_path / "elsewhere").open("w"):
+            assert growth() == (1, 1)
+        with path.open():
+            assert growth() == (1, 1), "a second descriptor of one file is one too many"
+        path.unlink()
+        assert growth() == (0, 1), "and so is one of a file that nobody can find any more"
 
 
 def test_what_is_gone_is_not_read() -> None:

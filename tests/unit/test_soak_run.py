@@ -359,7 +359,7 @@ def test_more_than_a_bound_at_any_moment_fails_the_run(tmp_path: Path) -> None:
     found = soak.report()
     soak.record.close()
     assert (found["verdict"], found["violations"]) == (FAILED, {"bounds": 1})
-    assert "worker-1 had 5000 cached_files at once" in text(found)
+    assert "worker-1 had 5000 data_files at once" in text(found)
 
 
 def test_a_run_that_failed_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ TURN_S = 4.0  # what a turn lasts at scale 1
 BYTES_MAX = GIB  # what a turn writes at most at scale 1
 FIRST_COUNT = {100: 2_000, 1_024: 2_000, 65_536: 200}
 CALIBRATIONS = 6  # short turns say little about long ones
+GROWTH = 32  # from one to the next
 LATENCY_RATE = 1_000
 LATENCY_LEAST = 20
 WARM_BYTES = 2 * GIB
@@ -183,18 +184,30 @@ class Comparison:
             member.count = max(LATENCY_LEAST, int(LATENCY_RATE * self.options.turn_s))
             return member.client.turn(member.running, self.work(member, workload, size))
         member.count = min(FIRST_COUNT.get(size, 1_000), self._count_max(size))
-        turn = member.client.turn(member.running, self.work(member, workload, size))
+        before, turn = None, member.client.turn(member.running, self.work(member, workload, size))
         for _ in range(CALIBRATIONS):
-            done = member.count
-            wanted = max(1, int(turn.rate * self.options.turn_s))
-            if turn.seconds < self.options.turn_s / 4:  # mostly its beginning: the true rate is higher
-                wanted = max(wanted, 4 * done)
-            member.count = min(self._count_max(size), wanted)
-            no_more = member.count <= done or turn.records <= done // 2  # as when all that is stored was read
-            if no_more or turn.seconds >= self.options.turn_s / 2:
+            if turn.records <= member.count // 2:  # all that is stored was read
                 break
-            turn = member.client.turn(member.running, self.work(member, workload, size))
+            beginning = self._mostly_beginning(member, turn, before)
+            done, member.count = member.count, self._next_count(member, size, turn, before, beginning)
+            if member.count <= done or (not beginning and turn.seconds >= self.options.turn_s / 2):
+                break
+            before, turn = turn, member.client.turn(member.running, self.work(member, workload, size))
         return turn
+
+    def _mostly_beginning(self, member: Member, turn: Turn, before: Turn | None) -> bool:
+        """Whether a turn says little: it is short, or a tool's whose length does not follow its work yet."""
+        if member.client.kind == "tool" and (before is None or turn.seconds < 1.5 * before.seconds):
+            return True
+        return turn.seconds < self.options.turn_s / 4
+
+    def _next_count(self, member: Member, size: int, turn: Turn, before: Turn | None, beginning: bool) -> int:
+        """Records that last a turn; of a tool, beside its own start."""
+        rate = turn.rate
+        if member.client.kind == "tool" and before is not None and not beginning:
+            rate = (turn.records - before.records) / (turn.seconds - before.seconds)
+        wanted = max(1, int(rate * self.options.turn_s), 4 * member.count if beginning else 0)
+        return min(self._count_max(size), wanted, GROWTH * member.count)
 
     def _count_max(self, size: int) -> int:
         return max(20, int(BYTES_MAX * self.options.scale) // size)

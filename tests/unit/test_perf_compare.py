@@ -323,6 +323,42 @@ def test_work_grows_until_a_turn_lasts(tmp_path: Path, log: list[str]) -> None:
     assert client.works[-1].count == 4_000_000  # four seconds of a million a second
 
 
+class FakeTool(FakeClient):
+    """Starts for two seconds, which it counts, and then does a million a second."""
+
+    kind = "tool"
+
+    def turn(self, running: Running, work: Work) -> Turn:
+        self.works.append(work)
+        seconds = 2 + work.count / 1e6
+        return Turn(rate=work.count / seconds, seconds=seconds, records=work.count)
+
+
+def test_the_start_of_a_tool_is_not_taken_for_its_work(tmp_path: Path, log: list[str]) -> None:
+    tool = FakeTool("a", log)
+    compared(tmp_path, [FakeProduct("a", tool)], scale=1.0, rounds=1)
+    assert tool.works[0].count == 2_000
+    assert tool.works[-1].count == 4_000_000
+
+
+class FakeReplay(FakeClient):
+    """Reads what is stored, however much is asked for; takes a little longer each time."""
+
+    kind = "tool"
+
+    def turn(self, running: Running, work: Work) -> Turn:
+        self.works.append(work)
+        records = min(work.count, work.stored)
+        seconds = 0.5 * 2 ** len(self.works)
+        return Turn(rate=records / seconds, seconds=seconds, records=records)
+
+
+def test_a_replay_of_all_that_is_stored_is_not_made_smaller(tmp_path: Path, log: list[str]) -> None:
+    client = FakeReplay("a", log)
+    compared(tmp_path, [FakeProduct("a", client)], scale=1.0, rounds=2, workloads=["replay"])
+    assert [min(work.count, work.stored) for work in client.works[-2:]] == [1_000, 1_000]
+
+
 def test_work_is_bounded_by_bytes(tmp_path: Path, log: list[str]) -> None:
     client = FakeClient("a", log, [1e9])
     compared(tmp_path, [FakeProduct("a", client)], scale=0.01, rounds=1, sizes=[65_536])

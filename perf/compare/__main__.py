@@ -5,6 +5,7 @@
     python -m perf.compare --only danube,nats --workload publish --size 100 --rounds 1 --scale 0.1
     python -m perf.compare --append FILE.jsonl      the whole of it, recorded
     python -m perf.compare --table FILE.jsonl       the table of what was recorded last
+    python -m perf.compare --write                  the same of perf/history into docs/comparison.md
 
 Turns are interleaved (A B C A B C), the first of each is thrown away, figures are medians.  How each is
 measured: docs/comparison.md.
@@ -18,8 +19,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,12 @@ except ImportError:
         os.execv(_VENV, [str(_VENV), "-m", "perf.compare", *sys.argv[1:]])
     raise
 
-from perf.compare import table  # noqa: E402
-from perf.compare.figures import Row  # noqa: E402
 from perf.compare.levels import Unfair, group_of  # noqa: E402
 from perf.compare.network import congestion_control, enter_own_network  # noqa: E402
 from perf.compare.product import Product  # noqa: E402
 from perf.compare.products import products  # noqa: E402
-from perf.compare.run import WORKLOADS, Comparison, Options, Skip  # noqa: E402
+from perf.compare.report import DOCUMENT, HISTORY, last_run, run_of, show, written  # noqa: E402
+from perf.compare.run import WORKLOADS, Comparison, Options  # noqa: E402
 from perf.machine import file_system, fingerprint  # noqa: E402
 
 ROUNDS_LEAST, SCALE_LEAST = 5, 0.5  # of a comparison that is recorded
@@ -72,6 +73,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--append", metavar="FILE", type=Path, help="append a line for each row to FILE")
     parser.add_argument(
         "--table", metavar="FILE", type=Path, help="print what FILE recorded last; measure nothing"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the last recorded table into the document"
     )
     parser.add_argument("-o", "--output", choices=["text", "markdown", "json"], default="text")
     options = parser.parse_args(words)
@@ -123,31 +127,6 @@ def listing(known: Sequence[Product]) -> str:
     return "\n".join(lines)
 
 
-def recorded(path: Path) -> list[Row]:
-    """The rows of the newest run in a file of history; ValueError when there is none."""
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    compared = [line for line in lines if "comparison" in line]
-    if not compared:
-        raise ValueError(f"{path} holds no comparison")
-    return [Row.from_line(line) for line in compared if line["time"] == compared[-1]["time"]]
-
-
-def show(rows: Sequence[Row], skips: Sequence[Skip], facts: dict[str, Any], output: str) -> str:
-    """The result as it is printed."""
-    if output == "json":
-        return "\n".join(json.dumps({**row.line(), **facts}) for row in rows)
-    head = [f"{name}: {value}" for name, value in facts.items() if name != "machine"]
-    machine = facts.get("machine", {})
-    head += [
-        f"machine: {', '.join(f'{name} {value}' for name, value in machine.items() if name != 'packages')}"
-    ] * bool(machine)
-    body = table.markdown(rows) if output == "markdown" else table.text(rows)
-    notes = [*table.legend(rows), *map(str, skips)]
-    if output == "markdown":
-        notes = [f"- {note}" for note in notes]
-    return "\n".join([*head, "", body, "", *notes])
-
-
 def main(words: Sequence[str] | None = None) -> int:
     options = arguments(words)
     try:
@@ -155,7 +134,10 @@ def main(words: Sequence[str] | None = None) -> int:
             print(listing(products(options.workers)))
             return 0
         if options.table:
-            print(show(recorded(options.table), [], {}, options.output))
+            print(show(last_run([options.table]), options.output))
+            return 0
+        if options.write:
+            DOCUMENT.write_text(written(DOCUMENT.read_text(), last_run(sorted(HISTORY.glob("*.jsonl")))))
             return 0
         return measure(options)
     except (Unfair, ValueError, OSError) as error:
@@ -171,49 +153,60 @@ def ended(number: int, frame: object) -> None:
 def measure(options: argparse.Namespace) -> int:
     """Run the comparison and print it; 1 when something failed that should have been measured."""
     signal.signal(signal.SIGTERM, ended)
-    network = (
-        enter_own_network() if options.network == "own" else f"the machine's loopback, {congestion_control()}"
-    )
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="danube-compare-", dir=options.directory) as directory:
-        kind = file_system(Path(directory))
+    own = options.network == "own"
+    network = enter_own_network() if own else f"the machine's loopback, {congestion_control()}"
+    with tempfile.TemporaryDirectory(prefix="danube-compare-", dir=options.directory) as folder:
+        directory = Path(folder)
+        kind = file_system(directory)
         if kind in MEMORY_KINDS and options.append:
             raise ValueError(
                 f"{directory} is on {kind}, where nothing is synced: name one on a disk with --directory"
             )
-        comparison = Comparison(
-            Options(
-                directory=Path(directory),
-                products=products(options.workers),
-                workloads=options.workload,
-                sizes=options.size,
-                only=options.only,
-                rounds=options.rounds,
-                scale=options.scale,
-            ),
-            lambda note: print(note, file=sys.stderr, flush=True),
-        )
-        facts = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "rounds": options.rounds,
-            "scale": options.scale,
-            "network": network,
-            "machine": fingerprint(Path(directory)),
-        }
+        comparison = comparison_of(options, directory)
         if kind in MEMORY_KINDS:
-            comparison.skip(
-                "durability", f"data lies on {kind}: whatever a level says, all of it is in memory"
-            )
-        for row in comparison.rows():
-            rows.append(row)
-            if options.append:  # at once: a long run that ends early has said something
-                with options.append.open("a") as history:
-                    history.write(json.dumps({**row.line(), **facts}) + "\n")
-    if not rows and not comparison.skips:
+            comparison.skip("durability", f"data lies on {kind}: whatever a level says, it is all in memory")
+        facts = facts_of(options, directory, network)
+        lines = list(recorded(comparison, facts, options.append))
+    if not lines:
         print("perf.compare: nothing to measure: no setting fits --only", file=sys.stderr)
         return 1
-    print(show(rows, comparison.skips, facts, options.output))
+    print(show(run_of(lines), options.output))
     return int(any(skip.failed for skip in comparison.skips))
+
+
+def comparison_of(options: argparse.Namespace, directory: Path) -> Comparison:
+    chosen = Options(
+        directory=directory,
+        products=products(options.workers),
+        workloads=options.workload,
+        sizes=options.size,
+        only=options.only,
+        rounds=options.rounds,
+        scale=options.scale,
+    )
+    return Comparison(chosen, lambda note: print(note, file=sys.stderr, flush=True))
+
+
+def facts_of(options: argparse.Namespace, directory: Path, network: str) -> dict[str, Any]:
+    """What stands in every line of a run."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rounds": options.rounds,
+        "scale": options.scale,
+        "network": network,
+        "machine": fingerprint(directory),
+    }
+
+
+def recorded(comparison: Comparison, facts: dict[str, Any], path: Path | None) -> Iterator[dict[str, Any]]:
+    """Each row, then each skip, as a line, and in the file at once: it may be a long run."""
+    lines = chain((row.line() for row in comparison.rows()), (skip.line() for skip in comparison.skips))
+    for found in lines:
+        line = {**facts, **found}
+        if path is not None:
+            with path.open("a") as history:
+                history.write(json.dumps(line) + "\n")
+        yield line
 
 
 if __name__ == "__main__":

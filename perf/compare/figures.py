@@ -10,6 +10,7 @@ from perf.compare.levels import Level, level_of
 from perf.turns import rounded
 
 MILLION = 1_000_000
+KIND = "comparison"  # of its lines in the history, which other readers leave alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +93,21 @@ class Row:
 
     def line(self) -> dict[str, Any]:
         """For a line of history: spreads are [median, lowest, highest]."""
-        found = {**vars(self), "kind": self.kind, "comparison": self.workload, "level": self.level.label}
-        found["workload"] = f"compare-{self.workload}"
+        found = {**vars(self), "level": self.level.label}
+        found["client_kind"] = found.pop("kind")
         for name in FIGURES:
             spread = getattr(self, name)
             found[name] = None if spread is None else spread.line()
-        return found
+        return {"kind": KIND, **found}
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Row:
         """The row that :meth:`line` wrote; ValueError when it is none."""
         try:
-            known = {name: line[name] for name in cls.__dataclass_fields__}
-            known["workload"], known["level"] = line["comparison"], level_of(line["level"])
+            if line["kind"] != KIND:
+                raise ValueError(f"this is no line of a comparison but of kind {line['kind']!r}")
+            known = {name: line[name] for name in cls.__dataclass_fields__ if name != "kind"}
+            known["kind"], known["level"] = line["client_kind"], level_of(line["level"])
             for name in FIGURES:
                 known[name] = None if line[name] is None else Spread(*line[name])
             return cls(**known)

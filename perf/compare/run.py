@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perf.compare.figures import Row, Turn, summary
 from perf.compare.levels import GROUPS, Level, group_of, refuse_unfair
@@ -25,6 +26,7 @@ GROWTH = 32  # from one to the next
 LATENCY_RATE = 1_000
 LATENCY_LEAST = 20
 WARM_BYTES = 2 * GIB
+KIND_OF_SKIP = "comparison-skip"
 WORKLOADS = {
     "publish": "records/s sent and acknowledged by one producer, as many in flight as suits its client",
     "latency": "one acknowledged send at a time, 1,000 a second: microseconds to the acknowledgement",
@@ -65,6 +67,10 @@ class Skip:
     what: str
     why: str
     failed: bool = False
+
+    def line(self) -> dict[str, Any]:
+        """For a line of history."""
+        return {"kind": KIND_OF_SKIP, **vars(self)}
 
     def __str__(self) -> str:
         return f"{'FAILED' if self.failed else 'skipped'}: {self.what}: {self.why}"

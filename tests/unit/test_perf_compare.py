@@ -18,7 +18,9 @@ from perf.compare.levels import GROUPS, MEANINGS, Level, Unfair, group_of, level
 from perf.compare.processes import Failed
 from perf.compare.product import Client, Running, Setting, Work
 from perf.compare.products import products
-from perf.compare.run import Comparison, Options
+from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, last_run, written
+from perf.compare.run import Comparison, Options, Skip
+from perf.report.history import read_history
 from perf.turns import GIB
 
 
@@ -147,15 +149,16 @@ def test_a_line_of_history_gives_the_row_back() -> None:
         server_per_million=Spread(1.0, 0.5, 2.0),
     )
     line = json.loads(json.dumps(written.line()))
-    assert line["workload"] == "compare-publish"
+    assert (line["kind"], line["workload"], line["client_kind"]) == ("comparison", "publish", "python")
     assert line["level"] == "written"
     assert line["rate"] == [1_000, 900, 1_100]
     assert Row.from_line(line) == written
 
 
 def test_a_line_of_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match="no line of a comparison"):
-        Row.from_line({"workload": "publish", "floor": 1})
+    for line in ({"workload": "publish", "floor": 1}, {"kind": "load"}, {"kind": "comparison", "size": 1}):
+        with pytest.raises(ValueError, match="no line of a comparison"):
+            Row.from_line(line)
 
 
 # --- table ---
@@ -475,6 +478,7 @@ def history(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "history.jsonl"
     lines = [{"workload": "publish", "floor": 1, "time": "1"}]
     lines += [{**row(setting=name).line(), "time": time} for name, time in (("old", "1"), ("new", "2"))]
+    lines.append({**Skip("kafka", "it is not here").line(), "time": "2"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     yield path
 
@@ -485,6 +489,32 @@ def test_what_was_recorded_last_can_be_printed_again(
     assert command.main(["--table", str(history), "-o", "markdown"]) == 0
     printed = capsys.readouterr().out
     assert "| new |" in printed and "| old |" not in printed
+    assert "- skipped: kafka: it is not here" in printed
+
+
+def test_the_reader_of_other_lines_leaves_these_alone(history: Path) -> None:
+    lines = history.read_text().splitlines()
+    history.write_text("\n".join(lines[1:]) + "\n")
+    found = read_history(history.parent, history.parent)
+    assert (found.lines, found.errors, found.others) == ([], [], 3)
+
+
+def test_a_run_is_written_between_the_marks_and_nowhere_else(history: Path) -> None:
+    before = f"# Words\n\n{BEGIN}\nold\n{END}\n\nmore\n"
+    once = written(before, last_run([history]))
+    assert once.startswith(f"# Words\n\n{BEGIN}\n\nMeasured: time 2") and once.endswith(
+        f"\n\n{END}\n\nmore\n"
+    )
+    assert "| new |" in once and "old" not in once
+    assert written(once, last_run([history])) == once
+    with pytest.raises(ValueError, match="not exactly one"):
+        written("# Words\n", None)
+
+
+def test_the_document_shows_what_was_recorded_last() -> None:
+    files = sorted(HISTORY.glob("*.jsonl"))
+    run = last_run(files) if any('"kind": "comparison"' in path.read_text() for path in files) else None
+    assert DOCUMENT.read_text() == written(DOCUMENT.read_text(), run), "run python -m perf.compare --write"
 
 
 @pytest.mark.parametrize("text", ['{"workload": "publish", "time": "1"}\n', "no json\n"])

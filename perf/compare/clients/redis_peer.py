@@ -25,7 +25,7 @@ BLOCK_MS = 500
 class Streams:
     """One pipeline after another; entries read by a group and acknowledged together."""
 
-    command = ("XADD", "{topic}", "*", "p")
+    command: tuple[str, ...] = ("XADD", "{topic}", "*", "p")
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options

@@ -6,6 +6,8 @@ Danube always does; a peer, its clients and its tools where they are installed, 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,3 +192,45 @@ def test_the_setup_says_what_it_takes() -> None:
     script = str(places.ROOT / "scripts" / "compare-setup")
     result = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "--kafka" in result.stdout
+
+
+@pytest.mark.slow
+def test_what_the_setup_cannot_fetch_is_noted_and_no_failure(tmp_path: Path) -> None:
+    """On a machine without Go, Java and a package registry; nothing outside the copy is touched."""
+    for name in ("scripts/compare-setup", "perf/compare/requirements.txt"):
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy)
+    (tmp_path / "scripts" / "setup").write_text("#!/bin/sh\n")
+    (tmp_path / "scripts" / "setup").chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin").mkdir()
+    for tool in (
+        "bash",
+        "cat",
+        "cksum",
+        "cut",
+        "dirname",
+        "env",
+        "grep",
+        "mkdir",
+        "mktemp",
+        "rm",
+        "sh",
+        "tail",
+        "tr",
+    ):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PIP_INDEX_URL": "http://127.0.0.1:9/none"}
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        environment.pop(name, None)
+    result = subprocess.run(
+        [str(tmp_path / "scripts" / "compare-setup")], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    missing = {path.name: path.read_text() for path in (tmp_path / ".venv-compare" / "missing").iterdir()}
+    assert set(missing) == {"clients", "kafka", "nats", "nats-server", "perf-test", "stream-perf-test"}
+    assert missing["nats"] == "scripts/compare-setup could not fetch it: go is not installed\n"
+    assert missing["perf-test"].endswith("java is not installed\n")
+    assert missing["kafka"] == "scripts/compare-setup --kafka fetches it\n"

@@ -9,6 +9,7 @@ without an answer is not repeated either: it may have had its effect.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ from danube.server.proto import DanubeApi_pb2 as pb
 from tests.crash.clients import Receiver, Sender
 
 CALL_TIMEOUT_S = 20.0
+SETTLERS = 4  # calls side by side of one consumer
+WAITING_MAX = 10_000
 KINDS = pb.ConsumerRequest.SubscriptionType
 KIND_OF = {
     "exclusive": KINDS.Exclusive,
@@ -111,7 +114,11 @@ class GrpcSender(Sender):
 
 
 class GrpcReceiver(Receiver):
-    """One consumer whose acks are calls of their own."""
+    """One consumer whose acks are calls of their own.
+
+    What comes is written down at once and settled beside: a record that waited unseen behind slow acks
+    could time out, go to another consumer, and look as if the broker had sent its key out of order.
+    """
 
     errors = (grpc.aio.AioRpcError,)
 
@@ -128,10 +135,28 @@ class GrpcReceiver(Receiver):
             subscription_type=KIND_OF[self.mode],
         )
         answer = await calls.unary("ConsumerService/Subscribe", request, pb.ConsumerResponse)
-        async for message in calls.received(answer.consumer_id):
+        waiting: asyncio.Queue[Any] = asyncio.Queue(WAITING_MAX)
+        tasks = [asyncio.ensure_future(self.settle_all(calls, waiting)) for _ in range(SETTLERS)]
+        tasks.append(asyncio.ensure_future(self.read(calls, answer.consumer_id, waiting)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def read(self, calls: Calls, consumer_id: int, waiting: asyncio.Queue[Any]) -> None:
+        async for message in calls.received(consumer_id):
             key = message.routing_key if message.HasField("routing_key") else None
             self.note(0, message.msg_id.topic_offset, message.payload, key)
-            await self.settle(calls, message)
+            await waiting.put(message)
+
+    async def settle_all(self, calls: Calls, waiting: asyncio.Queue[Any]) -> None:
+        while True:
+            await self.settle(calls, await waiting.get())
 
     async def settle(self, calls: Calls, message: Any) -> None:
         fate = self.fate()
@@ -149,7 +174,7 @@ class GrpcReceiver(Receiver):
         place = (self.topic, 0, message.msg_id.topic_offset)
         try:
             await calls.unary("ConsumerService/Ack", pb.AckRequest(**settled), pb.AckResponse)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
             self.journal.write("ack_unknown", self.subscription, *place)
             raise
         self.journal.write("ack", self.subscription, *place)

@@ -14,10 +14,13 @@ from hypothesis import settings
 from tests.broker_process import BrokerProcess
 from tests.cloud_servers import azure_server as azure_server
 from tests.cloud_servers import google_server as google_server
+from tests.s3_server import pytest_sessionfinish as pytest_sessionfinish
 from tests.s3_server import pytest_terminal_summary as pytest_terminal_summary
+from tests.s3_server import pytest_testnodedown as pytest_testnodedown
 from tests.s3_server import s3_server as s3_server
 
 _SEED = 20_261_121
+_TESTS = Path(__file__).parent
 
 _seed_key = pytest.StashKey[int]()
 
@@ -31,8 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that runs this in the background lets it, and all that it starts, ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    given = config.getoption("--seed")
-    config.stash[_seed_key] = random.SystemRandom().randrange(2**32) if given == "random" else int(given)
+    if config.option.seed == "random":
+        config.option.seed = str(random.SystemRandom().randrange(2**32))  # processes of the run get it too
+    given = config.option.seed
+    config.stash[_seed_key] = int(given)
     # Two runs of one tree tell the same; what searches for faults says so.
     settings.register_profile("danube", deadline=None, print_blob=True, derandomize=given == str(_SEED))
     settings.load_profile("danube")
@@ -42,10 +47,18 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_seed_key]} (repeat with --seed)"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In a run of two processes one is for brokers, which are tests of time too; files stay whole."""
+    for item in items:
+        folder = item.path.relative_to(_TESTS).parts[0]
+        group = {"compat": "brokers", "crash": "brokers", "e2e": "brokers", "spark": "spark"}.get(folder)
+        item.add_marker(pytest.mark.xdist_group(group or item.path.name))
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """This run's seed, mixed with the test's name."""
-    return random.Random(f"{request.config.stash[_seed_key]} {request.node.nodeid}").randrange(2**32)
+    return random.Random(f"{request.config.stash[_seed_key]} {request.node.name}").randrange(2**32)
 
 
 @pytest.fixture

@@ -270,6 +270,18 @@ def s3_server() -> Iterator[S3Server]:
     server.stop()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of a run of several: hand on what was started."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["servers"] = started
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    started.extend(getattr(node, "workeroutput", {}).get("servers", []))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for text in dict.fromkeys(started):
         terminalreporter.write_line(text)

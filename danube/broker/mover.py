@@ -156,10 +156,10 @@ class Mover:
         self._loop.call_later(self._random.uniform(1, 5), self._bind)
 
     def _clean_uploads(self) -> None:
-        """Once an hour: unfinished multipart uploads cost money and nobody lists them."""
+        """Every hour or sooner: unfinished multipart uploads cost money and nobody lists them."""
         older_us = self._settings.orphan_age_us
         self.block(lambda: self.store.clean_uploads(older_us), self._cleaned)
-        self._loop.call_later(CLEAN_UPLOADS_S, self._clean_uploads)
+        self._loop.call_later(min(CLEAN_UPLOADS_S, max(older_us / 1e6, 1.0)), self._clean_uploads)
 
     def _cleaned(self, count: Any, error: DanubeError | None) -> None:
         if count:

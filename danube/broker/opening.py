@@ -83,6 +83,7 @@ def follow_recovery(hosted: HostedPartition) -> None:
         return
     if log.recovery.scanned_bytes > CHECKPOINT_SCANNED_BYTES:
         log.checkpoint(hosted.core.snapshot(log.synced_end))
+    hosted.damaged = [(found.start, found.end) for found in log.damage if found.start < found.end]
     for found in log.recovery.damaged:
         _log.error("damage found", partition=hosted.name, damage=str(found))
     if log.recovery.damaged:

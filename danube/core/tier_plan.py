@@ -33,7 +33,7 @@ class TierSettings:
     merge_below: int = 64 << 20  # 0: nothing is merged
     merge_to: int = 256 << 20
     merge_after_us: int = 600 * SECOND_US  # a segment is left alone for so long after its upload
-    orphan_age_us: int = 86_400 * SECOND_US
+    orphan_age_us: int = 22 * 3_600 * SECOND_US  # with the rounds of an hour less than a day
     reader_grace_us: int = 600 * SECOND_US  # a reader may use an older manifest for so long
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 

@@ -54,7 +54,6 @@ MIXED = [b"abc", b"", b"longer"]
         pa.array([text.decode() for text in SAME_WIDTH], pa.large_string()),
         pa.chunked_array([pa.array(SAME_WIDTH[:1], pa.binary()), pa.array(SAME_WIDTH[1:], pa.binary())]),
     ],
-    ids=repr,
 )
 def test_every_form_of_payloads_gives_the_same_bytes(payloads: Any) -> None:
     assert _bytes(payloads) == _bytes(SAME_WIDTH)
@@ -63,7 +62,6 @@ def test_every_form_of_payloads_gives_the_same_bytes(payloads: Any) -> None:
 @pytest.mark.parametrize(
     "payloads",
     [tuple(MIXED), np.array(MIXED, object), pa.array(MIXED, pa.large_binary()), pa.array(MIXED, pa.binary())],
-    ids=repr,
 )
 def test_records_of_many_sizes_too(payloads: Any) -> None:
     assert _bytes(payloads) == _bytes(MIXED)
@@ -72,7 +70,6 @@ def test_records_of_many_sizes_too(payloads: Any) -> None:
 @pytest.mark.parametrize(
     "payloads",
     [np.zeros((2, 0), np.uint8), pa.array([b"", b""], pa.binary()), np.array([b"", b""])],
-    ids=repr,
 )
 def test_empty_records_are_records(payloads: Any) -> None:
     assert BatchView(_bytes(payloads)).payloads() == [b"", b""]
@@ -93,7 +90,6 @@ def test_empty_records_are_records(payloads: Any) -> None:
         pa.array([b"a", None], pa.binary()),
         pa.array([1, 2]),
     ],
-    ids=repr,
 )
 def test_other_payloads_are_refused(payloads: Any) -> None:
     with pytest.raises(InvalidArgument):
@@ -122,7 +118,7 @@ def test_a_record_at_the_limit_is_taken() -> None:
     assert BatchView(_bytes([bytes(RECORD_BYTES_MAX)])).header.payload_bytes == RECORD_BYTES_MAX
 
 
-@pytest.mark.parametrize("payloads", [[], np.zeros((0, 3), np.uint8), pa.array([], pa.binary())], ids=repr)
+@pytest.mark.parametrize("payloads", [[], np.zeros((0, 3), np.uint8), pa.array([], pa.binary())])
 def test_a_batch_has_a_record(payloads: Any) -> None:
     with pytest.raises(LimitExceeded):
         _bytes(payloads)
@@ -179,7 +175,6 @@ def test_limits_of_keys_and_attributes_name_the_record() -> None:
         {"schema_id": 2**64},
         {"producer_name": "\ud800"},
     ],
-    ids=repr,
 )
 def test_what_does_not_fit_a_field_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):

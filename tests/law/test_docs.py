@@ -54,6 +54,20 @@ def test_links_between_documents_resolve() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_tests_that_documents_name_are_there() -> None:
+    """``unit/test_x.py::test_y`` is a test, and ``unit/test_x.py`` a file of tests."""
+    named = re.compile(
+        r"`(?:tests/)?((?:unit|e2e|model|crash|golden|stories|law|compat|spark)/test_\w+\.py)(?:::(\w+))?`"
+    )
+    missing = []
+    for path in documents():
+        for file, test in named.findall(path.read_text()):
+            target = ROOT / "tests" / file
+            if not target.is_file() or (test and f"def {test}(" not in target.read_text()):
+                missing.append(f"{name_of(path)}: {file}::{test}".removesuffix("::"))
+    assert not missing, "\n".join(missing)
+
+
 def test_every_document_is_reachable_from_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     missing = [

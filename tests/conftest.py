@@ -47,6 +47,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_seed_key]} (repeat with --seed)"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a run of two processes one is for brokers, which are tests of time too; files stay whole."""
     for item in items:

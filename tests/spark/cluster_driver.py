@@ -21,13 +21,14 @@ def main() -> None:
     spark = session("cluster")
     frame = spark.read.format("danube").option("storage", storage).option("topic", topic)
     rows = frame.option("minPartitions", 4).load()
+    found = rows.agg(functions.count("offset"), functions.sum("offset")).collect()[0]
     told: dict[str, Any] = {
         "master": spark.conf.get("spark.master"),
         "speculation": spark.conf.get("spark.speculation"),
         "time_zone": spark.conf.get("spark.sql.session.timeZone"),
         "java_options": spark.conf.get("spark.executor.defaultJavaOptions"),
-        "rows": rows.count(),
-        "sum": rows.agg(functions.sum("offset")).collect()[0][0],
+        "rows": found[0],
+        "sum": found[1],
         "validate": counts(validate.run({"storage": storage}, spark)),
         "export": counts(export.run({"storage": storage, "topic": topic, "target": lake}, spark)),
     }

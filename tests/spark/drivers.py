@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.broker_process import ROOT, alive, descendants, die_with_parent, wait_until
 from tests.spark.conftest import TUNING
 
-QUICK = {"spark.ui.enabled": False, "spark.driver.extraJavaOptions": TUNING}
+QUICK = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": TUNING}
 
 
 def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def shell_environment() -> dict[str, str]:
     from danube.spark.java import find_java
 
     return {
-        **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
+        **os.environ,
         "JAVA_HOME": str(find_java()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),

@@ -13,9 +13,13 @@ from tests.spark.drivers import QUICK
 
 
 def started(spark: Any, storage: str, topic: str, checkpoint: str, out: str, *, once: bool = False) -> Any:
-    """The query, begun or gone on with; ``once``: up to what is there now."""
+    """The query, begun or gone on with; ``once``: up to what is there now, in larger steps."""
     reader = spark.readStream.format("danube").option("storage", storage).option("topic", topic)
-    frame = reader.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", "400").load()
+    frame = (
+        reader.option("startingOffsets", "earliest")
+        .option("maxRecordsPerTrigger", "4000" if once else "400")
+        .load()
+    )
     writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint).option("path", out)
     trigger = {"availableNow": True} if once else {"processingTime": "50 milliseconds"}
     return writer.trigger(**trigger).start()

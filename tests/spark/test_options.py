@@ -78,6 +78,12 @@ def test_store_settings_keep_their_secrets() -> None:
         ({"minPartitions": "some"}, False, "is not a whole number"),
         ({"storage": ""}, False, "neither storage nor broker is given"),
         ({"path": "/other"}, False, "exclude each other"),
+        ({"startingOffsets": "latest"}, False, "starts at the latest offset reads nothing"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, False, "exclude each other"),
+        ({"maxRecordsPerTrigger": "5"}, False, "is for streams"),
+        ({"minPartitions": "0"}, False, "must be 1 or more"),
+        ({"s3.endpoint": "http://127.0.0.1:1"}, False, "there are s3. options and no store"),
+        ({"topic": "orders"}, False, "which is no topic"),
     ],
 )
 def test_mistakes_say_what_to_write(given: dict[str, str], streaming: bool, expected: str) -> None:

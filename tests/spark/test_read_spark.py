@@ -92,7 +92,7 @@ def test_no_order_of_queries_changes_a_count(spark: Any, stored: tuple[str, Jour
     for pushdown in ("false", "true"):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
         try:
-            for _ in range(3):
+            for _ in range(2):
                 names = source.sample(list(questions), len(questions))
                 found = {name: questions[name][0]() for name in names}
                 assert found == {name: questions[name][1] for name in names}, (pushdown, names)
@@ -156,20 +156,14 @@ def test_damage_is_an_error_that_names_it_or_counted(
     ("given", "expected"),
     [
         ({"topics": TOPIC}, "option topics is not known: did you mean topic?"),
-        ({"startingOffsets": "latest"}, "starts at the latest offset reads nothing"),
-        ({"startingOffsets": "soon"}, "neither earliest, latest nor offsets"),
         ({"startingOffsets": '{"/default/other": {"0": 1}}'}, "which is not read"),
-        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "exclude each other"),
-        ({"maxRecordsPerTrigger": "5"}, "is for streams"),
-        ({"minPartitions": "0"}, "must be 1 or more"),
-        ({"s3.endpoint": "http://127.0.0.1:1"}, "there are s3. options and no store"),
         ({"topic": "/default/ordres"}, "there is no topic /default/ordres"),
-        ({"topic": "orders"}, "which is no topic"),
     ],
 )
 def test_mistakes_are_explained(
     spark: Any, stored: tuple[str, Journal, Journal], given: dict[str, str], expected: str
 ) -> None:
+    """Of the options, and of what only places know; test_options has all the others."""
     with pytest.raises(Exception) as failure:
         reading(spark, stored[0], **given).load().count()
     assert expected in str(failure.value)
@@ -281,7 +275,7 @@ def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
     out = tmp_path / "out"
     words = [str(running.data_dir), TOPIC, checkpoint, str(out)]
     sender = threading.Thread(
-        target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 120}
+        target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 80}
     )
     sender.start()
     child = start_reader(words, tmp_path / "driver.log")

@@ -18,7 +18,7 @@ from tests.broker_process import BrokerProcess, wait_until
 
 pytest.importorskip("pyspark")
 from danube.spark import replay
-from tests.spark.drivers import kill_tree, start_driver
+from tests.spark.drivers import QUICK, kill_tree, start_driver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -118,6 +118,7 @@ def test_a_driver_that_was_killed(spark: Any, client: Client, given: dict[str, s
     client.admin.create_topic(topic, partitions=2)
     given["where"] = CHOSEN
     words = words_of({**given, "maxRecordsPerSecond": "2000", "batchBytes": "1KiB"})
+    words += ["--master", "local[2]", *(f"--conf={name}={value}" for name, value in QUICK.items())]
     driver = start_driver("danube.spark.replay", words, tmp_path / "output")
     wait_until(partial(reached, client, topic, total // 3, driver), 150, "the replay publishes")
     assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]

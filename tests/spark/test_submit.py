@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from tests.broker_process import ROOT
 from tests.spark.conftest import why_not
-from tests.spark.drivers import submit
+from tests.spark.drivers import spark_home, submit
 from tests.spark.stored_history import stored_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -32,7 +32,12 @@ def without_java(tmp_path: Path) -> dict[str, str]:
             link = programs / program.name
             if not program.name.startswith(("java", "jspawn")) and not link.is_symlink():
                 link.symlink_to(program)
-    return {"PATH": str(programs), "JAVA_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {
+        "PATH": str(programs),
+        "JAVA_HOME": "",
+        "SPARK_HOME": str(spark_home()),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
 
 
 def danube(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -485,7 +485,7 @@ def test_no_false_alarm_beside_a_broker_that_writes_seals_and_is_killed(
     for thread in threads:
         thread.start()
     try:
-        end = time.monotonic() + 12
+        end = time.monotonic() + 8
         while time.monotonic() < end:
             report = run(process.data_dir, store=f"file://{store}")
             assert report.findings == []

@@ -78,7 +78,8 @@ class NatsBench:
 
     def _base(self, running: Running, *words: str) -> list[str]:
         return [
-            *(places.program("nats", TOOL), "--no-context", "-s", str(running.address["url"])),
+            *(places.program("nats", TOOL), "--no-context", "--timeout", "60s"),
+            *("-s", str(running.address["url"])),
             *("bench", *words, "--no-progress"),
         ]
 

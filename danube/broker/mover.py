@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -36,7 +37,7 @@ from danube.errors import DanubeError, Fenced, StoreRefused, StoreUnavailable
 from danube.wal.fetching import fetch
 from danube.wal.objects import ObjectStore
 from danube.wal.segment import LogIdentity
-from danube.wal.store_binding import ensure_bound
+from danube.wal.store_binding import take_over
 from danube.wal.uploader import Ownership, Uploader
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Mover:
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
         self._gate = OutageGate()
         self._random = random.SystemRandom()
+        self._holder = uuid.uuid4().hex
         self._bound = False
         self._stopping = self._ended = False
         self._stop = asyncio.Event()
@@ -135,7 +137,7 @@ class Mover:
 
     def _bind(self) -> None:
         """Make sure that the store is this broker's before anything is read or written."""
-        self.block(partial(ensure_bound, self.store, self._data_dir), self._bind_ended)
+        self.block(partial(take_over, self.store, self._data_dir, self._holder), self._bind_ended)
 
     def _bind_ended(self, _: Any, error: DanubeError | None) -> None:
         if error is None:

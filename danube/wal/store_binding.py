@@ -4,13 +4,17 @@ Both hold the same id: the store in ``store.json``, the data directory in the fi
 an empty disk would number its topics from 1 again and take another broker's objects for its own; so a
 store that holds data is used only by a data directory that is bound to it, by its first start or by a
 restore.
+
+Copies of a data directory, and one that a restore took the place of, have the same id, and would use the
+same epochs.  So each mover that starts writes a new *holder* into ``store.json`` and remembers which ones it
+has written.  Who finds one there that it never wrote knows that another host has taken over, and stops.
 """
 
 from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -23,6 +27,7 @@ from danube.wal.objects import ObjectStore
 FORMAT: Final = 1
 FILE_NAME: Final = "store"
 _FILE_BYTES_MAX: Final = 4_096
+HOLDERS_REMEMBERED_MAX: Final = 16  # a put of a killed process may arrive late
 
 
 class StoreIdentity(msgspec.Struct, frozen=True):
@@ -31,13 +36,23 @@ class StoreIdentity(msgspec.Struct, frozen=True):
     format: int
     store_id: str
     created_us: int
+    holder: str = ""
+
+
+_Identity = TypeVar("_Identity", bound=StoreIdentity)
+
+
+class _Binding(StoreIdentity, frozen=True):
+    """The file in the data directory: ``held`` are the holders that it has written, the newest last."""
+
+    held: tuple[str, ...] = ()
 
 
 def bound_store(data_dir: Path) -> StoreIdentity | None:
     """The store that the data directory belongs to; None when it never had one."""
     path = data_dir / FILE_NAME
     try:
-        return _decode(files.read_bounded(path, _FILE_BYTES_MAX), str(path))
+        return _decode(files.read_bounded(path, _FILE_BYTES_MAX), path, StoreIdentity)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -55,7 +70,7 @@ def bind(data_dir: Path, identity: StoreIdentity) -> None:
 def stored_identity(store: ObjectStore) -> StoreIdentity | None:
     """What the store says of itself; None when it was never used."""
     try:
-        return _decode(store.get(STORE_KEY), f"{store.name}/{STORE_KEY}")
+        return _decode(store.get(STORE_KEY), f"{store.name}/{STORE_KEY}", StoreIdentity)
     except ObjectMissing:
         return None
 
@@ -80,13 +95,42 @@ def ensure_bound(store: ObjectStore, data_dir: Path) -> StoreIdentity:
     return there
 
 
+def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
+    """Bind, and be the one that uses the store from now on; ``holder`` is a new name for each process.
+
+    Raises what ensure_bound does, and WrongState where another host uses the store since.
+    """
+    there = ensure_bound(store, data_dir)
+    here = _binding(data_dir)
+    if there.holder and here is not None and there.holder not in (here.holder, *here.held):
+        raise WrongState(
+            f"another host has taken over {store.name}",
+            why=f"it was restored there, or started from a copy of {data_dir}",
+            hint="stop one of the two; `danube verify` tells what only this one has",
+        )
+    if there.holder == holder:
+        return
+    held = (*(here.held if here is not None else ()), holder)[-HOLDERS_REMEMBERED_MAX:]
+    # Remembered before it is written: a crash in between must not make this host a stranger.
+    bind(data_dir, _Binding(there.format, there.store_id, there.created_us, there.holder, held))
+    taken = StoreIdentity(there.format, there.store_id, there.created_us, holder)
+    store.put(STORE_KEY, msgspec.json.encode(taken) + b"\n")
+
+
+def _binding(data_dir: Path) -> _Binding | None:
+    try:
+        return _decode(files.read_bounded(data_dir / FILE_NAME, _FILE_BYTES_MAX), data_dir, _Binding)
+    except OSError:
+        return None  # ensure_bound has read it a moment ago
+
+
 def _holds_data(store: ObjectStore) -> bool:
     return any(next(iter(store.list(prefix)), None) for prefix in (PARTITIONS_PREFIX, METADATA_PREFIX))
 
 
-def _decode(data: bytes, where: str) -> StoreIdentity:
+def _decode(data: bytes, where: str | Path, kind: type[_Identity]) -> _Identity:
     try:
-        identity = msgspec.json.decode(data, type=StoreIdentity)
+        identity = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise StoreDamaged(
             f"{where} cannot be read", why=str(error), hint="restore it from a backup"

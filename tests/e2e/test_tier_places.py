@@ -203,6 +203,48 @@ def all_from(process: BrokerProcess, count: int) -> list[Record]:
     return found
 
 
+def test_an_old_host_that_comes_back_after_a_restore_changes_nothing_in_the_store(
+    broker: Any, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    url = f"file://{store}"
+    old = broker(arguments=["--storage", url], environment=SETTINGS)
+
+    def publish(process: BrokerProcess, data: bytes) -> list[Record]:
+        with sync.connect(process.address) as client, client.producer(TOPIC, name="writer") as producer:
+            sent = [(producer.send(data).offset, data) for _ in range(50)]
+            client.admin.seal(TOPIC)
+        return sent
+
+    sent = publish(old, b"before")
+    cli("topics", "seal", TOPIC, "-s", old.address, "--wait")
+    wait_until(lambda: any(store.rglob("metadata/*")), WAIT_S, "metadata copied")
+    old.kill()  # nobody can reach it: it is taken for dead
+    other = tmp_path / "other-host"
+    cli("storage", "restore", url, "--data-dir", str(other))
+    new = broker(arguments=["--storage", url], environment=SETTINGS, data_dir=other)
+    sent += publish(new, b"on the new host")
+    cli("topics", "seal", TOPIC, "-s", new.address, "--wait")
+    assert new.stop() == 0
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    old.start()  # and draws the epochs that the new one had
+    publish(old, b"on the old host")
+    wait_until(lambda: "another host has taken over" in told_by(old), WAIT_S, "the old host is told")
+    assert old.stop() == 0
+    assert before == {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    new.start()
+    assert all_from(new, 100) == sent
+    assert new.stop() == 0
+    cli("verify", str(other), url)
+
+
+def told_by(process: BrokerProcess) -> str:
+    """Why nothing of the topic moves."""
+    with sync.connect(process.address) as client:
+        return str(client.admin.storage_status(TOPIC)["topics"])
+
+
 def test_a_copy_of_the_data_directory_is_a_broker_on_another_host(broker: Any, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ from danube.wal import orphans
 from danube.wal.manifest_keys import METADATA_PREFIX, STORE_KEY, cursors_prefix, partition_prefix, segment_key
 from danube.wal.orphans import delete_partition, sweep_partition
 from danube.wal.sealed_files import LocalListing
-from danube.wal.store_binding import FILE_NAME, bind, bound_store, ensure_bound, stored_identity
+from danube.wal.store_binding import (
+    FILE_NAME,
+    HOLDERS_REMEMBERED_MAX,
+    bind,
+    bound_store,
+    ensure_bound,
+    stored_identity,
+    take_over,
+)
 from danube.wal.uploader import Ownership, Uploader, adding, trimming
 from tests.unit.faulty_store import (
     TOPIC,
@@ -170,6 +179,73 @@ def test_a_binding_that_cannot_be_written_is_no_binding(
     monkeypatch.setattr(files, "replace_durably", refuse)
     with pytest.raises(StorageFailed, match="cannot be written"):
         ensure_bound(store, tmp_path)
+
+
+# -- who uses it -----------------------------------------------------------------------------------
+
+
+def test_a_host_takes_over_again_and_again(store: FaultyStore, tmp_path: Path) -> None:
+    for number in range(3 * HOLDERS_REMEMBERED_MAX):
+        take_over(store, tmp_path, f"process {number}")
+        found = stored_identity(store)
+        assert found is not None and found.holder == f"process {number}"
+    assert ensure_bound(store, tmp_path) == stored_identity(store)
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_copies_of_a_data_directory_the_first_to_start_stays(
+    store: FaultyStore, tmp_path: Path, winner: int
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    hosts[0].mkdir()
+    take_over(store, hosts[0], "before")
+    shutil.copytree(*hosts)
+    take_over(store, hosts[winner], "first")
+    with pytest.raises(WrongState, match="another host has taken over"):
+        take_over(store, hosts[1 - winner], "second")
+    take_over(store, hosts[winner], "and again")
+    found = stored_identity(store)
+    assert found is not None and found.holder == "and again"
+
+
+def test_a_host_that_a_restore_took_the_place_of_is_refused(store: FaultyStore, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir(), new.mkdir()
+    take_over(store, old, "old")
+    identity = stored_identity(store)
+    assert identity is not None
+    bind(new, identity)  # what a restore does
+    take_over(store, old, "old still")  # a drill: nobody has started on what was restored
+    with pytest.raises(WrongState):
+        take_over(store, new, "new")
+    restored = stored_identity(store)
+    assert restored is not None
+    bind(new, restored)
+    take_over(store, new, "new")
+    with pytest.raises(WrongState):
+        take_over(store, old, "old again")
+
+
+@pytest.mark.parametrize("fault", [crash_before, crash_after])
+def test_taking_over_may_crash_at_every_call(store: FaultyStore, tmp_path: Path, fault: Any) -> None:
+    take_over(store, tmp_path, "first")
+    calls = len(store.calls)
+    take_over(store, tmp_path, "second")
+    for number in range(len(store.calls) - calls):
+        store.faults[len(store.calls) + number] = fault
+        with pytest.raises(Crash):
+            take_over(store, tmp_path, f"killed {number}")
+        take_over(store, tmp_path, f"next {number}")
+
+
+def test_a_put_of_a_killed_process_that_arrives_late_makes_no_stranger(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    take_over(store, tmp_path, "killed")
+    late = store.memory.get(STORE_KEY)
+    take_over(store, tmp_path, "next")
+    store.memory.put(STORE_KEY, late)
+    take_over(store, tmp_path, "and the one after")
 
 
 # -- copies ---------------------------------------------------------------------------------------

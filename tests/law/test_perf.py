@@ -23,7 +23,6 @@ PROGRAMS = {
     "perf/http2.py": "tests/unit/test_http2_perf.py",
     "perf/kernels.py": "tests/unit/test_kernels.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",
-    "perf/locustfile.py": "tests/e2e/test_load.py",
     "perf/manifest.py": "tests/unit/test_perf_programs.py",
     "perf/report": "tests/unit/test_report.py",
     "perf/soak": "tests/crash/test_soak.py",

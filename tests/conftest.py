@@ -20,7 +20,12 @@ from tests.s3_server import pytest_testnodedown as pytest_testnodedown
 from tests.s3_server import s3_server as s3_server
 
 _SEED = 20_261_121
-_TESTS = Path(__file__).parent
+_GROUPS = {
+    "tests/compat/": "brokers",
+    "tests/crash/": "brokers",
+    "tests/e2e/": "brokers",
+    "tests/spark/": "spark",
+}
 
 _seed_key = pytest.StashKey[int]()
 
@@ -47,13 +52,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_seed_key]} (repeat with --seed)"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """In a run of two processes one is for brokers, which are tests of time too; files stay whole."""
-    for item in items:
-        folder = item.path.relative_to(_TESTS).parts[0]
-        group = {"compat": "brokers", "crash": "brokers", "e2e": "brokers", "spark": "spark"}.get(folder)
-        item.add_marker(pytest.mark.xdist_group(group or item.path.name))
+    from xdist.scheduler import LoadFileScheduling
+
+    class OfFolders(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((group for folder, group in _GROUPS.items() if folder in file), file)
+
+    return OfFolders(config, log)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ object is gone is looked for anew by its offsets; only records that are nowhere 
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +52,12 @@ def read_split(
             "records are lost", source=loss.where, position=loss.position, start=loss.start, end=loss.end,
             why=loss.why,
         )  # fmt: skip
+
+
+def speak_up() -> None:
+    """A worker of Spark has no handler for our events, and Python's own would leave out what was lost."""
+    if not logging.getLogger(telemetry.ROOT).hasHandlers():
+        telemetry.configure("warning", process="spark")
 
 
 def freeze_once() -> None:

@@ -14,7 +14,7 @@ from danube.spark.failures import hinted
 from danube.spark.options import ReadOptions, read_options
 from danube.spark.places import AnyPlace
 from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
-from danube.spark.reading import freeze_once, read_split
+from danube.spark.reading import freeze_once, read_split, speak_up
 from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.typed_rows import TypedRows
@@ -131,6 +131,7 @@ class PlanReader:
         """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
         if not isinstance(partition, SplitPartition):
             return
+        speak_up()
         allowed = not self.options.fail_on_data_loss
         typed = None
         if self.schemas is not None and VALUE in self.columns:

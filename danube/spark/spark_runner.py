@@ -13,6 +13,7 @@ import pyarrow
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from danube.spark.reading import speak_up
 from danube.spark.running import Work, rested
 
 WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two looks at what came back
@@ -42,6 +43,7 @@ class JobReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         if not isinstance(partition, JobTask):
             return
+        speak_up()
         result = rested(self._work, partition.task)
         columns = [
             pyarrow.array([partition.number], pyarrow.int64()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,20 @@ def test_nothing_is_installed_unless_it_is_asked_for(store: Path) -> None:
     assert (made["sources"], made["outcome"]) == (20, "staged")
     found = validate.run({"storage": f"file://{store}", "processes": "1"})
     assert found.findings == [] and any("no manifest yet" in remark for remark in found.remarks)
+
+
+def test_progress_a_report_and_an_exit_code(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    words = ["--local", "--processes", "1", "--storage", f"file://{store}", "--report", str(path)]
+    assert compact.main([*words, "--install", "offline"]) == 0
+    told = json.loads(path.read_text())
+    assert told["job"] == "compact" and told["exit_code"] == 0 and told["counts"]["installed"] == 2
+    (made,) = told["facts"][manifest_of(store).identity.directory_name]["objects"]
+    assert made["outcome"] == "installed" and made["key"].endswith(".seg")
+    lines = capsys.readouterr().err.splitlines()
+    assert "2 of 2 tasks" in lines[0] and "40 objects became 2 (2 installed)" in lines[-1]
 
 
 def test_a_dry_run_only_counts(store: Path) -> None:

@@ -115,6 +115,19 @@ def test_spark_exports_the_same(lake: Lake, spark: Any) -> None:
     assert {row.file for row in rows} == {path.name for path in lake.table.glob("*.parquet")}
 
 
+def test_progress_a_report_and_an_exit_code(
+    lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    words = [f"--{name}={value}" for name, value in lake.options(report=str(path)).items()]
+    assert export.main(["--local", *words]) == 0
+    told = json.loads(path.read_text())
+    assert (told["job"], told["exit_code"], told["counts"]["records"]) == ("export", 0, 600)
+    assert [one["rows"] for one in told["facts"][TABLE]["files"]] == [600]
+    lines = capsys.readouterr().err.splitlines()
+    assert "1 of 1 tasks" in lines[0] and "600 records in 1 new files" in lines[-1]
+
+
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_tables_hold_every_record_once(lake: Lake, kind: str) -> None:
     pytest.importorskip("deltalake" if kind == "delta" else "pyiceberg")

@@ -150,6 +150,26 @@ def test_damage_is_an_error_that_names_it_or_counted(
     assert both - 800 < left < both, "one stored batch is lost"
     assert frame.select("topic", "partition", "offset").distinct().count() == left
     assert frame.where("offset >= 0").count() == left
+    words = [str(tmp_path / "data"), "/default/*"]
+    told = subprocess.run(
+        [sys.executable, "-c", TASKS, *words], capture_output=True, text=True, cwd=ROOT, timeout=100
+    )
+    assert told.returncode == 0, told.stderr
+    line = next(line for line in told.stderr.splitlines() if "records are lost" in line)
+    assert path.name in line and "start=" in line and "checksum" in line
+
+
+# What a worker of Spark does, in a process where nobody listens to events.
+TASKS = """
+import sys
+from danube.spark.options import read_options
+from danube.spark.schema import COLUMNS
+from danube.spark.source import DanubeReader
+given = {"storage": sys.argv[1], "topic": sys.argv[2], "failOnDataLoss": "false"}
+reader = DanubeReader(read_options(given, streaming=False), COLUMNS)
+for partition in reader.partitions():
+    list(reader.read(partition))
+"""
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ HOT = {
     "topic": TOPIC, "durability": "written", "size": 100, "batch": 10, "interval_ns": 2_500_000, "seconds": 5,
 }  # fmt: skip
 TIMES_MAX = 2.0
-NOISE_US = 150_000  # a p99 below this is no failure, whatever it was before: the machine is shared
+# Below these nothing is a failure, whatever it was without readers: the machine is shared.  Without a share
+# for them 500 readers made it 170 ms and 620 ms.
+NOISE_US = {"p50_us": 50_000, "p99_us": 400_000}
 GROWTH_MAX = 256 * limits.MIB  # of a worker: CONNECTIONS x what a socket may hold, and what reading needs
 MOVER_GROWTH_MAX = 128 * limits.MIB
 
@@ -64,8 +66,8 @@ def partition(process: BrokerProcess) -> dict[str, Any]:
         return dict(client.admin.describe_topic(TOPIC).partitions[0])
 
 
-def fill(process: BrokerProcess) -> int:
-    """History that is in the store alone; returns the number of its records."""
+def fill(process: BrokerProcess) -> None:
+    """History that is in the store alone."""
     payloads = [b"x" * RECORD_BYTES] * 1_024
     with sync.connect(process.address) as client:
         with client.producer(TOPIC, name="history") as producer:
@@ -73,7 +75,6 @@ def fill(process: BrokerProcess) -> int:
                 producer.send_many(payloads)
         (end,) = client.admin.seal(TOPIC)
     wait_until(lambda: partition(process)["local_start"] >= end, 60, "the history is in the store alone")
-    return int(end)
 
 
 class Watch:
@@ -144,7 +145,7 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         "DANUBE_WAL__SEGMENT_SIZE": "16MiB",
     }
     process = broker(workers=1, environment=environment)  # the hot path shares its loop with all the readers
-    history = fill(process)
+    fill(process)
     quiet = hot(process, "quiet")
     proxy.requests.clear()
     slow = proxy.add(Fault("slow", matches=of_segment, bytes_per_s=STORE_BYTES_S))
@@ -175,14 +176,15 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         f"p99 {quiet['p99_us']} us, with {READERS} readers {flooded['p99_us']} us;"
         f" {watch.growth('worker') >> 20} MiB more in the worker"
     )
-    assert flooded["p99_us"] < max(TIMES_MAX * quiet["p99_us"], NOISE_US)
-    assert flooded["delivery"]["p99_us"] < max(TIMES_MAX * quiet["delivery"]["p99_us"], NOISE_US)
+    for name, noise_us in NOISE_US.items():
+        assert flooded[name] < max(TIMES_MAX * quiet[name], noise_us)
+        assert flooded["delivery"][name] < max(TIMES_MAX * quiet["delivery"][name], noise_us)
     waiting = [number for number, count in enumerate(early) if not count]
     assert all(states[f"cold-{number}"].startswith("waiting_for_store") for number in waiting)
     assert watch.growth("worker") < GROWTH_MAX
     assert watch.growth("mover") < MOVER_GROWTH_MAX
     assert watch.cache_most <= CACHE_BYTES + FETCH_BYTES_MAX, "files are looked at one after the other"
-    assert fetched_bytes(proxy) < 3 * history * RECORD_BYTES, "they share what is fetched"
+    assert fetched_bytes(proxy) < sum(late) * RECORD_BYTES, "they share what is fetched"
 
 
 def told(process: BrokerProcess) -> dict[str, str]:

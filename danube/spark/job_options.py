@@ -114,10 +114,10 @@ def _settings(given: Mapping[str, str]) -> StorageSettings:
 
 
 class Surroundings(NamedTuple):
-    """Where a job runs: in processes of this machine, or in a session with this master and these settings."""
+    """Where a job runs: in processes of this machine, or in a session with this ``--master`` and settings."""
 
     local: bool = False
-    master: str = ""
+    url: str = ""
     settings: Mapping[str, str] = {}
 
 
@@ -129,7 +129,9 @@ def parse_arguments(
     parser.add_argument(
         "--local", action="store_true", help="work in processes of this machine, without Java"
     )
-    parser.add_argument("--master", default="", help="of Spark: spark://host:7077; not under spark-submit")
+    parser.add_argument(
+        "--master", dest="spark_url", default="", help="of Spark: spark://host:7077; not under spark-submit"
+    )
     parser.add_argument(
         "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark"
     )
@@ -154,9 +156,9 @@ def parse_arguments(
         if not equals:
             parser.error(f"--conf {text} is not NAME=VALUE")
         settings[name] = value
-    if found.local and (found.master or settings):
+    if found.local and (found.spark_url or settings):
         parser.error("--local works without Spark: leave --master and --conf away")
-    return given, Surroundings(found.local, found.master, settings)
+    return given, Surroundings(found.local, found.spark_url, settings)
 
 
 def write_report(report: Report, path: str) -> None:

@@ -60,7 +60,7 @@ def job_session(job: str, surroundings: Surroundings) -> Iterator[SparkSession |
         return
     from danube.spark import session
 
-    spark = session(f"danube {job}", surroundings.master, **surroundings.settings)
+    spark = session(f"danube {job}", surroundings.url, **surroundings.settings)
     try:
         yield spark
     finally:

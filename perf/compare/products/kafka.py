@@ -127,7 +127,10 @@ class Kafka:
         configuration = directory / "server.properties"
         configuration.write_text(properties(port, controller, directory))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        run(java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(configuration)), directory)
+        run(
+            java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(configuration)),
+            directory,
+        )
         command = java("kafka.Kafka", str(configuration))
         server = started(command, directory, lambda: listens(port))
         flush = {"flush.messages": "1"} if setting.level is Level.FSYNC else {}

@@ -30,6 +30,13 @@ def told() -> asyncio.Event:
     return event
 
 
+def readable(source: Any, timeout_s: float) -> bool:
+    """Whether there is something to read, or the end, in time.  select() takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 class ChildFailed(Exception):
     """A child ended early or said nothing in time."""
 
@@ -61,7 +68,7 @@ class Child:
         stdout = self._process.stdout
         assert stdout is not None
         while b"\n" not in self._pending:
-            if not select.select([stdout], [], [], timeout_s)[0]:
+            if not readable(stdout, timeout_s):
                 self.close()
                 raise ChildFailed(f"{self.role} said nothing for {timeout_s} s")
             data = stdout.read(65_536)
@@ -88,9 +95,7 @@ class Child:
     def ended(self) -> bool:
         """Whether the result can be read without waiting, or the child is gone."""
         stdout = self._process.stdout
-        return bool(
-            self._pending or self._process.poll() is not None or select.select([stdout], [], [], 0)[0]
-        )
+        return bool(self._pending or self._process.poll() is not None or readable(stdout, 0))
 
     def result(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.line(timeout_s))

@@ -101,7 +101,9 @@ def stop_and_wait(broker: RunningBroker, timeout_s: float) -> float:
         return 0.0
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        ended, _, _ = select.select([descriptor], [], [], timeout_s)
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(descriptor, select.POLLIN)
+        ended = poll.poll(1000 * timeout_s)
     except ProcessLookupError:
         return 0.0
     finally:

@@ -165,7 +165,9 @@ class Tool:
         """Whether the tool ends within this time; it is not reaped."""
         descriptor = os.pidfd_open(self._process.pid)
         try:
-            return bool(select.select([descriptor], [], [], timeout_s)[0])
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(1000 * timeout_s))
         finally:
             os.close(descriptor)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from danube.errors import InvalidArgument, LimitExceeded, RingDamaged
 from danube.ipc.channel import CHANNEL_RECORD_BYTES_MAX, Channel, _Peer
 from danube.ipc.region import Region
 from danube.ipc.ring import KIND_END, SLOT_HEADER_BYTES, TAIL
+from tests.child_process import readable
 
 RING = 16 * 1024
 
@@ -37,7 +37,7 @@ def received(taker: Channel) -> list[tuple[int, int, bytes]]:
 
 
 def rung(taker: Channel) -> bool:
-    return bool(select.select([taker], [], [], 0)[0])
+    return readable(taker, 0)
 
 
 def replace(region: Region, worker: int, incarnation: int) -> Channel:
@@ -321,7 +321,7 @@ def _echo(region: Region, worker: int) -> None:
             waiting.pop(0)
         own.flush()
         if not records and own.arm():
-            select.select([own], [], [], 20)
+            readable(own, 20)
             own.disarm()
 
 
@@ -351,7 +351,7 @@ def test_many_thousand_sleepy_round_trips_lose_no_wake_up(region: Region) -> Non
             one.unblocked()
             if answered < sent and one.arm():
                 sleeps += 1
-                assert select.select([one], [], [], 10)[0], "a wake-up was lost"
+                assert readable(one, 10), "a wake-up was lost"
                 one.disarm()
     finally:
         os.kill(child, signal.SIGKILL)

@@ -632,11 +632,15 @@ def test_every_record_comes_once_and_in_order_under_any_schedule(
     import tempfile
 
     with tempfile.TemporaryDirectory(dir=scratch) as name:
-        _schedule(Path(name), steps, mode)
+        bench = TieredBench(Path(name), TierOptions(cache_bytes=2048))
+        try:
+            _schedule(bench, steps, mode)
+        finally:
+            bench.shard.close()
+            bench.tiers.close()
 
 
-def _schedule(root: Path, steps: list[str], mode: str) -> None:
-    bench = TieredBench(root, TierOptions(cache_bytes=2048))
+def _schedule(bench: TieredBench, steps: list[str], mode: str) -> None:
     session = RecordingSession()
     bench.open_producer(session)
     bench.mover.prompt = False

@@ -396,6 +396,10 @@ class Mover:
         if link is not None and self._partitions.get(partition.owner.identity) is partition:
             link.changed(partition)
 
+    def _tell_error(self, partition: MovedPartition, told: str) -> None:
+        if partition.error != told:
+            self._tell(partition)
+
     # -- uploads ----------------------------------------------------------------------------------
 
     def _offer(self, partition: MovedPartition) -> None:
@@ -436,12 +440,13 @@ class Mover:
         self._uploading -= 1
         now_us = clock.wall_us()
         self._judge(error, now_us)
+        told = partition.error
         if error is None:
             partition.uploaded(base_offset, entry)
         else:
             self._complain(partition, "upload", error)
             partition.upload_failed(base_offset, error, now_us, self._random.random())
-            self._tell(partition)
+        self._tell_error(partition, told)
         self._after(partition)
         self._fill_slots()
 
@@ -453,7 +458,9 @@ class Mover:
         if not self._merging and not self._stopping and not self._gate.closed:
             for identity in list(self._partitions):
                 partition = self._partitions[identity]
+                told = partition.error
                 job = partition.merge_job(now_us, self._data_dir / WORK_NAME)
+                self._tell_error(partition, told)
                 if job is not None:
                     self._partitions[identity] = self._partitions.pop(identity)  # to the end of the turns
                     self._merging = True
@@ -465,12 +472,13 @@ class Mover:
         self._merging = False
         now_us = clock.wall_us()
         self._judge(error, now_us)
+        told = partition.error
         if error is None:
             partition.merged(result, now_us)
         else:
             self._complain(partition, "merge", error)
             partition.merge_failed(error, now_us, self._random.random())
-            self._tell(partition)
+        self._tell_error(partition, told)
         self._after(partition)
 
     # -- threads ----------------------------------------------------------------------------------

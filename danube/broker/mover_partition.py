@@ -108,6 +108,7 @@ class MovedPartition:
         self._merged: list[Replacement] = []  # uploaded, to be named
         self._tombstone_retention_ms: int | None = None  # None: it is not compacted
         self.merging = False
+        self._merge_failed = False
         self._staged = StagedObjects()
         self._sweep_us = 0
         self._encoded: tuple[Manifest, bytes] | None = None
@@ -224,7 +225,7 @@ class MovedPartition:
         skipped = last_compacted(manifest) + 1
         found = merge_next(manifest.entries[skipped:], now_us, self.settings)
         if found is None:
-            self._merge_us = self._next_merge_us(now_us)
+            self._merge_later(self._next_merge_us(now_us))
             return None
         self.merging = True
         sources = [manifest.entry(skipped + index) for index in range(found[0], found[1] + 1)]
@@ -239,10 +240,16 @@ class MovedPartition:
         settings = self.settings.compaction
         plan = compaction_plan(self.manifest, now_us, tombstone_retention_ms, settings)
         if plan is None:
-            self._merge_us = now_us + COMPACTION_INTERVAL_US
+            self._merge_later(now_us + COMPACTION_INTERVAL_US)
             return None
         self.merging = True
         return lambda: compact_objects(self.uploader, plan, settings, work)
+
+    def _merge_later(self, merge_us: int) -> None:
+        """There is nothing to merge now, so nothing is wrong with a merge either."""
+        self._merge_us = merge_us
+        if self._merge_failed:
+            self._succeeded()
 
     def merged(self, result: list[Replacement] | Examined, now_us: int) -> None:
         """May be none: then the same would come to nothing again."""
@@ -252,11 +259,13 @@ class MovedPartition:
             self._succeeded()
             return
         self._merged = result
+        self._succeeded()
         if not result:
             self._merge_us = now_us + MERGE_PAUSE_US
 
     def merge_failed(self, error: DanubeError, now_us: int, chance: float) -> None:
         self.merging = False
+        self._merge_failed = True
         self._merge_us = now_us + MERGE_INTERVAL_US
         self._failed(error, now_us, chance)
 
@@ -296,7 +305,7 @@ class MovedPartition:
                 keys = due(self._dropped, now_us, self.settings, ROUND_OBJECTS_MAX)
                 return lambda: self._remove(keys)
             case Step.CURSORS:
-                blob, self.cursors = self.cursors or b"", None
+                blob = self.cursors or b""
                 return lambda: self._put_cursors(blob)
             case Step.SWEEP:
                 since, offered = self._unnamed_since, self._staged.keys(self.owner.identity)
@@ -319,8 +328,8 @@ class MovedPartition:
         self.uploader.remove(keys)
         return keys
 
-    def _put_cursors(self, blob: bytes) -> int:
-        return put_cursors(self.uploader, blob, self._cursors_generation)
+    def _put_cursors(self, blob: bytes) -> tuple[int, bytes]:
+        return put_cursors(self.uploader, blob, self._cursors_generation), blob
 
     def took(self, step: Step, result: Any, now_us: int) -> bool:
         """The step ended well; True when the owner is to be told."""
@@ -344,7 +353,10 @@ class MovedPartition:
                 for key in result:
                     self._dropped.pop(key, None)
             case Step.CURSORS:
-                self._cursors_us, self._cursors_generation = now_us, result
+                self._cursors_us = now_us
+                self._cursors_generation, stored = result
+                if self.cursors is stored:  # else newer ones came meanwhile
+                    self.cursors = None
             case Step.SWEEP:
                 self._unnamed_since = result.unnamed_since
                 full = len(result.doomed) >= ROUND_OBJECTS_MAX
@@ -379,6 +391,7 @@ class MovedPartition:
     def _succeeded(self) -> None:
         self._failures = 0
         self._retry_us = 0
+        self._merge_failed = False
         self.error = self.backlog.flaw
 
     def _plan(self) -> None:

@@ -68,6 +68,7 @@ class Auditor:
         self.own_topic = own_topic
         self.counts: dict[str, int] = {}
         self.behind_max_ns = 0
+        self.expected: set[str] = set()  # processes that take part, also before their first report
         self.gone: set[str] = set()  # processes that went away before the end
         self._subscriptions = dict(subscriptions)
         self._acked: dict[str, NumberSet] = {}
@@ -131,16 +132,16 @@ class Auditor:
 
     @property
     def processes(self) -> list[str]:
-        """Who has reported."""
-        return list(self._last)
+        """Who takes part."""
+        return [*self._last, *sorted(self.expected - set(self._last))]
 
     def busy(self) -> list[str]:
-        """Processes whose producers may still send or wait for answers."""
-        return [
-            name
-            for name, one in self._last.items()
-            if one["senders"] or one["unanswered"] or not one["halted"]
-        ]
+        """Processes whose producers may still send or wait for answers, and those not heard of yet."""
+        return [name for name in self.processes if self._is_busy(self._last.get(name))]
+
+    @staticmethod
+    def _is_busy(report: Mapping[str, Any] | None) -> bool:
+        return report is None or report["senders"] > 0 or report["unanswered"] > 0 or not report["halted"]
 
     @property
     def arrivals(self) -> int:

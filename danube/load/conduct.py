@@ -133,6 +133,8 @@ class Conductor:
             reliable=place.reliable,
             own_topic=not running.plan.topic,
         )
+        if self.role == "judge":
+            self._auditor.expected = set(self.environment.runner.clients)
         self._heard.clear()
         self._finished.clear()
         self._began_s = time.monotonic()
@@ -230,7 +232,9 @@ class Conductor:
             present = set(self.environment.runner.clients)
             since = time.monotonic() - SILENT_S
             auditor.gone = {
-                one for one in auditor.processes if one not in present or self._heard[one] < since
+                one
+                for one in auditor.processes
+                if one not in present or self._heard.get(one, self._began_s) < since
             }
 
     def _wait_answers(self, running: Running, auditor: Auditor) -> None:

@@ -361,6 +361,16 @@ def test_a_send_without_an_outcome_is_told_and_what_it_sent_is_not_unexpected() 
     assert run.auditor.unknown == 1
 
 
+def test_what_a_process_sent_that_never_reported_is_not_unexpected() -> None:
+    run = Cluster()
+    run.auditor.expected = {"p0", "p1"}
+    run.send(0)
+    run.everywhere(0, 1)
+    assert kinds(run.findings()) == [("incomplete", "p1", 1)]
+    run.auditor.gone = {"p1"}
+    assert kinds(run.findings()) == [("incomplete", "p1", 1)]
+
+
 def test_a_process_that_went_away_is_told() -> None:
     run = Cluster(processes=2)
     run.send(0)

@@ -296,16 +296,18 @@ def test_errors_are_grouped_without_what_differs_each_time() -> None:
 
 
 class Hosts:
-    """A judge with workers that run in threads of this process."""
+    """A judge with workers that run in threads of this process; ``mute`` more never report."""
 
-    def __init__(self, workers: int, **options: Any) -> None:
+    def __init__(self, workers: int, mute: int = 0, **options: Any) -> None:
         judge = FakeRunner("judge")
+        runners = [FakeRunner(f"w{number}", judge) for number in range(workers + mute)]
+        del judge.workers[workers:]
         self.environment = FakeEnvironment(judge, **options)
         self.judge = Conductor(self.environment, "judge")
         self.judge.begin()
         self.workers: list[Conductor] = []
-        for number in range(workers):
-            environment = FakeEnvironment(FakeRunner(f"w{number}", judge), **options)
+        for runner in runners[:workers]:
+            environment = FakeEnvironment(runner, **options)
             told = vars(self.environment.parsed_options)[conduct.OPTION]
             setattr(environment.parsed_options, conduct.OPTION, told)
             self.workers.append(Conductor(environment, "worker"))
@@ -327,8 +329,8 @@ class Hosts:
 def hosts() -> Iterator[Callable[..., Hosts]]:
     made: list[Hosts] = []
 
-    def make(workers: int, **options: Any) -> Hosts:
-        made.append(Hosts(workers, **options))
+    def make(workers: int, mute: int = 0, **options: Any) -> Hosts:
+        made.append(Hosts(workers, mute, **options))
         return made[-1]
 
     yield make
@@ -379,6 +381,16 @@ def test_a_worker_that_leaves_fails_the_run(hosts: Callable[..., Hosts]) -> None
     run.workers[1].running = None  # silent from now on
     del run.environment.runner.clients["w1"]
     run.environment.runner.workers.pop()
+    run.judge.conclude()
+    assert [(one.kind, one.where) for one in outcome_of(run.judge).findings] == [("incomplete", "w1")]
+
+
+def test_a_worker_that_leaves_before_it_has_reported_fails_the_run(hosts: Callable[..., Hosts]) -> None:
+    run = hosts(1, mute=1)
+    run.wait_reports()
+    send(run.workers[0], 0)
+    arrive(run.workers[0], 0)
+    del run.environment.runner.clients["w1"]
     run.judge.conclude()
     assert [(one.kind, one.where) for one in outcome_of(run.judge).findings] == [("incomplete", "w1")]
 

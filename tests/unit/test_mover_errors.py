@@ -1,0 +1,87 @@
+"""What failed is done again, and an error that is over is told no more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube.errors import StoreUnavailable
+from danube.wal.manifest_keys import cursors_prefix
+from tests.unit.faulty_store import FaultyStore, fail_before, make_segments
+from tests.unit.test_mover import WAIT_S, Place, on_a_loop
+from tests.unit.test_mover import no_bug as no_bug
+from tests.unit.test_mover import place as place
+from tests.unit.test_mover_staged import Hand
+from tests.unit.wal_samples import IDENTITY
+
+AWAY = StoreUnavailable("the store is away")
+
+
+def copies(place: Place) -> list[bytes]:
+    return [place.store.memory.get(one.key) for one in place.store.memory.list(cursors_prefix(IDENTITY))]
+
+
+@on_a_loop
+async def test_a_copy_of_cursors_that_failed_is_stored_later(place: Place) -> None:
+    async with place.mover() as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: bool(worker.states) and worker.states[-1]["loaded"])
+        place.store.always = fail_before
+        worker.say("cursors", topic_id=IDENTITY.topic_id, partition=3, blob=b"progress")
+        await worker.error("the store is away")
+        place.store.always = None
+        await worker.until(lambda: not worker.states[-1]["error"])
+        assert copies(place) == [b"progress"]
+
+
+@on_a_loop
+async def test_the_newest_cursors_are_stored_after_a_copy_that_took_long(place: Place) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def late(name: str, arguments: tuple[Any, ...], call: Any) -> Any:
+        if name == "put":
+            place.store.always = None
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(WAIT_S)
+        return call()
+
+    async with place.mover() as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: bool(worker.states) and worker.states[-1]["loaded"])
+        place.store.always = late
+        worker.say("cursors", topic_id=IDENTITY.topic_id, partition=3, blob=b"first")
+        await asyncio.wait_for(begun.wait(), WAIT_S)
+        worker.say("cursors", topic_id=IDENTITY.topic_id, partition=3, blob=b"second")
+        worker.say("attach", partition=3, epoch=1, directory=str(place.directory), topic="/default/orders",
+                   topic_id=IDENTITY.topic_id, log_start=0)  # fmt: skip
+        states = len(worker.states)
+        await worker.until(lambda: len(worker.states) > states)  # so it has taken the second
+        go_on.set()
+    assert copies(place) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("over", ["nothing came of it", "it is wanted no more"])
+def test_the_error_of_a_merge_ends_with_its_reason(tmp_path: Path, over: str) -> None:
+    directory = tmp_path / "log"
+    make_segments(directory, 3)
+    hand = Hand(FaultyStore(), directory)
+    hand.run(merges=False)
+    partition = hand.partition
+    partition.compact(0)
+    assert partition.merge_job(hand.now_us, hand.work) is not None
+    partition.merge_failed(AWAY, hand.now_us, 0.5)
+    assert "away" in partition.error
+    hand.now_us += 10**9
+    if over == "nothing came of it":
+        assert partition.merge_job(hand.now_us, hand.work) is not None
+        partition.merged([], hand.now_us)
+    else:
+        partition.compact(None)
+        assert partition.merge_job(hand.now_us, hand.work) is None
+    assert not partition.error

@@ -301,7 +301,7 @@ class StorageConfig(StorageSettings):
     local_retention_ms: int = _duration(2 * DAY_MS, "local_retention_time", 0, 36_500 * DAY_MS)
     local_retention_bytes: int = _size(20 * 1000**3, "local_retention_size", 0, 1 << 60)
     local_retention_segments: int = _integer(0, "local_retention_segments", 0, 1_000_000)
-    cache_bytes: int = _size(1 * limits.GIB, "cache_size", 16 * limits.MIB, 1 << 50)
+    cache_bytes: int = _size(256 * limits.MIB, "cache_size", 16 * limits.MIB, 1 << 50)
     orphan_age_ms: int = _duration(22 * DAY_MS // 24, "orphan_age", 60_000, 365 * DAY_MS)
     restore: str = _choice("never", "restore", "never", "if_empty")
 

@@ -63,7 +63,6 @@ WAIT_S = 120.0
 
 TIERED = {
     "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "1ms",  # evicted as soon as it is in the store
-    "DANUBE_STORAGE__CACHE_SIZE": "1GiB",
     "DANUBE_STORAGE__MERGE_BELOW": "0",
 }
 
@@ -436,6 +435,7 @@ def cold_readers(bench: Bench) -> Plan:
             "subscription": name,
         }
         child = Child("perf/tier_peer.py", "cold", {**options, **more}).wait_ready()
+        yielding(child.pid)  # readers of history sit on other machines
         child.go()
         child.line()
         found = hot()

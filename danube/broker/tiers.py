@@ -34,7 +34,7 @@ class TierOptions(NamedTuple):
 
     seal_after_ms: int = 60_000
     local_retention: LocalRetention = LocalRetention()
-    cache_bytes: int = 1 << 30
+    cache_bytes: int = 1 << 28
 
 
 class Link(Protocol):

@@ -137,10 +137,10 @@ class Auditor:
 
     def busy(self) -> list[str]:
         """Processes whose producers may still send or wait for answers, and those not heard of yet."""
-        return [name for name in self.processes if self._is_busy(self._last.get(name))]
+        return [name for name in self.processes if self._may_send(self._last.get(name))]
 
     @staticmethod
-    def _is_busy(report: Mapping[str, Any] | None) -> bool:
+    def _may_send(report: Mapping[str, Any] | None) -> bool:
         return report is None or report["senders"] > 0 or report["unanswered"] > 0 or not report["halted"]
 
     @property

@@ -19,13 +19,16 @@ import pyarrow
 import pyarrow.parquet
 
 from danube import files
-from danube.client.blocking_client import connect
+from danube.client.blocking_client import Client, connect
 from danube.core.rate import RecordRate
+from danube.errors import ConnectionFailed
 from danube.spark.decode import COLUMNS
 from danube.spark.publishing import Publisher, PublishOptions
 
 FORMATS: Final = ("parquet", "arrow")
 _SLEEP_MAX_S: Final = 0.5
+_TARGET_WAIT_S: Final = 60.0  # as long as a client waits for a connection that it had
+_DIAL_PAUSE_S: Final = 0.5
 _KEPT: Final = ("payload", "key", "attributes")
 
 
@@ -98,8 +101,8 @@ def _to_topic(
     name = producer_name(target.job, lane)
     throttle = Throttle(target.bytes_per_s, target.records_per_s)
     columns = columns_kept(target)
-    with connect(
-        options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s
+    with _reached(
+        connect(options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s)
     ) as client:
         partition = lane.partition if target.keep_partitions else None
         publisher = Publisher(client, options, name, spread=lane.partition, partition=partition)
@@ -114,6 +117,18 @@ def _to_topic(
             publisher.close()
     report.rows, report.passed_over = progress.rows, progress.passed_over
     report.payload_bytes = progress.payload_bytes
+
+
+def _reached(client: Client, wait_s: float = _TARGET_WAIT_S) -> Client:
+    """The client, connected.  The driver has met this broker, so it is waited for: it may be restarting."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return client.open()
+        except ConnectionFailed:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(_DIAL_PAUSE_S)
 
 
 def columns_kept(target: Target) -> list[str]:

@@ -227,6 +227,7 @@ class Receiver:
             try:
                 await self.work()
             except self.errors:
+                self.load.moment = time.monotonic()
                 await asyncio.sleep(0.05)
         self.journal.close()
         return self.received
@@ -238,6 +239,7 @@ class Receiver:
             client.consumer(
                 self.topic, subscription=self.subscription, mode=self.mode, name=self.name, start="earliest"
             ) as consumer,
+            self.load.counting(client),
         ):
             await self.until_finished(self.take_batches(consumer) if self.batched else self.take(consumer))
 
@@ -301,12 +303,24 @@ class Draining:
         self.draining = False
         self.finished = asyncio.Event()
         self.moment = time.monotonic()
+        self._clients: set[Any] = set()
+
+    @asynccontextmanager
+    async def counting(self, client: Any) -> AsyncIterator[None]:
+        """While this client has no connection nothing can come: that is no idleness."""
+        self._clients.add(client)
+        try:
+            yield
+        finally:
+            self._clients.discard(client)
 
     async def watch(self, asked: asyncio.Event) -> None:
         await asked.wait()
         self.draining = True
         self.moment = time.monotonic()
         while time.monotonic() - self.moment < self.idle_s:
+            if not all(client.connected for client in self._clients):
+                self.moment = time.monotonic()
             await asyncio.sleep(0.05)
         self.finished.set()
 

@@ -20,6 +20,7 @@ PROGRAMS = {
     "perf/floor.py": "tests/unit/test_perf_smoke.py",
     "perf/grpc_door.py": "tests/unit/test_perf_grpc_smoke.py",
     "perf/grpc_messages.py": "tests/unit/test_perf_programs.py",
+    "perf/hotspots.py": "tests/unit/test_perf_hotspots.py",
     "perf/http2.py": "tests/unit/test_http2_perf.py",
     "perf/kernels.py": "tests/unit/test_kernels.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",

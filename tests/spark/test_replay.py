@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from danube.client.blocking_client import Client
 from danube.core.checksum import content_hash
 from danube.errors import (
     Conflict,
+    ConnectionFailed,
     Damage,
     DanubeError,
     InvalidArgument,
@@ -27,8 +29,9 @@ from danube.errors import (
     PolicyMismatch,
     TopicNotFound,
 )
-from danube.spark import replay
+from danube.spark import replay, replay_target
 from danube.spark.failures import told_by_spark
+from danube.spark.publishing import PublishOptions
 from danube.spark.replay_state import ReplayState, load_state, save_state
 from danube.spark.replay_target import LaneRange, Target, Throttle, file_name, producer_name, write_lane
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
@@ -304,6 +307,20 @@ def test_a_target_that_was_killed(
     assert driver.wait(90) == 0, (tmp_path / "output").read_text()[-2000:]
     with danube.sync.connect(other.address) as there:
         assert digest(contents(there, topic)) == digest(contents(client, SOURCE))
+
+
+def test_a_lane_that_begins_while_its_target_restarts_waits_for_it(broker: Any, topic: str) -> None:
+    other = broker()
+    with danube.sync.connect(other.address) as there:
+        there.admin.create_topic(topic)
+    target = Target(job="j", publish=PublishOptions(broker=other.address, topic=topic))
+    other.kill()
+    with pytest.raises(ConnectionFailed, match="nothing listens there"):
+        replay_target._reached(danube.sync.connect(other.address), wait_s=0.0)
+    with ThreadPoolExecutor() as pool:
+        lane = pool.submit(write_lane, [], LaneRange(0, SOURCE, 1, 0, 0, 0), target)
+        other.start()
+        assert lane.result(60).rows == 0
 
 
 def test_what_came_since_is_left_for_another_job(client: Client, given: dict[str, str], topic: str) -> None:

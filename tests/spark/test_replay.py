@@ -315,7 +315,7 @@ def test_a_lane_that_begins_while_its_target_restarts_waits_for_it(broker: Any, 
         there.admin.create_topic(topic)
     target = Target(job="j", publish=PublishOptions(broker=other.address, topic=topic))
     other.kill()
-    with pytest.raises(ConnectionFailed, match="nothing listens there"):
+    with pytest.raises(ConnectionFailed):
         replay_target._reached(danube.sync.connect(other.address), wait_s=0.0)
     with ThreadPoolExecutor() as pool:
         lane = pool.submit(write_lane, [], LaneRange(0, SOURCE, 1, 0, 0, 0), target)

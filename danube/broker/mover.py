@@ -454,10 +454,10 @@ class Mover:
 
     def _merge(self) -> None:
         """At most one merge at a time, in its own thread; partitions take turns."""
+        self._fill_slots()  # no partition's timer tells that the gate may be open again
         now_us = clock.wall_us()
         if not self._merging and not self._stopping and not self._gate.closed:
-            for identity in list(self._partitions):
-                partition = self._partitions[identity]
+            for identity, partition in list(self._partitions.items()):
                 told = partition.error
                 job = partition.merge_job(now_us, self._data_dir / WORK_NAME)
                 self._tell_error(partition, told)

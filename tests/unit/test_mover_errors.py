@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from danube.broker import mover_partition
+from danube.core.tier_plan import OUTAGE_FAILURES_MIN
 from danube.errors import StoreUnavailable
 from danube.wal.manifest_keys import cursors_prefix
 from tests.unit.faulty_store import FaultyStore, fail_before, make_segments
@@ -64,6 +66,27 @@ async def test_the_newest_cursors_are_stored_after_a_copy_that_took_long(place: 
         await worker.until(lambda: len(worker.states) > states)  # so it has taken the second
         go_on.set()
     assert copies(place) == [b"first", b"second"]
+
+
+@on_a_loop
+async def test_an_upload_that_an_outage_held_up_goes_on_by_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition may try again, and the gate is closed still: nobody else would call for it."""
+    monkeypatch.setattr(mover_partition, "retry_delay_us", lambda failures, chance: 50_000)
+    async with place.mover() as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: bool(worker.states) and worker.states[-1]["loaded"])
+        place.store.always = fail_before
+        place.make(2)
+        worker.say("sealed", topic_id=IDENTITY.topic_id, partition=3)
+        begun = len(place.store.calls)
+        async with asyncio.timeout(WAIT_S):
+            while len(place.store.calls) - begun < OUTAGE_FAILURES_MIN + 2:
+                await asyncio.sleep(0.01)
+        place.store.always = None
+        await worker.uploaded(2)
 
 
 @pytest.mark.parametrize("over", ["nothing came of it", "it is wanted no more"])

@@ -29,6 +29,7 @@ from perf.turns import WORKLOADS, Bench, Settings
 SAMPLES_S = 200
 START_S = 5.0  # py-spy has attached to all processes by then
 _PROCESS = re.compile(r'process (\d+):"(.*)"$')
+_WAIT = re.compile(r"0x[0-9a-f]+ \(libc")  # waiting for another thread, which py-spy takes for work
 _LOAD = re.compile(r"perf/(?:loads|pump)\.py (\w+)")
 
 
@@ -52,7 +53,7 @@ def stacks(raw: Iterable[str]) -> list[Stack]:
         frames, _, samples = line.rpartition(" ")
         *outer, function = frames.split(";")
         told = [one for one in map(_PROCESS.match, [*outer, function]) if one]
-        if told and samples.strip().isdigit():
+        if told and samples.strip().isdigit() and not _WAIT.match(function):
             found.append(Stack(int(told[-1][1]), told[-1][2], function, int(samples)))
     return found
 

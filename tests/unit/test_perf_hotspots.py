@@ -16,6 +16,7 @@ RAW = """\
 process 1:"python -m perf.hotspots publish";main;wait 3
 process 1:"python -m perf.hotspots publish";process 7:"python -m danube start";turn;pwritev 6
 process 1:"python -m perf.hotspots publish";process 7:"python -m danube start";turn 2
+process 1:"python -m perf.hotspots publish";process 7:"python -m danube start";0x7ff4438a3f16 (libc.so.6) 9
 process 1:"python -m perf.hotspots publish";process 9:"python perf/loads.py publish {}";send 4
 no process 1
 

@@ -326,7 +326,7 @@ class Mover:
         if step is not None:
             if self._stepping >= STEP_THREADS:
                 self._ready[partition] = None
-            elif self._gate.admit(now_us):
+            elif step is Step.SCAN or self._gate.admit(now_us):  # a local directory needs no store
                 self._begin(partition, step, now_us)
             else:
                 self._wake_later(partition, 1_000_000)
@@ -352,9 +352,7 @@ class Mover:
     ) -> None:
         self._stepping -= 1
         now_us = clock.wall_us()
-        if step is Step.SCAN:
-            self._gate.unused()  # it looked at a local directory: that says nothing of the store
-        else:
+        if step is not Step.SCAN:
             self._judge(error, now_us)
         if error is None:
             if partition.took(step, result, now_us):

@@ -20,6 +20,7 @@ from danube.broker.contexts import DrainSignal, MoverContext, Pulse, SupervisorS
 from danube.broker.mover import Mover
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
 from danube.config_sections import StorageConfig
+from danube.core import tier_plan
 from danube.core.tier_plan import TierSettings
 from danube.errors import ObjectMissing, StoreUnavailable
 from danube.wal.manifest import Manifest
@@ -434,7 +435,14 @@ async def test_a_store_that_is_away_at_the_start_is_used_when_it_comes(place: Pl
 
 
 @on_a_loop
-async def test_what_is_found_on_disk_says_nothing_of_the_store(place: Place) -> None:
+async def test_what_is_found_on_disk_says_nothing_of_the_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in (
+        "RETRY_MAX_US",
+        "OUTAGE_PROBE_MAX_US",
+    ):  # else pauses alone take as long
+        monkeypatch.setattr(tier_plan, bound, 500_000)
     place.make(1)
     async with place.mover() as connect:
         worker = await connect()

@@ -69,6 +69,13 @@ def test_cpu_time_is_of_the_whole_tree_with_what_was_reaped(tmp_path: Path) -> N
         server.stop()
 
 
+def test_less_than_a_tick_is_counted() -> None:
+    before = cpu_seconds([os.getpid()])
+    while cpu_seconds([os.getpid()]) == before:
+        pass
+    assert 0 < cpu_seconds([os.getpid()]) - before < 1 / processes.TICKS
+
+
 def test_what_is_gone_costs_nothing(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()

@@ -19,6 +19,10 @@ IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, fallocate(2)
+_STATFS_BYTES = 256  # more than any layout of struct statfs; it begins with the type's magic number
+_LOCAL_MAGICS = frozenset(  # statfs(2): ext2 to ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS
+    {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
+)
 _CREATE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -79,6 +83,15 @@ def syncfs(fd: int) -> None:
     if _libc.syncfs(fd):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def on_local_disk(fd: int) -> bool:
+    """Whether the file lies on a file system of this machine, which cannot take a mapping's pages away."""
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(fd, status):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _LOCAL_MAGICS
 
 
 def size_of(fd: int) -> int:

@@ -32,8 +32,8 @@ from danube.broker.mover_threads import deliver, yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
 from danube.broker.plan_settings import tier_settings
 from danube.broker.store_health import StoreHealth
-from danube.core.tier_plan import OutageGate, TierSettings, choose
-from danube.errors import DanubeError, Fenced, StoreRefused, StoreUnavailable
+from danube.core.tier_plan import TierSettings, choose
+from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
 from danube.wal.objects import ObjectStore
 from danube.wal.segment import LogIdentity
@@ -95,14 +95,14 @@ class Mover:
         self._waiting: dict[MovedPartition, None] = {}  # with a backlog
         self._chosen: deque[MovedPartition] = deque()
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
-        self._gate = OutageGate()
         self._random = random.SystemRandom()
         self._holder = uuid.uuid4().hex
         self._bound = False
         self._stopping = self._ended = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
-        self._health = StoreHealth(store, self._open_links, context.pulse)
+        self._health = StoreHealth(store, self._open_links, context.pulse, self._store_is_back)
+        self._gate = self._health.gate
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
         self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
@@ -380,11 +380,12 @@ class Mover:
         self._changed.set()
 
     def _judge(self, error: DanubeError | None, now_us: int) -> None:
-        self._health.heard(error)
-        if isinstance(error, StoreUnavailable | StoreRefused):
-            self._gate.failed(now_us, self._random.random())
-        else:
-            self._gate.succeeded()
+        self._health.judge(error, now_us, self._random.random())
+
+    def _store_is_back(self) -> None:
+        for partition in list(self._partitions.values()):
+            partition.wait_no_longer()
+            self.advance(partition)
 
     def _complain(self, partition: MovedPartition, what: str, error: DanubeError) -> None:
         _log.limited("moving failed", source=partition.owner.topic, step=what, why=str(error))

@@ -382,6 +382,10 @@ class MovedPartition:
             self.dirty = True
         self._failed(error, now_us, chance)
 
+    def wait_no_longer(self) -> None:
+        """What failed may be tried now; should it fail again, the next wait is as long as it would be."""
+        self._retry_us = 0
+
     def _failed(self, error: DanubeError, now_us: int, chance: float) -> None:
         self._failures += 1
         self.fenced |= isinstance(error, Fenced)

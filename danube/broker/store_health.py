@@ -1,6 +1,7 @@
 """Whether the object store answers: the mover hears it from its own calls and tells whoever asks for it.
 
 A store that nobody has asked for a while is asked for one small object, so that silence is known as well.
+Where that ends an outage, those who wait for their next try are told: nobody else may try for a minute.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock
+from danube.core.tier_plan import OutageGate
 from danube.errors import DanubeError, StoreRefused, StoreUnavailable
 from danube.wal.store_binding import stored_identity
 
@@ -24,8 +26,13 @@ ASK_AFTER_NS: Final = 15_000_000_000  # without any word from the store
 class StoreHealth:
     """All methods run on the mover's loop; ``links`` are those that are open."""
 
-    def __init__(self, store: ObjectStore, links: Iterable[OwnerLink], pulse: Pulse) -> None:
+    def __init__(
+        self, store: ObjectStore, links: Iterable[OwnerLink], pulse: Pulse, back: Callable[[], None]
+    ) -> None:
+        """``back`` is called when the store was asked and answers again."""
         self.error = ""  # why it does not answer; empty while it does, and before it was heard of
+        self.gate = OutageGate()
+        self._back = back
         self._store = store
         self._links = links
         self._pulse = pulse
@@ -42,7 +49,19 @@ class StoreHealth:
     def _asked(self, _: Any, error: DanubeError | None) -> None:
         self._asking = False
         self._heard_ns = clock.monotonic_ns()
+        outage = self._answers is False
         self.heard(error)
+        if outage and self._answers:
+            self.gate.succeeded()
+            self._back()
+
+    def judge(self, error: DanubeError | None, now_us: int, chance: float) -> None:
+        """A call that the gate admitted ended so; ``chance`` as in retry_delay_us."""
+        self.heard(error)
+        if isinstance(error, StoreUnavailable | StoreRefused):
+            self.gate.failed(now_us, chance)
+        else:
+            self.gate.succeeded()
 
     def answered(self) -> None:
         self._take(True, "")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from danube.config_sections import parse_boolean
 from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
@@ -125,6 +125,29 @@ def table_name(topic: str) -> str:
     return f"{namespace}.{plain}"
 
 
+class _NewPart(NamedTuple):
+    """Offsets ``start .. end`` of a partition, up to ``stored`` in ``pieces``; the rest is its tail."""
+
+    number: int
+    part: Known
+    start: int
+    stored: int
+    end: int
+    pieces: list[Piece]
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+    def ranges(self, file_bytes: int) -> Iterator[tuple[int, int]]:
+        """The offsets of each file."""
+        selection = self.part.selection(self.start, self.stored)
+        for split in plan_splits([(selection, self.pieces)], split_bytes=file_bytes, mixed=False):
+            yield split.runs[0].start, split.runs[-1].end
+        if self.stored < self.end:
+            yield self.stored, self.end
+
+
 class _Job:
     """One run over all topics."""
 
@@ -187,13 +210,13 @@ class _Job:
         """The next round; None when nothing is new."""
         files: list[FilePlan] = []
         ends = dict(done.ends)
-        for number, part in sorted(known.items()):
-            start, end = max(done.ends.get(str(number), part.start), 0), part.end
-            if start >= end:
-                continue
-            ends[str(number)] = end
-            for first, last in self._ranges(part, start, end):
-                files.append(FilePlan(f"p{number:05d}-{first:020d}-{last:020d}.parquet", number, first, last))
+        parts = self._new_parts(done, known)
+        size = self._file_bytes(sum(part.bytes for part in parts))
+        for part in parts:
+            ends[str(part.number)] = part.end
+            for first, last in part.ranges(size):
+                name = f"p{part.number:05d}-{first:020d}-{last:020d}.parquet"
+                files.append(FilePlan(name, part.number, first, last))
         if not files:
             return None
         shape, schema = done.shape, done.schema
@@ -211,14 +234,23 @@ class _Job:
             files=files,
         )
 
-    def _ranges(self, part: Known, start: int, end: int) -> Iterator[tuple[int, int]]:
-        stored = min(end, max(part.stored_end, start))
-        pieces, _ = self._pieces(part, start, stored)
-        size = self._options.get("fileBytes", FILE_BYTES)
-        for split in plan_splits([(part.selection(start, stored), pieces)], split_bytes=size, mixed=False):
-            yield split.runs[0].start, split.runs[-1].end
-        if stored < end:
-            yield stored, end
+    def _new_parts(self, done: RoundPlan, known: Mapping[int, Known]) -> list[_NewPart]:
+        """What each partition holds that was not exported yet."""
+        parts: list[_NewPart] = []
+        for number, part in sorted(known.items()):
+            start, end = max(done.ends.get(str(number), part.start), 0), part.end
+            if start < end:
+                stored = min(end, max(part.stored_end, start))
+                parts.append(_NewPart(number, part, start, stored, end, self._pieces(part, start, stored)[0]))
+        return parts
+
+    def _file_bytes(self, total: int) -> int:
+        """History in a file: so many files that all slots end at about the same time, within a half of what
+        was asked for."""
+        wanted: int = self._options.get("fileBytes", FILE_BYTES)
+        slots = self._runner.slots
+        rounds = max(1, -(-total // (wanted * slots)))
+        return max(wanted // 2, -(-total // (rounds * slots)), 1)
 
     def _pieces(self, part: Known, start: int, end: int) -> tuple[list[Piece], list[Lost]]:
         pieces, lost = pieces_of(part.selection(start, end))

@@ -28,6 +28,7 @@ from danube.spark.places import AnyPlace, DataDirectory, StorePlace
 from danube.spark.plan import Piece
 from danube.spark.segments import SegmentRef
 from danube.wal.index import SparseIndex
+from danube.wal.local_store import LocalStore
 from danube.wal.segment import (
     HEADER_BYTES,
     SUMMARY_BYTES,
@@ -225,9 +226,10 @@ def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fet
     boundaries: tuple[tuple[int, int], ...] = ()
     if not piece.whole:
         begin, end, offset, boundaries = _range_of(_index_in_store(place, segment), piece)
-    data = store.get(segment.key, begin, end)
+    mapped = store.mapped(segment.key, begin, end) if isinstance(store, LocalStore) else None
+    data = store.get(segment.key, begin, end) if mapped is None else mapped
     if begin == 0:
-        _check_header(data[:HEADER_BYTES], identity, segment, where)
+        _check_header(bytes(data[:HEADER_BYTES]), identity, segment, where)
     start = HEADER_BYTES if begin == 0 else 0
     return Fetched(piece, np.frombuffer(data, np.uint8), begin, start, offset, where, boundaries)
 

@@ -104,6 +104,16 @@ def test_every_record_is_exported_once_and_the_next_run_adds_what_is_new(lake: L
     assert lake.offsets() == list(range(750))
 
 
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_files_are_so_many_that_all_slots_end_together(lake: Lake, slots: int) -> None:
+    """Three files of the size asked for become four where two or four run at once."""
+    total = sum(path.stat().st_size for path in lake.store.rglob("*.seg"))
+    report = export.run(lake.options(fileBytes=str(total // 3), processes=str(slots)))
+    rows = [one["rows"] for one in report.facts[TABLE]["files"]]
+    assert len(rows) == (3 if slots == 1 else 4) and sum(rows) == 600
+    assert max(rows) <= 1.5 * min(rows)
+
+
 def test_spark_exports_the_same(lake: Lake, spark: Any) -> None:
     report = export.run(lake.options(fileBytes="4KiB"), spark)
     assert report.counts["records"] == 600

@@ -17,7 +17,7 @@ from danube.spark import fetch, places
 from danube.spark.decode import COLUMNS, Decoder, Losses
 from danube.spark.fetch import Fetcher
 from danube.spark.options import read_options
-from danube.spark.places import DataDirectory
+from danube.spark.places import AnyPlace, DataDirectory, open_place
 from danube.spark.plan import Selection, pieces_of, plan_splits
 from danube.spark.reading import read_split
 from danube.spark.selecting import Catalogue
@@ -41,6 +41,12 @@ class WatchedStore(LocalStore):
         data = super().get(key, start, end)
         self.read.append((key, len(data)))
         return data
+
+    def mapped(self, key: str, start: int, end: int) -> memoryview | None:
+        view = super().mapped(key, start, end)
+        if view is not None:
+            self.read.append((key, len(view)))
+        return view
 
     def segments(self) -> dict[str, int]:
         """Bytes that were read, by object."""
@@ -122,11 +128,18 @@ def test_a_range_of_time_fetches_its_place(wide: tuple[Path, int], store: Watche
     assert sum(store.segments().values()) < SEGMENT_BYTES
 
 
-def test_columns_lie_where_the_segment_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["directory", "store"])
+def test_columns_lie_where_the_segment_does(where: str, tmp_path: Path) -> None:
     """Payloads and keys of a large batch, and their bounds, are views of the mapped file."""
-    identity = make_directory(tmp_path, TOPIC)
-    end = fill_partition(tmp_path, identity, Shape(1_000, 2_000), segments=1, segment_bytes=5_000_000)
-    place = DataDirectory(str(tmp_path))
+    data = tmp_path / "data"
+    identity = make_directory(data, TOPIC)
+    end = fill_partition(data, identity, Shape(1_000, 2_000), segments=1, segment_bytes=5_000_000)
+    place: AnyPlace = DataDirectory(str(data))
+    if where == "store":
+        (tmp_path / "store").mkdir()
+        created = CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=1)
+        put_history(LocalStore(tmp_path / "store"), data, metadata_of(created), TOPIC)
+        place = open_place(f"file://{tmp_path / 'store'}")
     (piece,) = pieces_of(Selection(TOPIC, *identity, 0, end, (place.history(identity),)))[0]
     fetched = Fetcher([place]).fetch(identity, piece)
     first = fetched.octets.ctypes.data

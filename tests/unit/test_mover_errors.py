@@ -41,6 +41,24 @@ async def test_a_copy_of_cursors_that_failed_is_stored_later(place: Place) -> No
 
 
 @on_a_loop
+async def test_the_end_of_an_outage_is_the_end_of_waiting(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("danube.broker.store_health.ASK_AFTER_NS", 50_000_000)
+    monkeypatch.setattr(mover_partition, "retry_delay_us", lambda failures, chance: 3_600_000_000)
+    make_segments(place.directory, 2)
+    async with place.mover() as connect:
+        worker = await connect()
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
+        place.store.always = fail_before
+        worker.attach(place.directory)
+        await worker.error("the store is away")
+        place.store.always = None
+        await worker.uploaded(2)
+        assert not worker.states[-1]["error"]
+
+
+@on_a_loop
 async def test_the_newest_cursors_are_stored_after_a_copy_that_took_long(place: Place) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -11,7 +11,14 @@ import pytest
 
 from danube import files
 from danube.config_sections import StorageSettings
-from danube.errors import ConfigInvalid, InvalidArgument, ObjectMissing, StoreRefused, StoreUnavailable
+from danube.errors import (
+    ConfigInvalid,
+    InvalidArgument,
+    ObjectMissing,
+    StoreDamaged,
+    StoreRefused,
+    StoreUnavailable,
+)
 from danube.wal.local_store import UPLOADS, LocalStore
 from danube.wal.memory_store import MemoryStore
 from danube.wal.open_store import open_store
@@ -175,6 +182,40 @@ def test_an_object_that_shrinks_while_it_is_read_is_damage(
     monkeypatch.setattr(files, "pread", lambda *arguments: b"")
     with pytest.raises(StoreDamaged):
         store.get("k")
+
+
+def test_a_range_is_mapped_and_outlives_its_object(store: LocalStore, root: Path) -> None:
+    content = os.urandom(20_000)
+    store.put("k", content)
+    view = store.mapped("k", 5_000, 19_999)
+    assert view is not None and view.readonly
+    store.put("k", b"another")
+    store.delete(["k"])
+    assert view == content[5_000:19_999]
+
+
+def test_what_cannot_be_mapped_is_told_or_read(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("k", b"12345")
+    assert store.mapped("k", 2, 2) is None
+    with pytest.raises(StoreDamaged, match="ends at 5"):
+        store.mapped("k", 0, 6)
+    with pytest.raises(ObjectMissing):
+        store.mapped("none", 0, 1)
+    with monkeypatch.context() as patch:
+        failing(patch, files, "on_local_disk", errno.EIO)
+        with pytest.raises(StoreUnavailable):
+            store.mapped("k", 0, 5)
+    monkeypatch.setattr(files, "on_local_disk", lambda fd: False)
+    assert store.mapped("k", 0, 5) is None
+
+
+def test_a_file_system_of_this_machine_is_known(root: Path) -> None:
+    (root / "file").touch()
+    with (root / "file").open() as here, Path("/proc/self/status").open() as elsewhere:
+        assert files.on_local_disk(here.fileno())
+        assert not files.on_local_disk(elsewhere.fileno())
+    with pytest.raises(OSError, match="Bad file"):
+        files.on_local_disk(-1)
 
 
 def test_a_url_opens_its_store(root: Path) -> None:

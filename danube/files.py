@@ -19,6 +19,7 @@ IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, fallocate(2)
+_SYNC_FILE_RANGE_WRITE = 2  # sync_file_range(2): begin, do not wait
 _STATFS_BYTES = 256  # more than any layout of struct statfs; it begins with the type's magic number
 _LOCAL_MAGICS = frozenset(  # statfs(2): ext2 to ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
@@ -72,6 +73,14 @@ def ftruncate(fd: int, size: int) -> None:
 
 def fdatasync(fd: int) -> None:
     os.fdatasync(fd)
+
+
+def start_writing(fd: int) -> None:
+    """Have the kernel begin to put on disk what was written to ``fd``; a later sync waits for less.
+
+    Nothing is promised and errors are left to that sync.
+    """
+    _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def syncfs(fd: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from danube import files
 from danube.errors import StorageFailed
 from danube.limits import MIB
 from danube.spark.decode import COLUMNS, Decoder, Losses
@@ -121,17 +123,16 @@ class _Writer:
         self.unread = 0
 
     def write(self, path: Path) -> int:
+        groups = self._groups()
+        first = next(groups, None)
+        if first is None:
+            return 0
         rows = 0
-        writer: pq.ParquetWriter | None = None
-        try:
-            for group in self._groups():
-                if writer is None:
-                    writer = self._open(path)
+        with self._open(path) as writer, path.open("rb") as made:
+            for group in chain([first], groups):
                 writer.write_table(group, row_group_size=GROUP_ROWS)
                 rows += len(group)
-        finally:
-            if writer is not None:
-                writer.close()
+                files.start_writing(made.fileno())  # the disk works while the next group is made
         return rows
 
     def _open(self, path: Path) -> pq.ParquetWriter:

@@ -20,10 +20,12 @@ from danube.core.policy import Durability
 from danube.errors import DanubeError, InvalidArgument, StorageFailed, StorageFull
 
 if TYPE_CHECKING:
+    from danube.wal.jobs import SealJob
     from danube.wal.log import Log
     from danube.wal.syncer import Syncer
 
 _log = telemetry.events("storage")
+SEAL_AGAIN_S = 1.0
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
@@ -175,7 +177,9 @@ class Storage:
                 return
             if error is None:
                 log.sealed(job)
-                if hosted.log is log and not hosted.deleted:
+                if job.deferred:
+                    self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
+                elif hosted.log is log and not hosted.deleted:
                     self.on_sealed(hosted)
                 return
             log.seal_failed(job, error)
@@ -183,6 +187,15 @@ class Storage:
                 self.fence(hosted, StorageFailed("seal failed", why=str(error), partition=hosted.name))
 
         return done
+
+    def _seal_again(self, hosted: HostedPartition, log: Log, job: SealJob) -> None:
+        """The disk was full: until its footer is there the segment, and all behind it, stay on this host."""
+        if hosted.log is not log or hosted.deleted or hosted.failure is not None:
+            return
+        if job.segment in log.front():
+            self._sealer.submit(log.seal_job(job.segment, job.snapshot), self._sealed(hosted))
+        elif job.segment.base_offset >= log.start:
+            self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
 
     # -- failure ----------------------------------------------------------------------------------
 

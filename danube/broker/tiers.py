@@ -296,6 +296,8 @@ class Tiers:
         if evicted:
             facts = {"count": len(evicted), "local_start": tier.log.start}
             _log.info("segments evicted", partition=tier.hosted.name, **facts)
+            if tier.log.start < end:  # on a full disk the rest can go now that there is room
+                self._looked.add(tier)
 
     def close(self) -> None:
         """The worker ends: its last segments are sealed now; last copies, and the cache goes."""

@@ -72,7 +72,8 @@ class SyncJob:
 class SealJob:
     """Hashes a rolled segment and writes its footer.
 
-    ``deferred``: the disk was too full for the footer; the segment stays as it is, and readable.
+    ``deferred``: the disk was too full for the footer, or for that of the segment before, whose hash this
+    one names; the segment stays as it is, and readable.
     """
 
     __slots__ = (
@@ -95,8 +96,12 @@ class SealJob:
         self._pinned = True
 
     def run(self, synced: set[object] | None = None) -> None:
+        previous = self._previous
         try:
-            self._seal()
+            if previous is not None and not previous.sealed and previous.content_hash == NO_HASH:
+                self.deferred = True
+            else:
+                self._seal()
         except OSError as error:
             if error.errno not in files.FULL_ERRNOS or self.segment.file.failed:
                 raise

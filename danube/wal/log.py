@@ -36,7 +36,7 @@ from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.reading import Chunk, OffsetRange
 from danube.wal.recovery import Recovered, Recovery, RecoveryReport
 from danube.wal.replacing import replace
-from danube.wal.retention import below, expired, keep_snapshot, remove
+from danube.wal.retention import below, deletable, expired, remove
 from danube.wal.segment import NO_HASH, LogIdentity
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.writer import Buffer, LogOptions, SegmentWriter
@@ -328,15 +328,16 @@ class Log:
             return None
         self._writer = None
         self._age_due = False
-        return self._seal_job(active, producer_snapshot or None)
+        return self.seal_job(active, producer_snapshot or None)
 
-    def _seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
+    def seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
+        """The job that seals a rolled segment; also again, after one that was deferred."""
         number = self._segments.index(segment)
         segment.sealing = True
         return SealJob(segment, self._segments[number - 1] if number else None, snapshot, self.front_hash)
 
     def sealed(self, job: SealJob) -> None:
-        """``job`` succeeded, or was deferred by a full disk: then the next opening seals the segment."""
+        """``job`` succeeded, or was deferred by a full disk: then it comes again (seal_job)."""
         segment = job.segment
         segment.sealing = False
         job.release()
@@ -425,9 +426,8 @@ class Log:
         if not doomed:
             return []
         try:
-            kept = self._segments[len(doomed) :]
-            keep_snapshot(doomed, kept, self._unsealed_snapshot)
-            if not kept:
+            doomed = deletable(doomed, self._segments, self._unsealed_snapshot)
+            if len(doomed) == len(self._segments):
                 # The name and header of an empty segment keep the numbering when all files are gone.
                 created_us = doomed[-1].last_append_us
                 empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, created_us)

@@ -55,6 +55,20 @@ def remove(doomed: list[StoredSegment], segments: list[StoredSegment], bases: li
     return deleted
 
 
+def deletable(
+    doomed: list[StoredSegment], segments: list[StoredSegment], unsealed: Checkpoint | None
+) -> list[StoredSegment]:
+    """``doomed``, the front of ``segments``, when its producer snapshot is kept; on a full disk so much of
+    its front as needs no room: deleting that makes room to delete the rest."""
+    try:
+        keep_snapshot(doomed, segments[len(doomed) :], unsealed)
+    except OSError as error:
+        if error.errno not in files.FULL_ERRNOS or len(doomed) == 1:
+            raise
+        return deletable(doomed[:-1], segments, unsealed)
+    return doomed
+
+
 def keep_snapshot(
     doomed: list[StoredSegment], kept: list[StoredSegment], unsealed: Checkpoint | None
 ) -> None:

@@ -310,6 +310,34 @@ def test_full_segments_are_sealed_aside_and_a_failed_seal_fences(
 # -- cursors --------------------------------------------------------------------------------------
 
 
+def test_what_a_full_disk_left_unsealed_is_sealed_when_there_is_room_in_order(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingFiles(monkeypatch)
+    written.open_producer(session)
+    log = written.hosted.log
+    assert log is not None
+    sealed: list[int] = []
+    written.shard.storage.on_sealed = lambda hosted: sealed.append(log.statistics()["sealed_segments"])
+    for _ in range(2):
+        written.publish(session, numbered(3))
+        written.turn()
+        written.shard.storage.roll(written.hosted)
+    failing.arm(0, errno.ENOSPC, lasting=True)
+    written.sealer.step()
+    failing.disarm()
+    written.sealer.step()
+    assert log.statistics()["sealed_segments"] == 0 and not sealed, "the second names the first one's hash"
+    written.shard.storage.sync_written()
+    while written.syncer.jobs:
+        written.syncer.step()
+    for _ in range(3):
+        assert len(sealed) == 2 or written.run_later(), "it is tried again"
+        while written.sealer.jobs:
+            written.sealer.step()
+    assert sealed == [1, 2] and written.hosted.failure is None
+
+
 def test_a_synced_ack_is_answered_when_the_cursor_is_on_the_disk(
     written: Bench, session: RecordingSession
 ) -> None:

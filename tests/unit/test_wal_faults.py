@@ -275,6 +275,30 @@ def test_a_footer_that_does_not_fit_is_left_for_later(
     again.close()
 
 
+def test_deleting_on_a_full_disk_makes_its_own_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest snapshot of producers needs a file before its segment goes; those before it do not."""
+    failing = FailingFiles(monkeypatch)
+    log = open_log(tmp_path)
+    for payload in (b"a", b"b"):
+        append(log, payload)
+        log.write()
+        sync(log)
+        roll(log, b"producers")
+    append(log, b"c")
+    log.write()
+    sync(log)
+    failing.arm(0, errno.ENOSPC, lasting=True)
+    assert log.evict(2) and log.start == 1
+    with pytest.raises(StorageFailed):
+        log.evict(2)
+    failing.disarm()
+    assert log.evict(2) and log.start == 2
+    log.close()
+    again = open_log(tmp_path, epoch=2)
+    assert read_all(again)[0] == {2: b"c"} and again.recovery.producer_snapshot == b"producers"
+    again.close()
+
+
 def test_a_read_error_fails_that_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path)
     append(log, b"x")

@@ -438,10 +438,7 @@ async def test_a_store_that_is_away_at_the_start_is_used_when_it_comes(place: Pl
 async def test_what_is_found_on_disk_says_nothing_of_the_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bound in (
-        "RETRY_MAX_US",
-        "OUTAGE_PROBE_MAX_US",
-    ):  # else pauses alone take as long
+    for bound in ("RETRY_MAX_US", "OUTAGE_PROBE_MAX_US"):  # else pauses alone take as long
         monkeypatch.setattr(tier_plan, bound, 500_000)
     place.make(1)
     async with place.mover() as connect:

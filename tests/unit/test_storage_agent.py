@@ -307,9 +307,6 @@ def test_full_segments_are_sealed_aside_and_a_failed_seal_fences(
     assert written.hosted.failure is None and written.hosted.high_watermark == end
 
 
-# -- cursors --------------------------------------------------------------------------------------
-
-
 def test_what_a_full_disk_left_unsealed_is_sealed_when_there_is_room_in_order(
     written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +333,9 @@ def test_what_a_full_disk_left_unsealed_is_sealed_when_there_is_room_in_order(
         while written.sealer.jobs:
             written.sealer.step()
     assert sealed == [1, 2] and written.hosted.failure is None
+
+
+# -- cursors --------------------------------------------------------------------------------------
 
 
 def test_a_synced_ack_is_answered_when_the_cursor_is_on_the_disk(

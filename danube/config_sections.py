@@ -292,6 +292,8 @@ class StorageConfig(StorageSettings):
 
     mode: str = _choice("local", "mode", "local", "shared_fs", "object_store")
     seal_after_ms: int = _duration(60_000, "seal_after", 1_000, 30 * DAY_MS)
+    upload_hold_ms: int = _duration(300_000, "upload_hold_time", 0, DAY_MS)
+    upload_hold_bytes: int = _size(16 * limits.GIB, "upload_hold_size", 0, 1 << 50)
     merge_below_bytes: int = _size(64 * limits.MIB, "merge_below", 0, 4 * limits.GIB)
     merge_to_bytes: int = _size(256 * limits.MIB, "merge_to", 1 * limits.MIB, 4 * limits.GIB)
     compact_after_ms: int = _duration(60_000, "compact_after", 0, 365 * DAY_MS)

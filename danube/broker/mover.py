@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
 from danube.broker import last_resort
-from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions
+from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions, UnfinishedUploads
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover_staged import judged
 from danube.broker.mover_threads import deliver, yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
-from danube.broker.plan_settings import tier_settings
+from danube.broker.plan_settings import hold_bounds, tier_settings
 from danube.broker.store_health import StoreHealth
+from danube.broker.upload_pace import UploadPace
+from danube.core.exposure import together
 from danube.core.tier_plan import TierSettings, choose
 from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
     from danube.config_sections import StorageConfig
 
 HEARTBEAT_S: Final = 0.5
+WATCH_S: Final = 0.1  # between looks at the workers while there are uploads
 STEP_THREADS: Final = 4
 FETCH_THREADS: Final = 8
 MERGES_S: Final = 1.0  # between looks at what could be merged
 WORK_NAME: Final = "merging"
-CLEAN_UPLOADS_S: Final = 3_600.0
 STOP_MARGIN_S: Final = 0.3  # of the time that the supervisor gives, kept for leaving
 QUEUE_FACTOR: Final = 16  # partitions chosen at once, for each upload slot
 
@@ -86,7 +88,6 @@ class Mover:
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = yielding_pool(1, "danube-merge")
-        self._merging = False
         self._uploading = self._stepping = 0
         self._ready: dict[MovedPartition, None] = {}  # with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
@@ -97,14 +98,15 @@ class Mover:
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
         self._random = random.SystemRandom()
         self._holder = uuid.uuid4().hex
-        self._bound = False
-        self._stopping = self._ended = False
+        self._bound = self._merging = self._stopping = self._ended = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._health = StoreHealth(store, self._open_links, context.pulse, self._store_is_back)
         self._gate = self._health.gate
+        self._pace = UploadPace(hold_bounds(storage))
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
+        self._unfinished = UnfinishedUploads(self, self._settings.orphan_age_us)
         self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
         self._loop: asyncio.AbstractEventLoop
 
@@ -118,6 +120,7 @@ class Mover:
         if self._context.drain.requested:
             self.stop()
         self._beat()
+        self._watch()
         server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
         self._bind()
         _log.info("mover serves", store=self.store.name)
@@ -130,10 +133,18 @@ class Mover:
         self._stop.set()
 
     def _beat(self) -> None:
+        if self._ended:
+            return
         self._context.heartbeat()
         if self._bound and not self._stopping:
             self._health.ask_if_silent(self.block)
         self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        """How fast uploads may be: what workers suffer, and what waits."""
+        waiting = together(one.pending for one in self._waiting)
+        self._pace.watch({link.pid for link in self._open_links}, waiting)
+        self._loop.call_later(WATCH_S if self._uploading else HEARTBEAT_S, self._watch)
 
     def _bind(self) -> None:
         """Make sure that the store is this broker's before anything is read or written."""
@@ -143,7 +154,7 @@ class Mover:
         if error is None:
             self._bound = True
             self._health.answered()
-            self._clean_uploads()
+            self._unfinished.clean()
             self._merge()
             self._metadata.begin()
             self._deletions.begin()
@@ -157,21 +168,10 @@ class Mover:
             self._tell(partition)
         self._loop.call_later(self._random.uniform(1, 5), self._bind)
 
-    def _clean_uploads(self) -> None:
-        """Every hour or sooner: unfinished multipart uploads cost money and nobody lists them."""
-        older_us = self._settings.orphan_age_us
-        self.block(lambda: self.store.clean_uploads(older_us), self._cleaned)
-        self._loop.call_later(min(CLEAN_UPLOADS_S, max(older_us / 1e6, 1.0)), self._clean_uploads)
-
-    def _cleaned(self, count: Any, error: DanubeError | None) -> None:
-        if count:
-            _log.info("unfinished uploads were dropped", count=count)
-        elif error is not None:
-            _log.warning("unfinished uploads cannot be dropped", why=str(error))
-
     async def _drain(self) -> None:
         """Begin nothing more; finish uploads and install what is finished, within the time given."""
         self._stopping = True
+        self._pace.release()
         limit_s = max(0.0, self._context.settings.mover_drain_timeout_ms / 1000 - STOP_MARGIN_S)
         end_s = self._loop.time() + limit_s
         self._metadata.hurry()
@@ -256,7 +256,8 @@ class Mover:
             return
         self._links[identity] = link
         if before is None or before.owner != owner or before.retired:
-            uploader = Uploader(self.store, owner, start_count=self._context.start_count)
+            starts, rests = self._context.start_count, self._pace.rests
+            uploader = Uploader(self.store, owner, start_count=starts, rests=rests)
             partition = MovedPartition(owner, uploader, self._settings, frame["log_start"])
             self._partitions[identity] = partition
             if not self._bound and self._health.error:

@@ -1,4 +1,4 @@
-"""Work of the mover that belongs to no partition: metadata snapshots, and topics that were deleted."""
+"""Work of the mover that belongs to no partition: metadata snapshots, deleted topics, unfinished uploads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from danube.wal.segment import LogIdentity
 DELETIONS_NAME: Final = "deletions"
 DELETIONS_BYTES_MAX: Final = 16 << 20
 RETRY_S: Final = 5.0
+CLEAN_UPLOADS_S: Final = 3_600.0
 
 Job = Callable[[], Any]
 Ended = Callable[[Any, DanubeError | None], None]
@@ -27,7 +28,7 @@ _log = telemetry.events("mover")
 
 
 class Mover(Protocol):
-    """What both need of the mover."""
+    """What they need of the mover."""
 
     @property
     def store(self) -> ObjectStore: ...
@@ -173,3 +174,22 @@ class TopicDeletions:
             self._partitions_by_topic.pop(topic_id, None)
             _log.info("a deleted topic's objects are removed", topic_id=topic_id)
         self._next()
+
+
+class UnfinishedUploads:
+    """Parts of uploads that nobody goes on with cost money, and nobody lists them."""
+
+    def __init__(self, mover: Mover, older_us: int) -> None:
+        self._mover = mover
+        self._older_us = older_us
+
+    def clean(self) -> None:
+        """Drop those of that age, now and every hour or sooner."""
+        self._mover.block(lambda: self._mover.store.clean_uploads(self._older_us), self._cleaned)
+        self._mover.call_later(min(CLEAN_UPLOADS_S, max(self._older_us / 1e6, 1.0)), self.clean)
+
+    def _cleaned(self, count: Any, error: DanubeError | None) -> None:
+        if count:
+            _log.info("unfinished uploads were dropped", count=count)
+        elif error is not None:
+            _log.warning("unfinished uploads cannot be dropped", why=str(error))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from danube.broker.backup import put_cursors
 from danube.broker.mover_staged import Answer, Examined, StagedObjects
+from danube.core.exposure import NOTHING, Pending, together
 from danube.core.tier_plan import (
     SECOND_US,
     Backlog,
@@ -83,6 +84,7 @@ class MovedPartition:
         self.manifest = uploader.manifest
         self.log_start = log_start
         self.backlog = Backlog([], "")
+        self.pending = NOTHING  # what of it is in the backlog
         self.error = ""
         self.loaded = False
         self.dirty = True  # the directory may hold more than was seen
@@ -407,6 +409,7 @@ class MovedPartition:
         local = [one for one in self._local if not one.sealed or one.end_offset > start]
         self.backlog = backlog(local, end)
         self.error = self.backlog.flaw
+        self.pending = together(Pending(one.size_bytes, one.first_append_us) for one in self.backlog.segments)
         bases = {segment.base_offset for segment in self.backlog.segments}
         self.finished = {base: entry for base, entry in self.finished.items() if base in bases}
 

@@ -39,10 +39,13 @@ class OwnerLink(asyncio.Protocol):
         self._room = True
         self._fetches = 0
         self.closed = False
+        self.pid = 0  # of the worker
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not same_user(transport.get_extra_info("socket")):
+        peer = transport.get_extra_info("socket")
+        self.pid = peer_of(peer)[0]
+        if not same_user(peer):
             _log.warning("a connection of another user is refused")
             self._transport.abort()
             return
@@ -105,8 +108,13 @@ class OwnerLink(asyncio.Protocol):
 
 def same_user(peer: socket.socket) -> bool:
     """An abstract address has no permissions: whoever guesses it can connect."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(credentials)[1] == os.geteuid())
+    return peer_of(peer)[1] == os.geteuid()
+
+
+def peer_of(peer: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    pid, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, user
 
 
 def link_factory(mover: Mover) -> Callable[[], OwnerLink]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from danube.core.compaction_plan import CompactionSettings
+from danube.core.pace import Bounds
 from danube.core.tier_plan import TierSettings
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ def compaction_settings(storage: StorageConfig) -> CompactionSettings:
         target_bytes=storage.merge_to_bytes,
         keys_max=storage.compact_keys_max,
     )
+
+
+def hold_bounds(storage: StorageConfig) -> Bounds:
+    return Bounds(storage.upload_hold_ms / 1000, storage.upload_hold_bytes)
 
 
 def tier_settings(storage: StorageConfig) -> TierSettings:

@@ -37,7 +37,9 @@ KEY_LENGTH_MAX: Final = 900  # S3 takes 1024 with the prefix
 
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,254})*\Z")
 
-Progress = Callable[[int], None]  # called with a count of bytes that reached the store since the last call
+# Called with a count of bytes that were read or stored since the last call, by one thread at a time; it may
+# take its time.
+Progress = Callable[[int], None]
 
 
 class ObjectInfo(NamedTuple):

@@ -14,7 +14,7 @@ from danube import files
 from danube.core.checksum import content_hasher
 from danube.core.tier_plan import LocalSegment
 from danube.errors import Damage
-from danube.wal.objects import local_failure
+from danube.wal.objects import Progress, local_failure
 from danube.wal.segment import (
     HEADER_BYTES,
     SUMMARY_BYTES,
@@ -98,8 +98,8 @@ class LocalListing:
         return LocalSegment(base_offset, summary.end_offset, size, summary.first_append_us, sealed=True)
 
 
-def examine(path: Path, identity: LogIdentity) -> SealedFile:
-    """Read a sealed file wholly and compare it with its header and footer.
+def examine(path: Path, identity: LogIdentity, rest: Progress = lambda _: None) -> SealedFile:
+    """Read a sealed file wholly and compare it with its header and footer; ``rest`` as in Uploader.
 
     Raises Damage when it is not what they say, FileNotFoundError when it has gone (evicted or deleted by its
     owner), StorageFailed when it cannot be read.
@@ -107,7 +107,7 @@ def examine(path: Path, identity: LogIdentity) -> SealedFile:
     try:
         fd = files.open_existing(path, writable=False)
         try:
-            return _examine(fd, path, identity)
+            return _examine(fd, path, identity, rest)
         finally:
             files.close(fd)
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def examine(path: Path, identity: LogIdentity) -> SealedFile:
         raise local_failure(path, error) from None
 
 
-def _examine(fd: int, path: Path, identity: LogIdentity) -> SealedFile:
+def _examine(fd: int, path: Path, identity: LogIdentity, rest: Progress) -> SealedFile:
     size = files.size_of(fd)
     summary = read_summary(files.pread(fd, SUMMARY_BYTES, max(0, size - SUMMARY_BYTES)), size)
     header = read_header(files.pread(fd, HEADER_BYTES, 0))
@@ -125,7 +125,7 @@ def _examine(fd: int, path: Path, identity: LogIdentity) -> SealedFile:
     told = {(part.identity, part.base_offset) for part in (header, summary)}
     if told != {(identity, base_offset_of(path.name))}:
         raise Damage(f"segment {path} belongs elsewhere", why="its header or footer says so", file=str(path))
-    data_hash, whole_hash = _hashes(fd, size, summary.data_end)
+    data_hash, whole_hash = _hashes(fd, size, summary.data_end, rest)
     if data_hash != summary.content_hash:
         raise Damage(
             f"segment {path} is damaged",
@@ -137,7 +137,7 @@ def _examine(fd: int, path: Path, identity: LogIdentity) -> SealedFile:
     return SealedFile(path, summary, size, whole_hash, chain_hash_of(body, summary))
 
 
-def _hashes(fd: int, size: int, data_end: int) -> tuple[bytes, bytes]:
+def _hashes(fd: int, size: int, data_end: int, rest: Progress) -> tuple[bytes, bytes]:
     """Of bytes 0 .. data_end and of all ``size`` bytes, reading once."""
     data, whole = content_hasher(), content_hasher()
     position = 0
@@ -149,4 +149,5 @@ def _hashes(fd: int, size: int, data_end: int) -> tuple[bytes, bytes]:
         if position < data_end:
             data.update(memoryview(piece)[: data_end - position])
         position += len(piece)
+        rest(len(piece))
     return bytes(data.digest()), bytes(whole.digest())

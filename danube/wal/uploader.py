@@ -37,7 +37,7 @@ from danube.wal.manifest_keys import (
     partition_prefix,
     segment_key,
 )
-from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore
+from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore, Progress
 from danube.wal.sealed_files import SealedFile, examine
 from danube.wal.segment import LogIdentity
 
@@ -81,15 +81,23 @@ class Uploader:
     ``upload`` may run in several threads; everything else is for one thread at a time.  ``manifest`` is
     the newest one that was confirmed (before load(): the local copy of it, or an empty one).
     ``copy_name``: file in the partition's directory that remembers it, so that a store whose listing lags,
-    or that is away, cannot make this owner forget what it installed.
+    or that is away, cannot make this owner forget what it installed.  ``rests``: makes for each upload what
+    is called after each piece that was read, put or read back, and may take its time.
     """
 
     def __init__(
-        self, store: ObjectStore, owner: Ownership, *, start_count: int = 0, copy_name: str = "manifest"
+        self,
+        store: ObjectStore,
+        owner: Ownership,
+        *,
+        start_count: int = 0,
+        copy_name: str = "manifest",
+        rests: Callable[[], Progress] = lambda: lambda _: None,
     ) -> None:
         self.store = store
         self.owner = owner
         self.start_count = start_count
+        self._rests = rests
         self._skip = 1 + start_count
         self._copy = owner.directory / copy_name
         self._pending: Manifest | None = None  # put was called, its end is not known
@@ -201,11 +209,12 @@ class Uploader:
         when the object is not what was put, Damage when the local file is not what its footer says.
         """
         try:
-            sealed = examine(path, self.identity)
+            rest = self._rests()
+            sealed = examine(path, self.identity, rest)
             key = segment_key(self.identity, sealed.summary)
-            if not (resumed and self._same(key, sealed)):
-                self.store.put_file(key, path, part_bytes=part_bytes, parallel=parallel)
-                if not self._same(key, sealed):
+            if not (resumed and self._same(key, sealed, rest)):
+                self.store.put_file(key, path, part_bytes=part_bytes, parallel=parallel, progress=rest)
+                if not self._same(key, sealed, rest):
                     raise StoreDamaged(
                         f"object {key} is not what was uploaded",
                         why="reading it back gives other bytes",
@@ -223,14 +232,16 @@ class Uploader:
             sealed.summary, sealed.size_bytes, wall_us(), flags=int(flags), chain_hash=sealed.chain_hash
         )
 
-    def _same(self, key: str, sealed: SealedFile) -> bool:
+    def _same(self, key: str, sealed: SealedFile, rest: Progress) -> bool:
         """Whether the object is the file, byte for byte; bounded memory."""
         info = self.store.head(key)
         if info is None or info.size != sealed.size_bytes:
             return False
         hasher = content_hasher()
         for start in range(0, sealed.size_bytes, READ_BACK_BYTES):
-            hasher.update(self.store.get(key, start, min(start + READ_BACK_BYTES, sealed.size_bytes)))
+            piece = self.store.get(key, start, min(start + READ_BACK_BYTES, sealed.size_bytes))
+            hasher.update(piece)
+            rest(len(piece))
         return bool(hasher.digest() == sealed.whole_hash)
 
     # -- manifests --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from danube.broker import mover, mover_partition
+from danube.broker import mover_copies, mover_partition
 from danube.config_sections import StorageConfig
 from danube.core.tier_plan import TierSettings
 from danube.wal.manifest_keys import partition_prefix
@@ -43,4 +43,4 @@ def test_by_default_nothing_lies_about_for_more_than_a_day() -> None:
     sweep_s = mover_partition.SWEEP_INTERVAL_US / 1e6
     assert TierSettings().orphan_age_us == age_s * 1e6
     assert age_s + sweep_s + grace_s < DAY_S
-    assert age_s + mover.CLEAN_UPLOADS_S < DAY_S
+    assert age_s + mover_copies.CLEAN_UPLOADS_S < DAY_S

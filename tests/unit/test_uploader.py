@@ -531,3 +531,25 @@ def test_a_retry_in_the_same_process_repeats_an_unsettled_manifest(made: list[Pa
             manifest = uploader.install(adding(entries))
             assert len(manifest) == COUNT and newest_manifest(store.memory) == manifest
             check_store(store.memory, originals, set())
+
+
+def test_each_upload_may_rest_after_each_piece_of_reading_putting_and_reading_back(
+    store: FaultyStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("danube.wal.sealed_files.READ_BYTES", 100)
+    monkeypatch.setattr("danube.wal.uploader.READ_BACK_BYTES", 150)
+    rested: list[list[int]] = []
+
+    def rests() -> Callable[[int], None]:
+        rested.append([])
+        return rested[-1].append
+
+    uploader = Uploader(store, owner(directory), rests=rests)
+    for path in local(directory)[:2]:
+        upload(uploader, path)
+        size = path.stat().st_size
+        read, read_back = -(-size // 100), -(-size // 150)
+        assert rested[-1][:read] == [100] * (read - 1) + [size - 100 * (read - 1)]
+        assert rested[-1][read:-read_back] == [size]
+        assert sum(rested[-1][-read_back:]) == size
+    assert len(rested) == 2

@@ -1,7 +1,8 @@
 """Whether the object store answers: the mover hears it from its own calls and tells whoever asks for it.
 
 A store that nobody has asked for a while is asked for one small object, so that silence is known as well.
-Where that ends an outage, those who wait for their next try are told: nobody else may try for a minute.
+Where that, or a call that the gate let through, ends an outage, those who wait for their next try are told:
+nobody else may try for a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class StoreHealth:
     def __init__(
         self, store: ObjectStore, links: Iterable[OwnerLink], pulse: Pulse, back: Callable[[], None]
     ) -> None:
-        """``back`` is called when the store was asked and answers again."""
+        """``back`` is called when an outage is over, as far as the gate or the store's first answer tells."""
         self.error = ""  # why it does not answer; empty while it does, and before it was heard of
         self.gate = OutageGate()
         self._back = back
@@ -52,7 +53,7 @@ class StoreHealth:
         outage = self._answers is False
         self.heard(error)
         if outage and self._answers:
-            self.gate.succeeded()
+            self.gate.succeeded(clock.wall_us())
             self._back()
 
     def judge(self, error: DanubeError | None, now_us: int, chance: float) -> None:
@@ -60,8 +61,8 @@ class StoreHealth:
         self.heard(error)
         if isinstance(error, StoreUnavailable | StoreRefused):
             self.gate.failed(now_us, chance)
-        else:
-            self.gate.succeeded()
+        elif self.gate.succeeded(now_us):
+            self._back()
 
     def answered(self) -> None:
         self._take(True, "")

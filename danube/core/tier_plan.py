@@ -227,10 +227,11 @@ class OutageGate:
     Without it every partition would knock on its own, and a broker with thousands of them would be a storm.
     """
 
-    __slots__ = ("_failures", "_open_us", "_probing")
+    __slots__ = ("_failures", "_open_us", "_probing", "_told_us")
 
     def __init__(self) -> None:
         self._failures = 0
+        self._told_us = -RETRY_MAX_US
         self._open_us = 0
         self._probing = False
 
@@ -251,9 +252,18 @@ class OutageGate:
         """What was admitted did not begin."""
         self._probing = False
 
-    def succeeded(self) -> None:
+    def succeeded(self, now_us: int) -> bool:
+        """True when that ends an outage and those who wait for their next try should try now.
+
+        Not more often than each of them tries by itself, so a store that comes and goes gets at most twice
+        the requests.
+        """
+        over = self.closed and not 0 <= now_us - self._told_us < RETRY_MAX_US
         self._failures = 0
         self._probing = False
+        if over:
+            self._told_us = now_us
+        return over
 
     def failed(self, now_us: int, chance: float) -> None:
         """The store itself was the reason; ``chance`` as in retry_delay_us."""

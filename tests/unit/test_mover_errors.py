@@ -59,6 +59,31 @@ async def test_the_end_of_an_outage_is_the_end_of_waiting(
 
 
 @on_a_loop
+async def test_who_is_let_through_in_an_outage_tells_the_others_of_its_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where always somebody tries the store is never silent, so nobody asks it about itself."""
+    monkeypatch.setattr("danube.broker.store_health.ASK_AFTER_NS", 3_600_000_000_000)
+    monkeypatch.setattr(mover_partition, "retry_delay_us", lambda failures, chance: 3_600_000_000)
+    async with place.mover() as connect:
+        worker = await connect()
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
+        place.store.always = fail_before
+
+        def partitions(*, error: bool) -> set[int]:
+            newest = {state["partition"]: state for state in worker.states}
+            return {number for number, state in newest.items() if bool(state["error"]) is error}
+
+        waiting = set(range(OUTAGE_FAILURES_MIN))
+        for number in waiting:
+            worker.attach(place.directory, partition=number)
+        await worker.until(lambda: partitions(error=True) == waiting)
+        place.store.always = None
+        worker.attach(place.directory, partition=len(waiting))  # it has not tried yet
+        await worker.until(lambda: partitions(error=False) == waiting | {len(waiting)})
+
+
+@on_a_loop
 async def test_the_newest_cursors_are_stored_after_a_copy_that_took_long(place: Place) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -239,8 +239,20 @@ def test_an_outage_lets_one_call_through_at_growing_intervals() -> None:
     assert pauses == sorted(pauses) and pauses[0] <= SECOND_US and pauses[-1] <= 11 * SECOND_US
     now += 11 * SECOND_US
     assert gate.admit(now)
-    gate.succeeded()
+    assert gate.succeeded(now)
     assert not gate.closed and gate.admit(now)
+    assert not gate.succeeded(now), "it was open"
+
+
+def test_a_store_that_comes_and_goes_is_not_asked_by_all_each_time() -> None:
+    """The end of an outage is told once in the time in which everybody tries by itself."""
+    gate, told = OutageGate(), []
+    for now in range(0, 10 * RETRY_MAX_US, 5 * SECOND_US):
+        for _ in range(OUTAGE_FAILURES_MIN):
+            gate.failed(now, 0.0)
+        if gate.succeeded(now):
+            told.append(now)
+    assert told == list(range(0, 10 * RETRY_MAX_US, RETRY_MAX_US))
 
 
 def test_an_admission_that_was_not_used_is_given_back() -> None:

@@ -7,6 +7,7 @@
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
                   before the worker runs
     danube.pid    the supervisor's pid
+    reserve-N     room that worker N keeps for a full disk (danube.wal.reserve)
     danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
 
 The last two are conveniences: whether a broker runs is decided by the lock alone.

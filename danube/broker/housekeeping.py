@@ -12,6 +12,7 @@ from danube.broker.tier_retention import expired_end
 from danube.core.placement import owner_of
 from danube.errors import DanubeError
 from danube.ipc.counters import Counter
+from danube.wal.reserve import reserve
 
 if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
@@ -73,6 +74,7 @@ class Housekeeping:
             door.sweep(worker.loop.time())
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
+        reserve.fill()
         if worker.shard.tiers is not None:
             worker.shard.tiers.second()
 

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from danube import files
 from danube.core.checksum import crc32c
 from danube.errors import Damage, StorageIncompatible
+from danube.wal.reserve import reserve
 from danube.wal.segment import SNAPSHOT_BYTES_MAX, LogIdentity
 
 FILE_NAME: Final = "producers"
@@ -41,11 +42,23 @@ class Checkpoint(NamedTuple):
     snapshot: bytes
 
 
-def write_checkpoint(directory: Path, identity: LogIdentity, checkpoint: Checkpoint) -> None:
+def write_checkpoint(
+    directory: Path, identity: LogIdentity, checkpoint: Checkpoint, *, urgent: bool = False
+) -> None:
+    """Replace the file, durably.  ``urgent``: on a full disk with the room that is kept for that."""
     topic_id, partition = identity
     end_offset, snapshot = checkpoint
     head = _HEAD.pack(_MAGIC, _VERSION, 0, partition, topic_id, end_offset, len(snapshot), crc32c(snapshot))
-    files.replace_durably(directory / FILE_NAME, head + _CRC.pack(crc32c(head), 0) + snapshot)
+    data = head + _CRC.pack(crc32c(head), 0) + snapshot
+    try:
+        files.replace_durably(directory / FILE_NAME, data)
+    except OSError as error:
+        if (
+            not urgent
+            or error.errno not in files.FULL_ERRNOS
+            or not reserve.replace(directory / FILE_NAME, data)
+        ):
+            raise
 
 
 def read_checkpoint(directory: Path, identity: LogIdentity) -> Checkpoint | None:

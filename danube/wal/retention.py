@@ -87,4 +87,4 @@ def keep_snapshot(
                 checkpoint = Checkpoint(segment.end_offset, snapshot)
             break
     if checkpoint is not None:
-        write_checkpoint(first.directory, first.identity, checkpoint)
+        write_checkpoint(first.directory, first.identity, checkpoint, urgent=True)

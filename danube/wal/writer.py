@@ -1,7 +1,8 @@
 """Writing into the active segment: space reserved ahead, one vectored write, errors cut back.
 
 After a failed write the file ends where the last good write ended, so nothing torn or stale can
-ever lie in front of a later batch.
+ever lie in front of a later batch.  Behind the batches there is always room for the footer, so a full disk
+can seal what it holds, and what is sealed can be uploaded and evicted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from danube import files
 from danube.errors import Fenced, StorageFailed
 from danube.limits import SEGMENT_BYTES, SEGMENT_PREALLOCATE_FIRST, SEGMENT_PREALLOCATE_STEP_MAX
 from danube.wal.descriptors import descriptors
-from danube.wal.segment import HEADER_BYTES, SegmentHeader, pack_header
+from danube.wal.index import ENTRY_EVERY_BYTES
+from danube.wal.segment import ENTRY_BYTES, HEADER_BYTES, SegmentHeader, pack_header
 from danube.wal.stored_segment import StoredSegment
 
 _BLOCK_BYTES: Final = 4096
+_FOOTER_ROOM: Final = 4096  # for all of a footer but its index; a larger snapshot of producers waits for room
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 Buffer = bytes | bytearray | memoryview
@@ -57,8 +60,9 @@ class SegmentWriter:
             header = SegmentHeader(segment.identity, segment.epoch, segment.base_offset, created_us)
             buffers = [pack_header(header), *buffers]
             position, size = 0, size + HEADER_BYTES
-        if position + size > self._allocated:
-            self._reserve(fd, position + size)
+        end = position + size + self._footer_room(size)
+        if end > self._allocated:
+            self._reserve(fd, end)
         try:
             _write_whole(fd, buffers, position, size)
         except OSError:
@@ -66,6 +70,11 @@ class SegmentWriter:
             raise
         self._headed = True
         segment.size_bytes = max(self._allocated, position + size)
+
+    def _footer_room(self, size: int) -> int:
+        """Bytes that the footer may need once ``size`` more bytes are written."""
+        entries = 0 if self.segment.index is None else len(self.segment.index)
+        return _FOOTER_ROOM + (entries + size // ENTRY_EVERY_BYTES + 2) * ENTRY_BYTES
 
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""

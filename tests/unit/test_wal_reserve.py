@@ -1,0 +1,141 @@
+"""Room that is kept for what makes room on a full disk: for footers, and for snapshots of producers."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from danube import files
+from danube.errors import StorageFailed, StorageFull
+from danube.wal import producers
+from danube.wal.log import Log, LogOptions
+from danube.wal.producers import Checkpoint
+from danube.wal.reserve import RESERVE_BYTES, Reserve
+from tests.unit.failing_files import FailingFiles
+from tests.unit.wal_samples import IDENTITY, append, open_log, read_all, roll, sync
+
+
+class SmallDisk:
+    """A disk for one file: nothing lies beyond ``size`` bytes of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self.size = size
+        self.refused = 0
+        fallocate, pwritev = files.fallocate, files.pwritev
+
+        def check(end: int) -> None:
+            if end > self.size:
+                self.refused += 1
+                raise OSError(errno.ENOSPC, "no room")
+
+        def small_fallocate(fd: int, position: int, size: int) -> None:
+            check(position + size)
+            fallocate(fd, position, size)
+
+        def small_pwritev(fd: int, buffers: Any, position: int) -> int:
+            check(position + sum(map(len, buffers)))
+            return pwritev(fd, buffers, position)
+
+        monkeypatch.setattr(files, "fallocate", small_fallocate)
+        monkeypatch.setattr(files, "pwritev", small_pwritev)
+
+
+@pytest.mark.parametrize("size", [16_384, 1 << 20, 4 << 20])
+@pytest.mark.parametrize("payload", [100, 70_000])
+def test_what_a_full_disk_took_can_be_sealed_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, payload: int
+) -> None:
+    disk = SmallDisk(monkeypatch, size)
+    log = open_log(tmp_path, options=LogOptions(segment_bytes=64 << 20, preallocate_first=4096))
+    stored = {}
+    with pytest.raises(StorageFull):
+        while True:
+            first = append(log, *[b"x" * payload] * 3).base_offset
+            log.write()
+            stored |= {first + number: b"x" * payload for number in range(3)}
+    sync(log)
+    assert disk.refused
+    if stored:
+        roll(log, b"producers of some length" * 50)
+        assert log.statistics()["sealed_segments"] == 1, "its footer has room"
+        assert read_all(log)[0] == stored
+    else:
+        assert payload * 3 > size
+    log.abandon()
+
+
+@pytest.fixture
+def reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reserve:
+    """The reserve of a process, as a worker keeps it."""
+    made = Reserve()
+    monkeypatch.setattr(producers, "reserve", made)
+    made.keep(tmp_path / "reserve-0")
+    return made
+
+
+def one_sealed(directory: Path) -> Log:
+    """A log of one sealed segment, whose footer alone knows the producers, and an active one."""
+    log = open_log(directory)
+    append(log, b"a")
+    log.write()
+    sync(log)
+    roll(log, b"producers")
+    append(log, b"b")
+    log.write()
+    sync(log)
+    return log
+
+
+def test_the_only_sealed_segment_goes_from_a_full_disk_and_its_producers_stay_known(
+    tmp_path: Path, reserved: Reserve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = one_sealed(tmp_path / "log")
+    failing = FailingFiles(monkeypatch, ("open_new", "fallocate"))
+    failing.arm(0, errno.ENOSPC, lasting=True)
+    assert log.evict(1) and log.start == 1
+    assert not (tmp_path / "reserve-0").exists()
+    reserved.fill()
+    assert not (tmp_path / "reserve-0").exists(), "there is no room yet"
+    failing.disarm()
+    reserved.fill()
+    assert (tmp_path / "reserve-0").stat().st_blocks * 512 >= RESERVE_BYTES
+    log.close()
+    again = open_log(tmp_path / "log", epoch=2)
+    assert read_all(again)[0] == {1: b"b"} and again.recovery.producer_snapshot == b"producers"
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["pwritev", "ftruncate", "fdatasync", "rename", "fsync_directory"])
+def test_a_reserve_that_fails_evicts_nothing_and_is_made_anew(
+    tmp_path: Path, reserved: Reserve, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    log = one_sealed(tmp_path / "log")
+    full = FailingFiles(monkeypatch, ("open_new",))
+    failing = FailingFiles(monkeypatch, (name,))
+    full.arm(0, errno.ENOSPC, lasting=True)
+    failing.arm(0, errno.EIO)
+    with pytest.raises(StorageFailed):
+        log.evict(1)
+    assert failing.fired and log.start == 0
+    full.disarm()
+    reserved.fill()
+    assert (tmp_path / "reserve-0").stat().st_size == RESERVE_BYTES
+    assert log.evict(1)
+    log.close()
+
+
+def test_a_snapshot_that_the_reserve_cannot_hold_waits_for_room(
+    tmp_path: Path, reserved: Reserve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(1, bytes(RESERVE_BYTES))
+    FailingFiles(monkeypatch, ("open_new",)).arm(0, errno.ENOSPC, lasting=True)
+    with pytest.raises(OSError, match="No space"):
+        producers.write_checkpoint(tmp_path, IDENTITY, checkpoint, urgent=True)
+    with pytest.raises(OSError, match="No space"):
+        producers.write_checkpoint(tmp_path, IDENTITY, Checkpoint(1, b"small"))
+    assert (tmp_path / "reserve-0").exists(), "nor does what can wait take it"
+    producers.write_checkpoint(tmp_path, IDENTITY, Checkpoint(1, b"small"), urgent=True)
+    assert producers.read_checkpoint(tmp_path, IDENTITY) == Checkpoint(1, b"small")

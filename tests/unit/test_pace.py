@@ -46,7 +46,7 @@ def test_within_half_a_second_a_worker_that_waits_has_what_it_needs() -> None:
     shares = [host.step({1: (0.4, 0.6)}) for _ in range(5)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == SHARE_MIN
-    assert host.pace.pause_ns(STEP_NS) == pytest.approx(4 * STEP_NS, rel=1e-3)
+    assert host.pace.pause_ns(STEP_NS) == pytest.approx(7 / 3 * STEP_NS, rel=1e-3)
 
 
 def test_little_waiting_takes_little_and_much_takes_more() -> None:

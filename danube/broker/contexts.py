@@ -18,7 +18,8 @@ from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.region import Region
 
 PULSE_FRESH_NS: Final = 5_000_000_000
-_BEAT, _PID, _STARTS, _STORE = range(4)  # words of a pulse
+_BEAT, _PID, _STARTS, _STORE, _SHARE = range(5)  # words of a pulse
+_SHARE_UNIT: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,15 @@ class Pulse:
     @store_answers.setter
     def store_answers(self, answers: bool) -> None:
         self._words[_STORE] = int(answers)
+
+    @property
+    def upload_share(self) -> float:
+        """Of the mover: for how much of their time uploads work; 0.0 before it said so."""
+        return self._words[_SHARE] / _SHARE_UNIT
+
+    @upload_share.setter
+    def upload_share(self, share: float) -> None:
+        self._words[_SHARE] = round(share * _SHARE_UNIT)
 
     def alive(self, now_ns: int) -> bool:
         """Whether a process runs that gave a sign of life within the last PULSE_FRESH_NS."""

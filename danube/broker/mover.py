@@ -120,7 +120,6 @@ class Mover:
         if self._context.drain.requested:
             self.stop()
         self._beat()
-        self._watch()
         server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
         self._bind()
         _log.info("mover serves", store=self.store.name)
@@ -133,18 +132,15 @@ class Mover:
         self._stop.set()
 
     def _beat(self) -> None:
+        """Still alive; and how fast uploads may be: what workers suffer, and what waits."""
         if self._ended:
             return
         self._context.heartbeat()
         if self._bound and not self._stopping:
             self._health.ask_if_silent(self.block)
-        self._loop.call_later(HEARTBEAT_S, self._beat)
-
-    def _watch(self) -> None:
-        """How fast uploads may be: what workers suffer, and what waits."""
         waiting = together(one.pending for one in self._waiting)
-        self._pace.watch({link.pid for link in self._open_links}, waiting)
-        self._loop.call_later(WATCH_S if self._uploading else HEARTBEAT_S, self._watch)
+        self._context.pulse.upload_share = self._pace.watch({link.pid for link in self._open_links}, waiting)
+        self._loop.call_later(WATCH_S if self._uploading else HEARTBEAT_S, self._beat)
 
     def _bind(self) -> None:
         """Make sure that the store is this broker's before anything is read or written."""

@@ -40,11 +40,15 @@ class UploadPace:
         """Of their time, for which uploads work."""
         return 1.0 if self._released.is_set() else self._pace.share
 
-    def watch(self, pids: Iterable[int], waiting: Pending) -> None:
-        """Look at the workers, several times a second while there are uploads; ``waiting``: the backlog."""
+    def watch(self, pids: Iterable[int], waiting: Pending) -> float:
+        """Look at the workers, several times a second while there are uploads; returns the share.
+
+        ``waiting``: the backlog.
+        """
         found = {pid: one for pid in pids if (one := scheduled(pid)) is not None}
         self._pace.observe(found, clock.monotonic_ns())
         self._pace.exposed(waiting.age_s(clock.wall_us()), waiting.size_bytes)
+        return self.share
 
     def rests(self) -> Progress:
         """For one upload: to be called after each piece of its work, by one thread at a time."""

@@ -90,4 +90,5 @@ class Metrics:
             mover_alive=mover is not None and mover.alive(clock.monotonic_ns()),
             mover_starts=mover.start_count if mover is not None else 0,
             store_answers=mover is not None and mover.store_answers,
+            upload_share=mover.upload_share if mover is not None else 0.0,
         )

@@ -92,6 +92,10 @@ STORE_UP: Final = Family(
     "danube_storage_store_up", "gauge", (),
     "1 if the object store answered the mover last, 0 if it refused, was silent or was not heard of yet.",
 )  # fmt: skip
+UPLOAD_SHARE: Final = Family(
+    "danube_storage_upload_share", "gauge", (),
+    "For how much of their time uploads work: 1 at full speed, less while busy workers wait for processors.",
+)  # fmt: skip
 MOVER_UP: Final = Family(
     "danube_storage_mover_up", "gauge", (), "1 while the mover runs and gives signs of life."
 )
@@ -102,5 +106,5 @@ MOVER_RESTARTS: Final = Family(
 FAMILIES: Final[tuple[Family, ...]] = (
     BUILD_INFO, START_TIME, TOPICS_OWNED, *COUNTED.values(), WORKER_UP, WORKER_RESTARTS, TIERED,
     PENDING_BYTES, PENDING_SECONDS, HOST_PENDING_BYTES, HOST_PENDING_SECONDS, UNKNOWN_PARTITIONS, STORE_UP,
-    MOVER_UP, MOVER_RESTARTS,
+    MOVER_UP, MOVER_RESTARTS, UPLOAD_SHARE,
 )  # fmt: skip

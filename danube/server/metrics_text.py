@@ -37,6 +37,7 @@ class Observed:
     mover_alive: bool
     mover_starts: int
     store_answers: bool
+    upload_share: float
 
 
 def text(observed: Observed) -> bytes:
@@ -111,4 +112,6 @@ def _of_the_storage(observed: Observed) -> dict[Family, list[Series]]:
     found[table.STORE_UP] = _one(observed.mover_alive and observed.store_answers)
     found[table.MOVER_UP] = _one(observed.mover_alive)
     found[table.MOVER_RESTARTS] = _one(max(0, observed.mover_starts - 1))
+    if observed.mover_alive:
+        found[table.UPLOAD_SHARE] = _one(observed.upload_share)
     return found

@@ -36,7 +36,7 @@ def observed(**changed: Any) -> Observed:
     fields: dict[str, Any] = {
         "broker": "4711", "version": "1.2", "started_at_us": 1_500_000, "now_us": NOW_US,
         "counters": counters, "answered": frozenset({0}), "measured": measured(),
-        "mover_alive": True, "mover_starts": 3, "store_answers": True,
+        "mover_alive": True, "mover_starts": 3, "store_answers": True, "upload_share": 0.3,
     }  # fmt: skip
     return Observed(**(fields | changed))
 
@@ -88,6 +88,7 @@ def test_a_store_is_up_only_by_the_word_of_a_living_mover(alive: bool, answers: 
     assert plain(found, "danube_storage_store_up") == store_up
     assert plain(found, "danube_storage_mover_up") == alive
     assert plain(found, "danube_storage_mover_restarts_total") == 2
+    assert plain(found, "danube_storage_upload_share") == (0.3 if alive else None)
 
 
 def test_what_is_not_known_is_not_there() -> None:

@@ -3,7 +3,8 @@
     python -m perf.bench_spark [--megabytes 1024] [--sizes 1024,100] [--rounds 3] [--keep DIRECTORY]
 
 One JSON line for each payload size: gigabytes of segment bytes a second, from the page cache, through
-``local[2]`` into the JVM (sink ``noop``) with all checksums on; the best of the rounds.
+``local[2]`` into the JVM (sink ``noop``) with all checksums on, also those of Parquet's pages; the best of
+the rounds.  ``parquet`` is neither compressed nor has dictionaries, ``parquet_usual`` is as Spark writes it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ TOPIC = "/default/bench"
 BATCH_BYTES = 512 * 1024  # what Danube's client gathers
 SEGMENT_BYTES = 128 * MIB
 NARROW = "offset long, publish_time timestamp"
+SIX = "topic string, partition int, offset long, publish_time timestamp, key binary, payload binary"
 
 
 def best(rounds: int, run: Callable[[], Any]) -> float:
@@ -43,6 +45,10 @@ def drained(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
+def columns_of(frame: Any, schema: str) -> Any:
+    return frame.select(*(column.split()[0] for column in schema.split(", ")))
+
+
 def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: int) -> dict[str, Any]:
     data = root / f"data-{payload_bytes}"
     shape = Shape(payload_bytes, max(1, BATCH_BYTES // (payload_bytes + 8)))
@@ -56,18 +62,23 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
         reader = spark.read.format("danube").option("storage", str(data)).option("topic", TOPIC)
         return (reader.schema(schema) if schema else reader).load()
 
-    parquet = root / f"parquet-{payload_bytes}"
-    frame().write.option("compression", "none").option("parquet.enable.dictionary", "false").parquet(
-        str(parquet)
-    )
+    def parquet(name: str, **options: str) -> Callable[..., Any]:
+        path = str(root / f"{name}-{payload_bytes}")
+        frame().write.options(**options).parquet(path)
+        return lambda: spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(path)
+
+    plain = parquet("plain", **{"compression": "none", "parquet.enable.dictionary": "false"})
+    usual = parquet("usual")
     found = {
         "all_columns": best(rounds, lambda: drained(frame())),
+        "six_columns": best(rounds, lambda: drained(frame(SIX))),
         "key_payload": best(rounds, lambda: drained(frame("key binary, payload binary"))),
         "two_columns": best(rounds, lambda: drained(frame(NARROW))),
-        "parquet": best(rounds, lambda: drained(spark.read.parquet(str(parquet)))),
-        "parquet_key_payload": best(
-            rounds, lambda: drained(spark.read.parquet(str(parquet)).select("key", "payload"))
-        ),
+        "parquet": best(rounds, lambda: drained(plain())),
+        "parquet_six": best(rounds, lambda: drained(columns_of(plain(), SIX))),
+        "parquet_key_payload": best(rounds, lambda: drained(plain().select("key", "payload"))),
+        "parquet_usual": best(rounds, lambda: drained(usual())),
+        "parquet_usual_six": best(rounds, lambda: drained(columns_of(usual(), SIX))),
     }
     figures = {f"{name}_gb_s": round(size / seconds / 1e9, 3) for name, seconds in found.items()}
     return {

@@ -7,6 +7,7 @@ chosen stays, and so does the master.  Danube's settings fill what is left open.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 VERSIONS: Final = ((4, 2), (4, 4))  # from, and below
 JAVA_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+COLLECTOR: Final = "-XX:+UseParallelGC"  # a JVM that is told of two collectors does not start
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit has started the JVM, with its settings
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -29,6 +31,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.defaultJavaOptions": JAVA_OPTIONS,
     "spark.speculation": "false",
 }
+_COLLECTORS: Final = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def check_version() -> None:
@@ -73,11 +76,27 @@ def settings_of(given: Mapping[str, Any], decided: Callable[[str], bool]) -> dic
     for name, value in given.items():
         key = name if "." in name else name.replace("_", ".")
         chosen[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    for side in ("driver", "executor"):
+        default, extra = f"spark.{side}.defaultJavaOptions", f"spark.{side}.extraJavaOptions"
+        theirs = decided(extra) or _COLLECTORS.search(chosen.get(extra, ""))
+        if chosen.get(default) == JAVA_OPTIONS and not theirs:
+            chosen[default] = f"{JAVA_OPTIONS} {COLLECTOR}"
     return chosen
 
 
+def installed_settings(environ: Mapping[str, str]) -> set[str]:
+    """Names of what the installation's ``spark-defaults.conf`` sets; empty where there is none."""
+    home = environ.get("SPARK_HOME", "")
+    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
+    path = Path(folder, "spark-defaults.conf")
+    if not folder or not path.is_file():
+        return set()
+    lines = (line.strip() for line in path.read_text(errors="replace").splitlines())
+    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
+
+
 def _decided() -> Callable[[str], bool]:
-    """Whether spark-submit, or whoever has a session in this process, chose a setting."""
+    """Whether spark-submit, the installation, or whoever has a session in this process, chose a setting."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -85,8 +104,8 @@ def _decided() -> Callable[[str], bool]:
         return lambda key: True
     if SUBMITTED in os.environ:
         SparkContext._ensure_initialized()  # the JVM is there, and its settings with it
-    chosen: Callable[[str], bool] = SparkConf().contains
-    return chosen
+    known, installed = SparkConf(), installed_settings(os.environ)
+    return lambda key: known.contains(key) or key in installed
 
 
 def make_session(name: str, where: str, settings: Mapping[str, Any]) -> SparkSession:

@@ -7,7 +7,6 @@ being decoded and the one that is being fetched.
 
 from __future__ import annotations
 
-import mmap
 import os
 from bisect import bisect_left
 from collections import OrderedDict
@@ -170,12 +169,10 @@ def _opened(path: Path, segment: SegmentRef) -> Iterator[int]:
 
 def _mapped(fd: int, begin: int, end: int) -> tuple[NDArray[np.uint8], int]:
     """A sealed file never changes, and deleting it takes nothing from a mapping."""
-    origin = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    size = min(end, files.size_of(fd)) - origin
-    if size <= begin - origin:
+    end = min(end, files.size_of(fd))
+    if begin >= end:
         return np.zeros(0, np.uint8), begin
-    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ, offset=origin)
-    return np.frombuffer(mapping, np.uint8), origin
+    return np.frombuffer(files.mapped(fd, begin, end), np.uint8), begin
 
 
 def _read(fd: int, begin: int, end: int) -> tuple[NDArray[np.uint8], int]:

@@ -11,7 +11,6 @@ opened, is taken for a file system that is not mounted, and nothing is written u
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import secrets
 import stat
@@ -116,10 +115,7 @@ class LocalStore:
             if start == end or not files.on_local_disk(fd):
                 return None
             self._check_end(fd, key, end)
-            origin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            mapping = mmap.mmap(fd, end - origin, flags, mmap.PROT_READ, offset=origin)
-            return memoryview(mapping)[start - origin :]
+            return files.mapped(fd, start, end)
         except OSError as error:
             self._failed(error, key)
         finally:

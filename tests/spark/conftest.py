@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,19 @@ def quick_home(folder: Path) -> Path:
             (folder / each.name).symlink_to(each)
     (folder / "python" / "lib").mkdir(parents=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch_of_jvms() -> Iterator[None]:
+    """What a killed JVM leaves (sockets, libraries, blocks) lies in one folder and goes with it.
+
+    The path is short: names of sockets have 107 bytes.
+    """
+    folder = tempfile.mkdtemp(prefix="danube-jvm-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={folder}")
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

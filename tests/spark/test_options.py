@@ -167,10 +167,32 @@ def test_settings_are_joined() -> None:
     found = env.settings_of(given, lambda name: name in ("spark.speculation", "spark.sql.session.timeZone"))
     assert found["spark.ui.enabled"] == "false"
     assert found["spark.driver.extraJavaOptions"] == "-Xss4m", "Danube's own stand in front of it"
-    assert found["spark.driver.defaultJavaOptions"] == env.JAVA_OPTIONS
+    assert found["spark.driver.defaultJavaOptions"] == f"{env.JAVA_OPTIONS} {env.COLLECTOR}"
     assert found["spark.python.unix.domain.socket.enabled"] == "true"
     assert found["spark.speculation"] == "true", "what is asked for here wins over what was decided before"
     assert "spark.sql.session.timeZone" not in found
+
+
+@pytest.mark.parametrize("side", ["driver", "executor"])
+def test_a_collector_that_somebody_chose_stays_the_only_one(side: str) -> None:
+    default, extra = f"spark.{side}.defaultJavaOptions", f"spark.{side}.extraJavaOptions"
+    asked = env.settings_of({extra: "-Xss4m -XX:+UseZGC"}, lambda name: False)
+    assert asked[default] == env.JAVA_OPTIONS
+    unknown = env.settings_of({}, lambda name: name == extra)
+    assert unknown[default] == env.JAVA_OPTIONS, "what was chosen cannot be seen"
+    assert env.settings_of({default: "-Xss4m"}, lambda name: False)[default] == "-Xss4m"
+
+
+def test_what_the_installation_sets_is_known(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+        "# spark.no\n\n spark.driver.extraJavaOptions  -XX:+UseG1GC\nspark.speculation=true\nspark.ui: no\n"
+    )
+    found = {"spark.driver.extraJavaOptions", "spark.speculation", "spark.ui"}
+    assert env.installed_settings({"SPARK_HOME": str(tmp_path)}) == found
+    assert env.installed_settings({"SPARK_CONF_DIR": str(tmp_path / "conf"), "SPARK_HOME": "/else"}) == found
+    assert env.installed_settings({"SPARK_HOME": str(tmp_path / "conf")}) == set()
+    assert env.installed_settings({}) == set()
 
 
 def test_another_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ def test_a_session_of_this_process_is_taken_as_it_is(spark: Any) -> None:
 
 
 def test_the_settings_of_a_new_session(spark: Any) -> None:
-    for name, value in env.SETTINGS.items():
+    own = {"spark.driver.extraJavaOptions": spark.conf.get("spark.driver.extraJavaOptions")}
+    for name, value in env.settings_of(own, lambda key: False).items():
         assert spark.conf.get(name) == value
-    assert "TieredStopAtLevel" in spark.conf.get("spark.driver.extraJavaOptions"), "beside the default ones"
+    assert "UseSerialGC" in own["spark.driver.extraJavaOptions"], "beside the default ones"
+    assert env.COLLECTOR not in spark.conf.get("spark.driver.defaultJavaOptions"), "a JVM wants one collector"

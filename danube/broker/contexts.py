@@ -148,7 +148,7 @@ class Pulse:
 
     @property
     def upload_share(self) -> float:
-        """Of the mover: for how much of their time uploads work; 0.0 before it said so."""
+        """Of the mover: how much of what they could do uploads may do; 0.0 before it said so."""
         return self._words[_SHARE] / _SHARE_UNIT
 
     @upload_share.setter

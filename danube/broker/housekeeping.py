@@ -38,6 +38,7 @@ class Housekeeping:
         self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
+        reserve.keep(self._worker.data_dir / f"reserve-{self._worker.index}")
         self._every(TICK_S, self._tick)
         self._every(self._sync_s, self._sync)
         self._every(SECOND_S, self._second)

@@ -88,7 +88,7 @@ class Mover:
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = yielding_pool(1, "danube-merge")
-        self._uploading = self._stepping = 0
+        self._stepping = 0
         self._ready: dict[MovedPartition, None] = {}  # with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
         self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
@@ -103,7 +103,7 @@ class Mover:
         self._changed = asyncio.Event()
         self._health = StoreHealth(store, self._open_links, context.pulse, self._store_is_back)
         self._gate = self._health.gate
-        self._pace = UploadPace(hold_bounds(storage))
+        self._pace = UploadPace(hold_bounds(storage), storage.upload_parallel)
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
         self._unfinished = UnfinishedUploads(self, self._settings.orphan_age_us)
@@ -140,7 +140,9 @@ class Mover:
             self._health.ask_if_silent(self.block)
         waiting = together(one.pending for one in self._waiting)
         self._context.pulse.upload_share = self._pace.watch({link.pid for link in self._open_links}, waiting)
-        self._loop.call_later(WATCH_S if self._uploading else HEARTBEAT_S, self._beat)
+        if self._bound:
+            self._fill_slots()  # there may be more of them
+        self._loop.call_later(WATCH_S if self._pace.running else HEARTBEAT_S, self._beat)
 
     def _bind(self) -> None:
         """Make sure that the store is this broker's before anything is read or written."""
@@ -180,7 +182,7 @@ class Mover:
             except TimeoutError:
                 break
         if not self._quiet:
-            _log.info("uploads were left for the next start", uploads=self._uploading)
+            _log.info("uploads were left for the next start", uploads=self._pace.running)
         self._ended = True
         for link in list(self._open_links):
             link.close()
@@ -406,7 +408,7 @@ class Mover:
             self._waiting.pop(partition, None)
 
     def _fill_slots(self) -> None:
-        while self._uploading < self._storage.upload_parallel and not self._stopping:
+        while self._pace.running < self._pace.slots and not self._stopping:
             now_us = clock.wall_us()
             if not self._chosen:
                 claims = [claim for one in self._waiting if (claim := one.waiting(now_us)) is not None]
@@ -416,7 +418,7 @@ class Mover:
             self._upload(self._chosen.popleft(), now_us)
 
     def _upload(self, partition: MovedPartition, now_us: int) -> None:
-        slots = files = self._storage.upload_parallel
+        slots = files = self._pace.slots
         if len(self._waiting) < slots:  # else each of them has one
             files = sum(len(one.backlog.segments) - len(one.finished) for one in self._waiting)
         parallel = max(1, slots // max(1, files))
@@ -427,13 +429,13 @@ class Mover:
             self._gate.unused()
             return
         base_offset, job = begun
-        self._uploading += 1
+        self._pace.running += 1
         self._in_thread(self._uploads, job, partial(self._upload_ended, partition, base_offset))
 
     def _upload_ended(
         self, partition: MovedPartition, base_offset: int, entry: Any, error: DanubeError | None
     ) -> None:
-        self._uploading -= 1
+        self._pace.running -= 1
         now_us = clock.wall_us()
         self._judge(error, now_us)
         told = partition.error

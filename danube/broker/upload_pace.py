@@ -29,16 +29,22 @@ def scheduled(pid: int) -> Scheduled | None:
 
 
 class UploadPace:
-    """One for all uploads of the mover."""
+    """One for all uploads of the mover; ``running`` is how many are under way."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._pace = Pace(bounds)
+    def __init__(self, bounds: Bounds, parallel: int) -> None:
+        self.running = 0
+        self._pace = Pace(bounds, parallel)
         self._released = threading.Event()
 
     @property
     def share(self) -> float:
-        """Of their time, for which uploads work."""
+        """Of what uploads could do, that they may do."""
         return 1.0 if self._released.is_set() else self._pace.share
+
+    @property
+    def slots(self) -> int:
+        """How many uploads may be under way before another one begins."""
+        return self._pace.slots
 
     def watch(self, pids: Iterable[int], waiting: Pending) -> float:
         """Look at the workers, several times a second while there are uploads; returns the share.
@@ -56,7 +62,7 @@ class UploadPace:
 
         def rest(_: int) -> None:
             nonlocal since_ns
-            pause_ns = self._pace.pause_ns(clock.monotonic_ns() - since_ns)
+            pause_ns = self._pace.pause_ns(clock.monotonic_ns() - since_ns, self.running)
             if pause_ns:
                 self._released.wait(pause_ns / 1e9)
             since_ns = clock.monotonic_ns()

@@ -42,7 +42,6 @@ from danube.ipc.tail import TailReader, TailWriter
 from danube.schema.model import Checks, Compatibility
 from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.log import LogOptions
-from danube.wal.reserve import reserve
 from danube.wal.syncer import Syncer
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ class Worker:
         self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY, create=fresh)
         self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
         descriptors.descriptors_max = descriptors_allowed()
-        reserve.keep(self.data_dir / f"reserve-{self.index}")
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.shard = Shard(

@@ -2,7 +2,8 @@
 
 Uploading costs the mover, and a store on the same host more than it, so on a busy host uploads take from
 publishing.  What they take shows in the time for which a worker's loop was ready to run and had no processor.
-While a busy worker waits much, uploads rest between their pieces; while none does they work all the time.
+While a busy worker waits much, fewer uploads run at a time, and these rest between their pieces; while none
+does, all of them work all the time.
 
 What is held back is only on this host, so holding back ends: the nearer the oldest record or the bytes that
 wait come to their bounds, the less uploads rest, and at a bound they do not rest at all.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-SHARE_MIN: Final = 0.3  # so that a host that is always busy still uploads
+SHARE_MIN: Final = 0.2  # so that a host that is always busy still uploads
 WAIT_HIGH: Final = 0.10  # of the time; a worker that waits more is held up
 WAIT_LOW: Final = 0.03
 BUSY_MIN: Final = 0.05  # of a processor; of a worker that does less, its waiting says nothing
@@ -38,15 +39,16 @@ class Bounds(NamedTuple):
 
 
 class Pace:
-    """The share of their time for which uploads work, 1.0 where nobody is in their way.
+    """The share of what ``parallel`` uploads could do that they may do, 1.0 where nobody is in their way.
 
     ``observe`` and ``exposed`` are called by the one who watches; ``pause_ns`` from any thread.
     """
 
-    __slots__ = ("_bounds", "_last", "_last_ns", "_least", "_yielded")
+    __slots__ = ("_bounds", "_last", "_last_ns", "_least", "_parallel", "_yielded")
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, parallel: int) -> None:
         self._bounds = bounds
+        self._parallel = parallel
         self._last: dict[int, Scheduled] = {}
         self._last_ns = 0
         self._yielded = 1.0  # what the workers' waiting leaves
@@ -82,7 +84,12 @@ class Pace:
         used = max(age_s / bounds.age_s, size_bytes / bounds.size_bytes)
         self._least = min(1.0, max(SHARE_MIN, (used - HELD_FREELY) / (1.0 - HELD_FREELY)))
 
-    def pause_ns(self, worked_ns: int) -> int:
-        """How long to rest after having worked for so long."""
-        share = self.share
-        return min(PAUSE_MAX_NS, int(worked_ns * (1.0 - share) / share))
+    @property
+    def slots(self) -> int:
+        """How many uploads may be under way before another one begins: few that get on, not all a little."""
+        return max(1, round(self.share * self._parallel))
+
+    def pause_ns(self, worked_ns: int, running: int) -> int:
+        """How long one of ``running`` uploads rests after having worked for so long."""
+        part = min(1.0, self.share * self._parallel / max(1, running))
+        return min(PAUSE_MAX_NS, int(worked_ns * (1.0 - part) / part))

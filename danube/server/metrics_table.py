@@ -94,7 +94,7 @@ STORE_UP: Final = Family(
 )  # fmt: skip
 UPLOAD_SHARE: Final = Family(
     "danube_storage_upload_share", "gauge", (),
-    "For how much of their time uploads work: 1 at full speed, less while busy workers wait for processors.",
+    "How much of what uploads could do they do: 1 is all, less while busy workers wait for processors.",
 )  # fmt: skip
 MOVER_UP: Final = Family(
     "danube_storage_mover_up", "gauge", (), "1 while the mover runs and gives signs of life."

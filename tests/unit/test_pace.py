@@ -8,6 +8,7 @@ from danube.core.pace import PAUSE_MAX_NS, SHARE_MIN, WAIT_HIGH, Bounds, Pace, S
 
 SECOND_NS = 1_000_000_000
 STEP_NS = SECOND_NS // 10
+PARALLEL = 4
 BOUNDS = Bounds(age_s=300.0, size_bytes=16 << 30)
 
 
@@ -15,7 +16,7 @@ class Host:
     """A worker that runs and waits for given parts of each step, before a pace."""
 
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
-        self.pace = Pace(bounds)
+        self.pace = Pace(bounds, PARALLEL)
         self._now_ns = 77 * SECOND_NS
         self._workers: dict[int, Scheduled] = {}
         self.step({1: (0.0, 0.0)})
@@ -38,7 +39,7 @@ def test_where_nobody_waits_uploads_work_all_the_time() -> None:
     host = Host()
     for _ in range(10):
         assert host.step({1: (0.9, 0.0)}) == 1.0
-    assert host.pace.pause_ns(SECOND_NS) == 0
+    assert host.pace.slots == PARALLEL and host.pace.pause_ns(SECOND_NS, PARALLEL) == 0
 
 
 def test_within_half_a_second_a_worker_that_waits_has_what_it_needs() -> None:
@@ -46,7 +47,27 @@ def test_within_half_a_second_a_worker_that_waits_has_what_it_needs() -> None:
     shares = [host.step({1: (0.4, 0.6)}) for _ in range(5)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == SHARE_MIN
-    assert host.pace.pause_ns(STEP_NS) == pytest.approx(7 / 3 * STEP_NS, rel=1e-3)
+    assert host.pace.slots == 1
+
+
+def test_those_under_way_share_what_is_left_and_the_last_one_has_it_all() -> None:
+    host = Host()
+    while host.pace.share > SHARE_MIN:
+        host.step({1: (0.4, 0.6)})
+    for running, part in ((4, 0.2), (2, 0.4), (1, 0.8), (0, 0.8)):
+        assert host.pace.pause_ns(STEP_NS, running) == pytest.approx(STEP_NS * (1 - part) / part, rel=1e-3)
+    one = Pace(BOUNDS, 1)
+    assert (one.slots, one.pause_ns(STEP_NS, 1)) == (1, 0)
+
+
+@pytest.mark.parametrize(("share", "slots"), [(1.0, 4), (0.7, 3), (0.5, 2), (0.3, 1)])
+def test_fewer_uploads_begin_where_less_is_left(share: float, slots: int) -> None:
+    host = Host()
+    while host.pace.share > SHARE_MIN:
+        host.step({1: (0.4, 0.6)})
+    host.pace.exposed(BOUNDS.age_s * (1 + share) / 2, 0)
+    assert host.pace.share == pytest.approx(share)
+    assert host.pace.slots == slots
 
 
 def test_little_waiting_takes_little_and_much_takes_more() -> None:
@@ -132,4 +153,4 @@ def test_a_pause_is_bounded_however_long_the_store_took() -> None:
     host = Host()
     for _ in range(5):
         host.step({1: (0.4, 0.6)})
-    assert host.pace.pause_ns(60 * SECOND_NS) == PAUSE_MAX_NS
+    assert host.pace.pause_ns(60 * SECOND_NS, PARALLEL) == PAUSE_MAX_NS

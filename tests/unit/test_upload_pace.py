@@ -17,6 +17,7 @@ from danube.core.pace import PAUSE_MAX_NS, SHARE_MIN, Bounds
 
 BOUNDS = Bounds(age_s=300.0, size_bytes=1 << 30)
 MS = 1_000_000
+PARALLEL = 4
 
 
 class Clock:
@@ -35,7 +36,7 @@ def told(processes: Path, pid: int, ran_ns: int, waited_ns: int) -> None:
 def held(monkeypatch: pytest.MonkeyPatch, processes: Path, now: Clock) -> UploadPace:
     """A pace whose one worker has waited for most of a second."""
     monkeypatch.setattr(upload_pace, "PROCESSES", processes)
-    pace = UploadPace(BOUNDS)
+    pace = UploadPace(BOUNDS, PARALLEL)
     told(processes, 7, 0, 0)
     pace.watch([7], NOTHING)
     for number in range(1, 6):
@@ -81,7 +82,7 @@ def test_where_linux_tells_nothing_uploads_are_not_held(
 ) -> None:
     now = Clock(monkeypatch)
     monkeypatch.setattr(upload_pace, "PROCESSES", tmp_path / "absent")
-    pace = UploadPace(BOUNDS)
+    pace = UploadPace(BOUNDS, PARALLEL)
     for _ in range(10):
         now.now_ns += 100 * MS
         pace.watch([7, os.getpid()], NOTHING)
@@ -93,6 +94,7 @@ def test_a_rest_is_as_long_as_the_work_demands_and_counts_for_none(
 ) -> None:
     now = Clock(monkeypatch)
     pace = held(monkeypatch, tmp_path, now)
+    pace.running = PARALLEL
     pauses: list[float] = []
 
     def wait(seconds: float) -> bool:
@@ -105,12 +107,13 @@ def test_a_rest_is_as_long_as_the_work_demands_and_counts_for_none(
     for worked_ns in (10 * MS, 0, 50 * MS, 60_000 * MS):
         now.now_ns += worked_ns
         rest(1)
-    assert pauses == pytest.approx([0.07 / 3, 0.35 / 3, PAUSE_MAX_NS / 1e9])
+    assert pauses == pytest.approx([0.04, 0.2, PAUSE_MAX_NS / 1e9])
 
 
 def test_a_mover_that_ends_holds_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = Clock(monkeypatch)
     pace = held(monkeypatch, tmp_path, now)
+    pace.running = PARALLEL
     rest = pace.rests()
     now.now_ns += 60_000 * MS
     resting = threading.Event()

@@ -7,6 +7,7 @@ remark, not a finding.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -147,20 +148,11 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     partition = LocalPartition(identity, path)
     verified.partitions += 1
     mark = _verify_mark(path, identity, verified)
-    try:
-        names = sorted(entry.name for entry in path.iterdir())
-    except FileNotFoundError:
-        return partition
-    except OSError as error:
-        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
-    numbered = [(name, int(match[1])) for name in names if (match := _SEGMENT.match(name))]
-    for name, base_offset in numbered:
-        segment = _verify_file(path / name, base_offset, identity, mark, verified)
-        if segment is not None:
-            partition.segments.append((name, segment))
-            verified.segments += 1
-            verified.records += segment.record_count
-            verified.bytes += segment.size
+    names = _read_segments(partition, mark, verified)
+    verified.segments += len(partition.segments)
+    for _, segment in partition.segments:
+        verified.records += segment.record_count
+        verified.bytes += segment.size
     partition.damaged = {
         Path(finding.where).name for finding in verified.findings if Path(finding.where).parent == path
     }
@@ -180,6 +172,47 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
         elif name not in _KNOWN_FILES and not _SEGMENT.match(name):
             verified.remarks.append(f"{path / name}: not one of Danube's files")
     return partition
+
+
+def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) -> list[str]:
+    """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
+
+    A file that is gone before it was read takes with it what was read of those in front of it.
+    """
+    path = partition.directory
+    known: dict[tuple[str, int], Segment] = {}
+    names: list[str] = []
+    for _ in range(ATTEMPTS):
+        inodes = _inodes(path)
+        names, complete = sorted(inodes), True
+        partition.segments.clear()
+        for name in names:
+            match = _SEGMENT.match(name)
+            if match is None:
+                continue
+            key = (name, inodes[name])
+            segment = known.get(key)
+            if segment is None:
+                segment = _verify_file(path / name, int(match[1]), partition.identity, mark, verified)
+            if segment is None:
+                complete = False
+                partition.segments.clear()
+            else:
+                known[key] = segment
+                partition.segments.append((name, segment))
+        if complete:
+            break
+    return names
+
+
+def _inodes(path: Path) -> dict[str, int]:
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
 
 
 def _verify_mark(path: Path, identity: Identity, verified: Verified) -> Mark:

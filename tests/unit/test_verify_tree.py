@@ -306,6 +306,23 @@ def test_files_that_vanish_or_change_meanwhile_are_read_again(
     assert verified(data_dir).findings == []
 
 
+def test_a_front_that_is_evicted_while_it_is_read_leaves_no_gap(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = partition_directory(data_dir)
+    first, second, *rest = sorted(directory.glob("*.seg"))
+
+    def evicting(path: Path) -> FileSource:
+        if path == second:
+            first.unlink(missing_ok=True)
+            second.unlink(missing_ok=True)
+        return FileSource(path)
+
+    monkeypatch.setattr(module, "FileSource", evicting)
+    found = verified(data_dir)
+    assert found.findings == [] and found.segments == len(rest) > 0
+
+
 def test_topics_are_found_by_name(data_dir: Path) -> None:
     assert topic_id_of(data_dir, "/default/orders") == 1
     with pytest.raises(TopicNotFound):

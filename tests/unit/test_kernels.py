@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -293,6 +294,23 @@ print(*compiled, "/", *cached, crc.crc32c_of(memoryview(b"123456789")) == 0xE306
     _run(start + load)
     assert _run(start + load) == "/ crc32c True"
     assert _run(start + "\njit._newest_source_ns = lambda: 2**62" + load) == "crc32c / True"
+
+
+@needs_kernels
+def test_nothing_is_compiled_while_a_worker_serves() -> None:
+    """A writable array is taken as the read-only one that the kernel was compiled for."""
+    assert kernels.load().available
+    batch = kernels.batch_kernels()
+    called: tuple[Any, ...] = (batch.text_is_valid, batch.check_offsets, batch.check_attributes, crc.crc32c)
+    before = [len(kernel.overloads) for kernel in called]
+    data = np.zeros(64, np.uint8)
+    assert data.flags.writeable
+    assert batch.text_is_valid(data, 0, 64) and batch.check_offsets(data, 0, 1, 0, 64) == -1
+    assert batch.check_attributes(data, 0, 8, 1) is not None
+    assert crc.crc32c(data, 0, 9) == google_crc32c.value(bytes(9))
+    assert [len(kernel.overloads) for kernel in called] == before
+    with pytest.raises(TypeError):
+        crc.crc32c(np.zeros(8, np.float64), 0, 8)
 
 
 @needs_kernels

@@ -94,6 +94,9 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
         compiled.append(name)
         if progress is not None:
             progress(f"compiled kernel {name} ({number} of {len(_registered)}), for this and later starts")
+    for dispatcher, _ in _registered:
+        # Else an array of another kind, such as a writable one, would be compiled for while a worker serves.
+        dispatcher.disable_compile()
     return tuple(compiled), tuple(cached)
 
 

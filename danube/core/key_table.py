@@ -29,7 +29,7 @@ from danube.errors import broken
 UNKNOWN: Final = -1
 REFUSED: Final = -1
 SKIPPED: Final = -2
-_FREE, _ACKED, _IN_FLIGHT, _READY, _HELD, _BLOCKED, _STATES = 0, 1, 2, 4, 5, 8, 9
+_FREE, _ACKED, _IN_FLIGHT, _RETRY, _READY, _HELD, _BLOCKED, _STATES = 0, 1, 2, 3, 4, 5, 8, 9
 _CAPACITY_FIRST: Final = 1024
 _KEYS_REMEMBERED_MAX: Final = 65_536
 _KEY_BYTES_REMEMBERED_MAX: Final = 16 * 1024 * 1024
@@ -225,7 +225,7 @@ class KeyTable:
         counted = self.counters[keys]
         refused = (route < 0) | (counted[:, _BLOCKED] > 0) | (ready[route] == 0)
         if old != _READY:
-            refused |= counted[:, _READY] > 0
+            refused |= counted[:, _READY] + counted[:, _RETRY] > 0
             if old != _HELD:
                 refused |= counted[:, _HELD] > 0
         refused |= (counted[:, _IN_FLIGHT] > 0) & (self.owner[keys] != route)

@@ -326,6 +326,9 @@ class SubscriptionMachine(RuleBasedStateMachine):
             holders = {r.owner for r in model.records if r.key == record.key and r.state == "flight"}
             assert holders <= {consumer_id}, "a key in flight at two consumers"
             assert not any(r.state == "blocked" and r.key == record.key for r in model.records)
+            if record.state == "new":
+                back = [r for r in model.records if r.state in ("ready", "retry") and r.key == record.key]
+                assert not back, "a record of the key waits for its redelivery"
             if not record.first_delivered:
                 later = [r for r in model.records[offset + 1 :] if r.key == record.key]
                 assert not any(r.first_delivered for r in later), "first deliveries out of order"

@@ -119,6 +119,27 @@ def test_first_deliveries_of_a_key_keep_their_order_while_its_consumer_has_no_cr
     assert order == list(range(0, 40, 2))
 
 
+def test_records_of_a_key_wait_until_one_that_came_back_has_gone_out_again() -> None:
+    log = Log([b"a", b"b", b"a", b"b", b"a"], base_redelivery_delay_ms=1_000)
+    log.join(1, credit=2)
+    assert log.pump() == [(1, 0), (1, 1)]
+    log.subscription.nack(1, np.array([[0, 1]], np.uint64), 0, "again", 0)
+    log.subscription.credit(1, 10)
+    assert log.pump(now=999_000_000) == [(1, 3)], "a's others wait with it, b's pass"
+    assert log.pump(now=1_000_000_000) == [(1, 0), (1, 2), (1, 4)]
+
+
+def test_records_of_a_key_go_on_when_one_that_waits_for_its_delay_is_acked() -> None:
+    log = Log([b"a"] * 3, base_redelivery_delay_ms=60_000)
+    log.join(1, credit=1)
+    assert log.pump() == [(1, 0)]
+    log.subscription.nack(1, np.array([[0, 1]], np.uint64), 0, "late", 0)
+    log.subscription.credit(1, 10)
+    assert log.pump() == []
+    log.ack(1, 0)
+    assert log.pump() == [(1, 1), (1, 2)]
+
+
 def test_held_records_go_out_through_due_when_nothing_new_is_published() -> None:
     log = Log([b"a"] * 5)
     log.join(1, credit=2)

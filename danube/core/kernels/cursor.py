@@ -13,7 +13,7 @@ import numpy as np
 
 from danube.core.kernels.jit import jit
 
-_ACKED, _IN_FLIGHT, _READY, _HELD, _BLOCKED = 1, 2, 4, 5, 8
+_ACKED, _IN_FLIGHT, _RETRY, _READY, _HELD, _BLOCKED = 1, 2, 3, 4, 5, 8
 _UNKNOWN, _NOBODY = -1, -2
 _REFUSED, _SKIPPED = -1, -2
 
@@ -90,7 +90,7 @@ def assign_keys(
             continue
         blocked = counters[key, _BLOCKED] > 0
         if old != _READY:
-            blocked = blocked or counters[key, _READY] > 0
+            blocked = blocked or counters[key, _READY] + counters[key, _RETRY] > 0
             if old != _HELD:
                 blocked = blocked or counters[key, _HELD] > 0
         if (

@@ -4,7 +4,7 @@
 
 One JSON line for each payload size: gigabytes of segment bytes a second, from the page cache, through
 ``local[2]`` into the JVM (sink ``noop``) with all checksums on, also those of Parquet's pages; the best of
-the rounds.  ``parquet`` is neither compressed nor has dictionaries, ``parquet_usual`` is as Spark writes it.
+the rounds.  Parquet is neither compressed nor has dictionaries: payloads repeat here, as they would not elsewhere.
 """
 
 from __future__ import annotations
@@ -62,23 +62,20 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
         reader = spark.read.format("danube").option("storage", str(data)).option("topic", TOPIC)
         return (reader.schema(schema) if schema else reader).load()
 
-    def parquet(name: str, **options: str) -> Callable[..., Any]:
-        path = str(root / f"{name}-{payload_bytes}")
-        frame().write.options(**options).parquet(path)
-        return lambda: spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(path)
+    path = str(root / f"parquet-{payload_bytes}")
+    frame().write.options(**{"compression": "none", "parquet.enable.dictionary": "false"}).parquet(path)
 
-    plain = parquet("plain", **{"compression": "none", "parquet.enable.dictionary": "false"})
-    usual = parquet("usual")
+    def parquet() -> Any:
+        return spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(path)
+
     found = {
         "all_columns": best(rounds, lambda: drained(frame())),
         "six_columns": best(rounds, lambda: drained(frame(SIX))),
         "key_payload": best(rounds, lambda: drained(frame("key binary, payload binary"))),
         "two_columns": best(rounds, lambda: drained(frame(NARROW))),
-        "parquet": best(rounds, lambda: drained(plain())),
-        "parquet_six": best(rounds, lambda: drained(columns_of(plain(), SIX))),
-        "parquet_key_payload": best(rounds, lambda: drained(plain().select("key", "payload"))),
-        "parquet_usual": best(rounds, lambda: drained(usual())),
-        "parquet_usual_six": best(rounds, lambda: drained(columns_of(usual(), SIX))),
+        "parquet": best(rounds, lambda: drained(parquet())),
+        "parquet_six": best(rounds, lambda: drained(columns_of(parquet(), SIX))),
+        "parquet_key_payload": best(rounds, lambda: drained(parquet().select("key", "payload"))),
     }
     figures = {f"{name}_gb_s": round(size / seconds / 1e9, 3) for name, seconds in found.items()}
     return {

@@ -4,7 +4,8 @@
 
 One JSON line for each payload size: gigabytes of segment bytes a second, from the page cache, through
 ``local[2]`` into the JVM (sink ``noop``) with all checksums on, also those of Parquet's pages; the best of
-the rounds.  Parquet is neither compressed nor has dictionaries: payloads repeat here, as they would not elsewhere.
+the rounds.  Parquet is neither compressed nor has dictionaries, for payloads repeat here as they would not
+elsewhere.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-SHARE_MIN: Final = 0.2  # so that a host that is always busy still uploads
+SHARE_MIN: Final = 0.1  # so that a host that is always busy still uploads
 WAIT_HIGH: Final = 0.10  # of the time; a worker that waits more is held up
 WAIT_LOW: Final = 0.03
 BUSY_MIN: Final = 0.05  # of a processor; of a worker that does less, its waiting says nothing

@@ -54,7 +54,7 @@ def test_those_under_way_share_what_is_left_and_the_last_one_has_it_all() -> Non
     host = Host()
     while host.pace.share > SHARE_MIN:
         host.step({1: (0.4, 0.6)})
-    for running, part in ((4, 0.2), (2, 0.4), (1, 0.8), (0, 0.8)):
+    for running, part in ((4, 0.1), (2, 0.2), (1, 0.4), (0, 0.4)):
         assert host.pace.pause_ns(STEP_NS, running) == pytest.approx(STEP_NS * (1 - part) / part, rel=1e-3)
     one = Pace(BOUNDS, 1)
     assert (one.slots, one.pause_ns(STEP_NS, 1)) == (1, 0)

@@ -110,7 +110,7 @@ def test_a_rest_is_as_long_as_the_work_demands_and_counts_for_none(
     for worked_ns in (10 * MS, 0, 50 * MS, 60_000 * MS):
         now.now_ns += worked_ns
         rest(1)
-    assert pauses == pytest.approx([0.04, 0.2, PAUSE_MAX_NS / 1e9])
+    assert pauses == pytest.approx([0.09, 0.45, PAUSE_MAX_NS / 1e9])
 
 
 def test_a_mover_that_ends_holds_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from danube.broker import supervisor
 from danube.broker.supervisor import SupervisorSettings, WorkerContext
 from danube.config import BrokerConfig, Started
 from danube.config_sections import NO_PORT
+from danube.errors import ConfigInvalid
+
+METADATA_POLL_S: Final = 0.05
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
     from danube.broker.contexts import MetricsMain, MoverMain
+    from danube.broker.controller_side import ControllerSide
     from danube.broker.worker import Worker
     from danube.server.native import NativeServer
 
@@ -35,11 +39,16 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         progress=announce,
         on_ready=announce,
     )
+    controller = _controller(config)
     _restore(config, announce)
     _import_worker_parts()
     tls = _tls_contexts(config)
     return supervisor.run(
-        settings, lambda context: run_worker(context, config, tls), _mover_main(config), _metrics_main(config)
+        settings,
+        lambda context: run_worker(context, config, tls),
+        _mover_main(config),
+        _metrics_main(config),
+        controller,
     )
 
 
@@ -79,6 +88,24 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
     return lambda context: run_metrics(context, config)
 
 
+def _controller(config: BrokerConfig) -> ControllerSide | None:
+    """The member of a cluster that this host runs; None where the broker is alone."""
+    if not config.cluster.enabled:
+        journal = config.data_dir / "raft" / "raft.log"
+        if journal.exists():
+            raise ConfigInvalid(
+                f"{config.data_dir} belongs to a member of a cluster",
+                why="alone it would change what the members have agreed on",
+                hint="give --seed-nodes and --raft-addr as before",
+            )
+        return None
+    from danube.broker.controller import check_cluster, open_door, run_controller
+    from danube.broker.controller_side import ControllerSide
+
+    check_cluster(config.cluster, config.data_dir)
+    return ControllerSide(lambda context: run_controller(context, config), lambda: open_door(config.cluster))
+
+
 def _import_worker_parts() -> None:
     """Load what workers need before they are forked, so that they share it and start at once."""
     import uvloop  # noqa: F401
@@ -114,8 +141,23 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
     from danube.broker.worker import Worker
     from danube.server.grpc_doors import grpc_doors
 
+    if context.controller_address and not await _metadata_copied(context):
+        return
     worker = Worker(context, config, asyncio.get_running_loop())
     await worker.run({"native": native_server(worker, config), **grpc_doors(worker)}, tls)
+
+
+async def _metadata_copied(context: WorkerContext) -> bool:
+    """Wait until this host's controller is part of a cluster; False when the broker stops before."""
+    from danube.broker.worker import METADATA_DIRECTORY
+    from danube.cluster.cluster_log import copy_exists
+
+    while not copy_exists(context.settings.data_dir / METADATA_DIRECTORY):
+        if context.drain.requested:
+            return False
+        context.heartbeat()
+        await asyncio.sleep(METADATA_POLL_S)
+    return True
 
 
 def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
@@ -130,4 +172,5 @@ def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
         handshake_timeout_s=config.limits.handshake_timeout_ms / 1000,
         schedule_turn=worker.schedule_turn,
         count=worker.counters.add,
+        address=lambda: worker.cluster.directory.address if worker.cluster is not None else "",
     )

@@ -18,6 +18,8 @@ from typing import Any, Final
 from danube import limits
 from danube.config_sections import (
     AdminConfig,
+    BalanceConfig,
+    ClusterConfig,
     GrpcConfig,
     LimitsConfig,
     LogConfig,
@@ -73,6 +75,8 @@ class BrokerConfig:
     storage: StorageConfig = field(default_factory=StorageConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     subscriptions: SubscriptionsConfig = field(default_factory=SubscriptionsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
 
     @property
     def worker_count(self) -> int:
@@ -170,6 +174,8 @@ _SECTIONS: Final[dict[str, type]] = {
     "storage": StorageConfig,
     "topics": TopicsConfig,
     "subscriptions": SubscriptionsConfig,
+    "cluster": ClusterConfig,
+    "balance": BalanceConfig,
 }
 
 
@@ -273,6 +279,7 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
             )
         )
     problems += _storage_contradictions(config.storage, origins)
+    problems += _cluster_contradictions(config, origins)
     if bool(config.grpc.cert_file) != bool(config.grpc.key_file):
         missing = "key_file" if config.grpc.cert_file else "cert_file"
         problems.append(
@@ -314,6 +321,31 @@ def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) 
         yield Problem(origins["storage.url"], f"storage.mode {mode} does not go with {scheme}://", hint)
     if storage.merge_below_bytes > storage.merge_to_bytes:
         yield Problem(origins["storage.merge_below"], "storage.merge_below is above storage.merge_to")
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0]
+    return host.startswith("127.") or host in ("localhost", "[::1]")
+
+
+def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    cluster = config.cluster
+    if cluster.enabled and config.storage.restore != "never":
+        hint = "restore into a broker that is alone"
+        yield Problem(origins["storage.restore"], "a member of a cluster restores nothing by itself", hint)
+    files = {"cert_file": cluster.cert_file, "key_file": cluster.key_file, "ca_file": cluster.ca_file}
+    missing = [name for name, path in files.items() if not path]
+    if missing and len(missing) < len(files):
+        hint = "TLS between members needs a certificate, its key and the authority of all members"
+        yield Problem(origins[f"cluster.{missing[0]}"], f"cluster.{missing[0]} is missing", hint)
+    others = [one for one in f"{cluster.seed_nodes},{cluster.join}".split(",") if one]
+    if _loopback(cluster.raft_addr) and not all(map(_loopback, others)):
+        hint = "set it to this host's address or name, as the others know it"
+        what = f"cluster.raft_addr {cluster.raft_addr} cannot be reached from other hosts"
+        yield Problem(origins["cluster.raft_addr"], what, hint)
+    if cluster.enabled and not cluster.raft_addr:
+        hint = "set it to host:port, where the other members reach this one"
+        yield Problem(origins["cluster.raft_addr"], "cluster.raft_addr is empty", hint)
 
 
 def suggestion(wrong: str, known: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Keys as configuration files of the upstream broker write them: its storage, and where it listens.
+"""Keys as configuration files of the upstream broker write them: storage, doors, balance.
 
 A file that was written for it is taken as it is: its nested keys are put into ours, those that have no
 meaning here are passed over, and the one that promises something we do not keep is refused.
@@ -38,14 +38,18 @@ _RENAMED: Final[dict[str, tuple[str, str]]] = {
     "storage.wal.rotation.max_bytes": ("wal.segment_size", ""),
     "storage.wal.rotation.max_hours": ("storage.seal_after", "h"),
 }
-# A section that is all theirs: where the broker listens.
-_BROKER: Final[dict[str, str]] = {
-    "broker.host": "server.host",
-    "broker.ports.client": "grpc.port",
-    "broker.ports.admin": "admin.port",
-    "broker.ports.prometheus": "metrics.port",
+# Sections that are all theirs: where the broker listens, and where partitions go.
+_THEIRS: Final[dict[str, tuple[str, str]]] = {
+    "broker.host": ("server.host", ""),
+    "broker.ports.client": ("grpc.port", ""),
+    "broker.ports.admin": ("admin.port", ""),
+    "broker.ports.prometheus": ("metrics.port", ""),
+    "load_manager.assignment_strategy": ("balance.strategy", ""),
+    "load_manager.rebalancing.enabled": ("balance.automatic", ""),
+    "load_manager.rebalancing.aggressiveness": ("balance.aggressiveness", ""),
+    "load_manager.rebalancing.check_interval_seconds": ("balance.interval", "s"),
 }
-SECTIONS: Final = ("broker",)
+SECTIONS: Final = ("broker", "load_manager")
 _FOLDERS: Final = frozenset({"storage.local_wal_root", "storage.cache_root", "storage.wal.dir"})
 _PLACES: Final = frozenset({"storage.root", "storage.durable.root", "storage.object_store.root"})
 _BACKENDS: Final = frozenset({"storage.durable.backend", "storage.object_store.backend"})
@@ -66,12 +70,17 @@ _PASSED_OVER: Final = frozenset(
         "storage.wal.advanced.file_sync.interval_ms",
         "storage.wal.advanced.file_sync.max_batch_bytes",
         "broker.ports.raft",
+        "load_manager.load_report_interval_seconds",
+        "load_manager.rebalancing.max_moves_per_hour",
+        "load_manager.rebalancing.cooldown_seconds",
+        "load_manager.rebalancing.min_brokers_for_rebalance",
+        "load_manager.rebalancing.min_topic_age_seconds",
     }
 )
 REFUSED: Final = {
     "storage.write_buffer": "remove it: what is acknowledged is in the log file; see topics.durability",
 }
-_ALIASES: Final = frozenset([*_RENAMED, *_BROKER, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER])
+_ALIASES: Final = frozenset([*_RENAMED, *_THEIRS, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER])
 
 
 def names(section: str) -> list[str]:
@@ -83,10 +92,11 @@ def translate(
     section: str, leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
 ) -> Iterator[tuple[str, str, str]]:
     """``(key, text, origin)`` by our keys; relative paths are relative to ``folder``."""
-    if section == "broker":
+    if section in SECTIONS:
         for name, text, origin in leaves:
-            if name in _BROKER:
-                yield _BROKER[name], text, origin
+            if name in _THEIRS:
+                key, unit = _THEIRS[name]
+                yield key, text.strip() + unit if unit else text, origin
         return
     place: tuple[str, str] | None = None
     backend, mode = "s3", ""

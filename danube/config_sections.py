@@ -18,6 +18,7 @@ from danube.quantities import format_duration, format_size, parse_duration_ms, p
 DEFAULT_NATIVE_PORT: Final = 6660
 DEFAULT_GRPC_PORT: Final = 6650
 DEFAULT_ADMIN_PORT: Final = 50_051
+DEFAULT_RAFT_PORT: Final = 7_650
 NO_PORT: Final = -1
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
@@ -28,7 +29,10 @@ _ENDPOINT = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?(/[a-z0-9]{3,24})?\Z"
 )
 
+_WEIGHT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?\Z")
+
 HIDDEN: Final = "(hidden)"
+MEASURES: Final = ("count", "throughput", "backlog", "cpu", "memory")  # of a broker's load
 
 
 def parse_integer(text: str) -> int:
@@ -79,6 +83,37 @@ def parse_advertised(text: str) -> str:
     if text and not _ADDRESS.match(text):
         raise ValueError("is not host:port")
     return text
+
+
+def parse_cluster_name(text: str) -> str:
+    text = text.strip()
+    if not 0 < len(text.encode()) <= 128 or not text.isprintable():
+        raise ValueError("is not a name of 1 to 128 bytes")
+    return text
+
+
+def parse_node_addresses(text: str) -> str:
+    """Addresses that commas separate."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not _ADDRESS.match(part):
+            raise ValueError("is not a list of host:port")
+    return ",".join(parts)
+
+
+def parse_weights(text: str) -> str:
+    """``cpu=0.3,count=0.2``: what counts in a load, and how much; checked, and as it is read again."""
+    weights: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in MEASURES:
+            raise ValueError(f"names {name[:40]!r}; there are {', '.join(MEASURES)}")
+        if not _WEIGHT.match(number):
+            raise ValueError("is not a list like cpu=0.3,count=0.2")
+        weights[name] = float(number)
+    if not any(weights.values()):
+        raise ValueError("weighs nothing")
+    return ",".join(f"{name}={weight:g}" for name, weight in weights.items())
 
 
 def show_plain(value: Any) -> str:
@@ -183,10 +218,15 @@ def _hidden(key: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where clients connect.  ``native_port`` 0 takes a free port, named in the banner and status."""
+    """Where clients connect.  ``native_port`` 0 takes a free port, named in the banner and status.
+
+    ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
+    one serves; without it that is where it listens.
+    """
 
     host: str = declare("127.0.0.1", "host", parse_text)
     native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
+    advertised: str = declare("", "advertised", parse_advertised)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +346,51 @@ class StorageConfig(StorageSettings):
     cache_bytes: int = _size(256 * limits.MIB, "cache_size", 16 * limits.MIB, 1 << 50)
     orphan_age_ms: int = _duration(22 * DAY_MS // 24, "orphan_age", 60_000, 365 * DAY_MS)
     restore: str = _choice("never", "restore", "never", "if_empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Membership of a cluster; without ``seed_nodes`` and ``join`` the broker is alone.
+
+    ``raft_addr`` (``host:port``) is where the other members reach this one, and where it listens: a name
+    is listened to on all addresses of the host.  The certificate's authority signs members only.
+    """
+
+    name: str = declare("danube", "name", parse_cluster_name)
+    raft_addr: str = declare(f"127.0.0.1:{DEFAULT_RAFT_PORT}", "raft_addr", parse_advertised)
+    seed_nodes: str = declare("", "seed_nodes", parse_node_addresses)
+    join: str = declare("", "join", parse_node_addresses)
+    heartbeat_ms: int = _duration(150, "heartbeat", 20, 10_000)
+    lease_ms: int = _duration(2_000, "lease", 500, 60_000)
+    cert_file: str = declare("", "cert_file", parse_text)
+    key_file: str = declare("", "key_file", parse_text)
+    ca_file: str = declare("", "ca_file", parse_text)
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.seed_nodes or self.join)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceConfig:
+    """Where a cluster's partitions go and when they move; see danube.core.balance.
+
+    ``interval_ms`` 0 takes what the aggressiveness has.
+    """
+
+    strategy: str = _choice("balanced", "strategy", "fair", "balanced", "weighted_load")
+    aggressiveness: str = _choice("balanced", "aggressiveness", "conservative", "balanced", "aggressive")
+    automatic: bool = declare(False, "automatic", parse_boolean)
+    interval_ms: int = _duration(0, "interval", 0, DAY_MS)
+    moves_max: int = _integer(16, "moves_max", 1, 1_000)
+    weights: str = declare(
+        "count=0.2,throughput=0.3,backlog=0.1,cpu=0.3,memory=0.1", "weights", parse_weights
+    )
+
+    @property
+    def weight_by_measure(self) -> dict[str, float]:
+        pairs = (part.split("=") for part in self.weights.split(","))
+        return {name: float(weight) for name, weight in pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

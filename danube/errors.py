@@ -295,6 +295,18 @@ class StoreRefused(Unavailable):
     code = 1211
 
 
+class NotLeader(Unavailable):
+    """This member of the cluster decides nothing now; nothing was stored; facts: leader_id ("": unknown)."""
+
+    code = 1213
+
+
+class OutcomeUnknown(Unavailable):
+    """Leadership was lost on the way: it may or may not take effect, and asking again does no harm."""
+
+    code = 1214
+
+
 class FetchPending(Unavailable):
     """The bytes are not on this host yet: they are being fetched from the object store."""
 

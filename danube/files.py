@@ -19,6 +19,8 @@ FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_RENAME_NOREPLACE = 1  # renameat2(2)
+_AT_FDCWD = -100
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, fallocate(2)
 _SYNC_FILE_RANGE_WRITE = 2  # sync_file_range(2): begin, do not wait
 _STATFS_BYTES = 256  # more than any layout of struct statfs; it begins with the type's magic number
@@ -118,6 +120,25 @@ def size_of(fd: int) -> int:
     return os.fstat(fd).st_size
 
 
+def free_bytes(fd: int) -> int:
+    """What others than root may still write to the file system of ``fd``."""
+    status = os.fstatvfs(fd)
+    return status.f_bavail * status.f_frsize
+
+
+def next_data(fd: int, position: int) -> int | None:
+    """Where bytes at or behind ``position`` were ever written; None when there are none.
+
+    All that it skips reads as zero; a file system that does not know skips nothing.
+    """
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        return position
+
+
 def inode_of(fd: int) -> int:
     return os.fstat(fd).st_ino
 
@@ -125,6 +146,16 @@ def inode_of(fd: int) -> int:
 def rename(source: Path, target: Path) -> None:
     """Atomically give ``source`` the name ``target``, replacing it; durable after fsync_directory."""
     os.rename(source, target)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Like rename, but FileExistsError where there is a ``target``; OSError where that cannot be promised."""
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, "this C library has no renameat2", str(source))
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
 
 
 def unlink(path: Path) -> None:

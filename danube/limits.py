@@ -65,11 +65,38 @@ ROLES_MAX = 1_000
 BINDINGS_MAX = 10_000
 ROLES_PER_BINDING_MAX = 16
 
+# What a cluster's metadata holds besides
+METADATA_KEYS_MAX = 100_000
+METADATA_KEY_BYTES_MAX = 1 * KIB  # of a key or a counter's name
+METADATA_VALUE_BYTES_MAX = 1 * MIB
+METADATA_VALUES_BYTES_MAX = 64 * MIB  # of all keys and values together
+COUNTERS_MAX = 10_000
+LEASES_MAX = 20_000
+LEASE_TTL_MS_MAX = 7 * 24 * 3_600_000
+LEASES_PER_COMMAND_MAX = 500
+BROKERS_MAX = 1_000
+PARTITIONS_PER_COMMAND_MAX = 256
+AGREED_ORIGINS_MAX = 1_024
+
 # Metadata log
 METADATA_COMMAND_BYTES_MAX = 16 * KIB  # but one that registers a schema
 METADATA_SCHEMA_COMMAND_BYTES_MAX = 1 * MIB
+METADATA_KEY_COMMAND_BYTES_MAX = 2 * MIB + 16 * KIB  # a value, and the one it is compared with
 METADATA_COMMANDS_PER_ENTRY_MAX = 256
 METADATA_ENTRY_BYTES_MAX = 4 * MIB + 8
+
+# Replicated log
+RAFT_ENTRY_BYTES_MAX = 4 * MIB - 4 * KIB
+RAFT_BATCH_BYTES = 1 * MIB  # of entries in one message, unless it is a single one
+RAFT_BATCH_ENTRIES = 1_024
+RAFT_MESSAGE_BYTES_MAX = 5 * MIB
+RAFT_MESSAGES_IN_FLIGHT = 8  # to one peer
+RAFT_PROPOSALS_MAX = 65_536  # that wait for their outcome
+RAFT_PROPOSALS_BYTES_MAX = 64 * MIB
+RAFT_SNAPSHOT_BYTES_MAX = 256 * MIB
+RAFT_SNAPSHOT_PART_BYTES = 1 * MIB
+RAFT_JOURNAL_BYTES = 8 * MIB  # of entries, before a snapshot takes their place
+RAFT_MEMBERS_MAX = 64
 
 # Shared memory
 RING_BYTES = 16 * MIB
@@ -102,4 +129,22 @@ _agree(
 _agree(
     SCHEMA_DEFINITION_BYTES_MAX + 64 * KIB <= CONTROL_BYTES_MAX, "a definition can be sent to be registered"
 )
-_agree(METADATA_SCHEMA_COMMAND_BYTES_MAX + 8 <= METADATA_ENTRY_BYTES_MAX, "the largest command fits an entry")
+_agree(
+    max(METADATA_SCHEMA_COMMAND_BYTES_MAX, METADATA_KEY_COMMAND_BYTES_MAX) + METADATA_COMMAND_BYTES_MAX + 8
+    <= METADATA_ENTRY_BYTES_MAX,
+    "the largest command fits an entry, with who agreed on it",
+)
+_agree(
+    2 * METADATA_VALUE_BYTES_MAX + METADATA_KEY_BYTES_MAX + 1 * KIB <= METADATA_KEY_COMMAND_BYTES_MAX,
+    "a value can be compared and set",
+)
+_agree(
+    LEASES_PER_COMMAND_MAX * 24 <= METADATA_COMMAND_BYTES_MAX, "leases that expire together fit one command"
+)
+_agree(
+    PARTITIONS_PER_COMMAND_MAX * 32 <= METADATA_COMMAND_BYTES_MAX, "partitions move together in one command"
+)
+_agree(
+    RAFT_ENTRY_BYTES_MAX + 1 * KIB <= METADATA_ENTRY_BYTES_MAX, "a replicated entry fits a step of a journal"
+)
+_agree(RAFT_ENTRY_BYTES_MAX + RAFT_BATCH_BYTES < RAFT_MESSAGE_BYTES_MAX, "the largest batch is a message")

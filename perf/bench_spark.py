@@ -4,8 +4,8 @@
 
 One JSON line for each payload size: gigabytes of segment bytes a second, from the page cache, through
 ``local[2]`` into the JVM (sink ``noop``) with all checksums on, also those of Parquet's pages; the best of
-the rounds.  Parquet is neither compressed nor has dictionaries, for payloads repeat here as they would not
-elsewhere.
+the rounds.  What begins with ``read`` is :func:`danube.spark.read`, without it ``format("danube")``.
+Parquet is neither compressed nor has dictionaries, for payloads repeat here as they would not elsewhere.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from danube.limits import MIB
-from danube.spark import session
+from danube.spark import read, session
 from perf import machine
 from perf.spark_data import Shape, fill_partition, make_directory
 
 TOPIC = "/default/bench"
 BATCH_BYTES = 512 * 1024  # what Danube's client gathers
 SEGMENT_BYTES = 128 * MIB
+PAIR = "key binary, payload binary"
 NARROW = "offset long, publish_time timestamp"
 SIX = "topic string, partition int, offset long, publish_time timestamp, key binary, payload binary"
 
@@ -63,6 +64,10 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
         reader = spark.read.format("danube").option("storage", str(data)).option("topic", TOPIC)
         return (reader.schema(schema) if schema else reader).load()
 
+    def bulk(schema: str = "") -> Any:
+        names = [column.split()[0] for column in schema.split(", ")] if schema else None
+        return read(spark, {"storage": data, "topic": TOPIC}, names)
+
     path = str(root / f"parquet-{payload_bytes}")
     frame().write.options(**{"compression": "none", "parquet.enable.dictionary": "false"}).parquet(path)
 
@@ -72,11 +77,14 @@ def measure(spark: Any, root: Path, payload_bytes: int, megabytes: int, rounds: 
     found = {
         "all_columns": best(rounds, lambda: drained(frame())),
         "six_columns": best(rounds, lambda: drained(frame(SIX))),
-        "key_payload": best(rounds, lambda: drained(frame("key binary, payload binary"))),
+        "key_payload": best(rounds, lambda: drained(frame(PAIR))),
         "two_columns": best(rounds, lambda: drained(frame(NARROW))),
+        "read_all_columns": best(rounds, lambda: drained(bulk())),
+        "read_six_columns": best(rounds, lambda: drained(bulk(SIX))),
+        "read_key_payload": best(rounds, lambda: drained(bulk(PAIR))),
         "parquet": best(rounds, lambda: drained(parquet())),
         "parquet_six": best(rounds, lambda: drained(columns_of(parquet(), SIX))),
-        "parquet_key_payload": best(rounds, lambda: drained(parquet().select("key", "payload"))),
+        "parquet_key_payload": best(rounds, lambda: drained(columns_of(parquet(), PAIR))),
     }
     figures = {f"{name}_gb_s": round(size / seconds / 1e9, 3) for name, seconds in found.items()}
     return {

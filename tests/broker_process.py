@@ -98,8 +98,11 @@ class BrokerProcess:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
+        """``prefix`` runs the command elsewhere, for instance on the host of another network namespace."""
         self.data_dir = Path(data_dir)
+        self.host = host
         self.workers = workers
         self.arguments = list(arguments)
         self.environment = dict(environment or {})
@@ -113,17 +116,17 @@ class BrokerProcess:
 
     @property
     def address(self) -> str:
-        return f"danube://127.0.0.1:{self.port}"
+        return f"danube://{self.host}:{self.port}"
 
     @property
     def grpc_address(self) -> str:
         """``host:port`` of the Danube gRPC API."""
-        return f"127.0.0.1:{self.grpc_port}"
+        return f"{self.host}:{self.grpc_port}"
 
     @property
     def admin_address(self) -> str:
         """``host:port`` of the administration API over gRPC."""
-        return f"127.0.0.1:{self.admin_port}"
+        return f"{self.host}:{self.admin_port}"
 
     @property
     def pid(self) -> int:
@@ -167,6 +170,7 @@ class BrokerProcess:
             *(sys.executable, "-m", "danube", "start", "--data-dir", str(self.data_dir)),
             *("--native-port", str(self.port), "--workers", str(self.workers)),
             *("--grpc-port", str(self.grpc_port), "--admin-port", str(self.admin_port)),
+            *("--host", self.host),
             *self.arguments,
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
@@ -193,7 +197,12 @@ class BrokerProcess:
         return self
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        wait_until(self._answers, timeout_s, f"broker ready\n{self.output_tail()}")
+        try:
+            wait_until(self._answers, timeout_s, "broker ready")
+        except BrokerFailed as error:
+            if not self.running:
+                raise
+            raise BrokerFailed(f"{error}\n{self.output_tail()}") from None
 
     def _answers(self) -> bool:
         if not self.running:
@@ -202,7 +211,7 @@ class BrokerProcess:
         if not ready.get("ready") or int(ready["pid"]) not in self._own_pids():
             return False
         self.ready = ready
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+        with suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
             return True
         return False
 
@@ -287,3 +296,21 @@ class BrokerProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+
+
+class Brokers:
+    """Brokers of one test, each in a directory of its own under ``place`` where none is named."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._made: list[BrokerProcess] = []
+
+    def make(self, data_dir: Path | None = None, *, start: bool = True, **options: Any) -> BrokerProcess:
+        """A running one; ``start=False`` only prepares it."""
+        process = BrokerProcess(data_dir or self._place / f"data-{len(self._made)}", **options)
+        self._made.append(process)
+        return process.start() if start else process
+
+    def kill(self) -> None:
+        for process in self._made:
+            process.kill()

@@ -45,7 +45,13 @@ class Child:
     """One script of this repository in a process of its own; it dies with this one."""
 
     def __init__(
-        self, script: str, role: str, options: dict[str, Any], python: Sequence[str] = (sys.executable,)
+        self,
+        script: str,
+        role: str,
+        options: dict[str, Any],
+        python: Sequence[str] = (sys.executable,),
+        *,
+        leads_session: bool = False,
     ) -> None:
         command = [*python, str(ROOT / script), role, json.dumps(options)]
         self.role = role
@@ -55,6 +61,7 @@ class Child:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             preexec_fn=die_with_parent,
+            start_new_session=leads_session,
             bufsize=0,
         )
         self._pending = b""

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, Brokers
 from tests.cloud_servers import azure_server as azure_server
 from tests.cloud_servers import google_server as google_server
+from tests.etcd_server import etcd_server as etcd_server
 from tests.s3_server import pytest_sessionfinish as pytest_sessionfinish
 from tests.s3_server import pytest_terminal_summary as pytest_terminal_summary
 from tests.s3_server import pytest_testnodedown as pytest_testnodedown
@@ -21,11 +22,24 @@ from tests.s3_server import s3_server as s3_server
 
 _SEED = 20_261_121
 _GROUPS = {
-    "tests/compat/": "brokers",
     "tests/crash/": "brokers",
     "tests/e2e/": "brokers",
     "tests/spark/": "spark",
 }
+# In those folders, but no tests of time: their files go to whichever process is free.
+_FREE = (
+    "tests/compat/",
+    "tests/e2e/test_clouds",
+    "tests/e2e/test_compaction",
+    "tests/e2e/test_grpc_",
+    "tests/e2e/test_h2spec",
+    "tests/e2e/test_main_job",
+    "tests/e2e/test_native_door",
+    "tests/e2e/test_schema_registry",
+    "tests/e2e/test_typed_values",
+    "tests/e2e/test_upstream_commands",
+    "tests/e2e/test_verify",
+)
 
 _seed_key = pytest.StashKey[int]()
 
@@ -54,13 +68,18 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """In a run of two processes one is for brokers, which are tests of time too; files stay whole."""
+    """In a run of two processes one is for brokers, whose tests are of time too; files stay whole.
+
+    That part is to be less than half of all: the other process has nothing to do beside its end.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class OfFolders(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return next((group for folder, group in _GROUPS.items() if folder in file), file)
+            if file.startswith(_FREE):
+                return file
+            return next((group for folder, group in _GROUPS.items() if file.startswith(folder)), file)
 
     return OfFolders(config, log)
 
@@ -84,13 +103,6 @@ def broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
     Each gets a data directory of its own unless ``data_dir`` says otherwise; ``start=False`` only
     prepares it.
     """
-    made: list[BrokerProcess] = []
-
-    def make(data_dir: Path | None = None, *, start: bool = True, **options: Any) -> BrokerProcess:
-        process = BrokerProcess(data_dir or tmp_path / f"data-{len(made)}", **options)
-        made.append(process)
-        return process.start() if start else process
-
-    yield make
-    for process in made:
-        process.kill()
+    brokers = Brokers(tmp_path)
+    yield brokers.make
+    brokers.kill()

@@ -106,6 +106,8 @@ class GrpcClient:
         host, _, port = address.rpartition(":")
         self.authority = authority or address
         self.socket: socket.socket = socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S)
+        # As gRPC's own: a message of several segments would wait for delayed acknowledgements.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))

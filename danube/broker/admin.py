@@ -14,7 +14,15 @@ from danube.broker.lossy_host import LossyHost
 from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Admin, error_frame, result_frame
-from danube.errors import Conflict, DanubeError, InvalidArgument, SubscriptionNotFound, WrongState
+from danube.errors import (
+    Conflict,
+    DanubeError,
+    FetchPending,
+    InvalidArgument,
+    SubscriptionNotFound,
+    WrongState,
+)
+from danube.wal.holes import HoleKind
 
 if TYPE_CHECKING:
     from danube.broker.storage import Storage
@@ -143,10 +151,13 @@ def answered_later(
 
     ``seal``: below which offset all is sealed.  ``install_staged``: what became of objects that a job made
     of the partition's, by what the mover says: ``installed``, ``waiting`` or ``refused``, and why.
+    ``accept_loss``: open holes are given up; FetchPending until a manifest says so.
     """
     args = request.args
     if request.op == "seal":
         storage.seal(hosted, lambda end: answer(end if isinstance(end, DanubeError) else {"sealed_end": end}))
+    elif request.op == "accept_loss":
+        answer(_accept_loss(hosted, tiers, args))
     elif request.op == "install_staged":
         if tiers is None or hosted.tier is None:
             raise WrongState(f"{hosted.name} is in no object store", hint="see storage.mode")
@@ -154,6 +165,30 @@ def answered_later(
     else:
         return False
     return True
+
+
+def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, Any]) -> dict[str, Any]:
+    """Give up the open holes that begin below ``end_offset`` (default: all), or only tell them.
+
+    The answer has all holes that are given up by then.
+    """
+    tier = hosted.tier
+    if tiers is None or tier is None:
+        raise WrongState(f"{hosted.name} is in no object store", why="so it has no holes")
+    end_offset = integer(args, "end_offset", _OFFSET_MAX)
+    waiting = tier.open_holes(end_offset)
+    if args.get("dry_run"):
+        return {"partition": hosted.name, "holes": [hole.described() for hole in waiting]}
+    if waiting:
+        tiers.give_up(tier, end_offset)
+        raise FetchPending(
+            f"holes of {hosted.name} are being given up",
+            why=tier.error, ready=lambda: not tier.open_holes(end_offset), hint="it goes on by itself",
+        )  # fmt: skip
+    manifest = tier.manifest
+    holes = manifest.all_holes() if manifest is not None else []
+    given_up = [hole.described() for hole in holes if hole.kind is HoleKind.GIVEN_UP]
+    return {"partition": hosted.name, "holes": given_up}
 
 
 def reply_frame(value: Any, correlation: int) -> bytes:

@@ -13,8 +13,8 @@ import numpy as np
 from danube.broker.chunks import Chunk
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
+from danube.core.holed_subscription import HoledSubscription
 from danube.core.rate import RecordRate
-from danube.core.subscription import Subscription
 from danube.core.wire import deliver_header
 from danube.errors import FetchPending, OffsetOutOfRange
 from danube.limits import READ_CHUNK_BYTES
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
 
 DUE_RECORDS_PER_TURN = 1024
+OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
 
 
 class ConsumerLink:
@@ -75,7 +76,7 @@ class ConsumerLink:
 class SubscriptionHost:
     """A reliable subscription with its consumers."""
 
-    def __init__(self, hosted: HostedPartition, core: Subscription) -> None:
+    def __init__(self, hosted: HostedPartition, core: HoledSubscription) -> None:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}
@@ -87,6 +88,7 @@ class SubscriptionHost:
         self.pending_new: FetchPending | None = None  # what the next new records wait for
         self.pending_again: FetchPending | None = None  # what redeliveries wait for
         self._pending_next = -1
+        self._holes_changed = False
 
     def update_ready(self, link: ConsumerLink) -> None:
         """Tell the core whether this consumer can take more bytes now."""
@@ -94,6 +96,16 @@ class SubscriptionHost:
         if ready != link.ready:
             link.ready = ready
             self.core.set_ready(link.consumer_id, ready)
+
+    def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
+        """What is known of holes has changed: there may be records again where it had passed."""
+        self.core.follow_holes(open_holes, unused, given_up)
+        self._holes_changed = True
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether the store or the mover told something that is worth a look."""
+        return self._holes_changed or self.bytes_came
 
     @property
     def bytes_came(self) -> bool:
@@ -105,6 +117,7 @@ class SubscriptionHost:
     def dispatch(self, now_ns: int, bytes_max: int) -> bool:
         """Send what may be sent, at most about ``bytes_max``; return whether more could follow."""
         self._read_bytes = min(bytes_max, READ_CHUNK_BYTES)
+        self._holes_changed = False
         if not self.links:
             self.deadline_ns = self.core.tick(now_ns)  # dead letters wait for no consumer
             return False
@@ -175,12 +188,14 @@ class SubscriptionHost:
         return sent
 
     def _next_chunk(self) -> Chunk | None:
-        """The chunk at ``core.next``; None after the place moved over expired or damaged records."""
+        """The chunk at ``core.next``; None after the place moved over records that are gone, or at a hole."""
         core = self.core
         chunk = self._chunk_at(core.next)
         if chunk is None:
             return None
-        if chunk.first_offset > core.next:
+        if chunk.first_offset > core.next and chunk.hole_before == OPEN_HOLE:
+            core.withhold(chunk.first_offset)
+        elif chunk.first_offset > core.next:
             core.skip_damaged(core.next, chunk.first_offset, why=chunk.hole_before)
         return chunk if chunk.next_offset > chunk.first_offset else None
 
@@ -221,8 +236,10 @@ class SubscriptionHost:
                     self.core.give_back(grant, start)
                     break
                 if chunk is None:  # expired since it was granted: the floor is where the log begins now
-                    start = min(max(self.core.ack_floor, start + 1), grant.end)
+                    start = min(max(self.core.settled_end, start + 1), grant.end)
                     continue
+                if chunk.first_offset > start and chunk.hole_before == OPEN_HOLE:
+                    break  # as below
                 if chunk.first_offset > start:  # damaged since it was granted: never served, counted
                     hole_start, start = start, min(chunk.first_offset, grant.end)
                     self._lose(grant, grant.within(hole_start, start), chunk.hole_before)
@@ -274,7 +291,7 @@ class SubscriptionHost:
         core = self.core
         return {
             **core.statistics(),
-            "lag": self.hosted.high_watermark - core.ack_floor,
+            "lag": self.hosted.high_watermark - core.settled_end,
             "state": self._pending_state() or core.explain(now_ns),
             "consumer_names": [link.name for link in self.links.values()],
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from danube.broker.shared_lease import SharedLease
 from danube.clock import monotonic_ns
 from danube.config import Started
 from danube.config_sections import NO_PORT
@@ -74,8 +75,10 @@ class WorkerContext:
     drain: DrainSignal
     settings: SupervisorSettings
     mover_address: str  # of its Unix socket, an abstract name; "" where there is no mover
+    controller_address: str = ""  # likewise; "" on a single host
     metrics_link: str = ""  # the same of the process that serves metrics
     metrics_address: str = ""  # host:port of the metrics; "" where they are off
+    lease: SharedLease | None = None  # of the cluster; None on a single host
     _ready_bell: int
 
     @property
@@ -196,6 +199,27 @@ class MetricsContext:
     started_at_us: int  # of the broker
     pulse: Pulse
     mover: Pulse | None  # None where there is no mover
+    controller_address: str = ""  # "" where there is no controller
+    lease: SharedLease | None = None
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerContext:
+    """Everything that the controller, the member of a cluster, gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    door: socket.socket  # other members; likewise
+    drain: DrainSignal
+    settings: SupervisorSettings
+    pulse: Pulse
+    lease: SharedLease = field(default_factory=SharedLease)  # the workers read it
+    region: Region | None = None  # for the workers' counters
+    addresses: Mapping[str, str] = field(default_factory=dict)  # of the doors, by name
+    mover: Pulse | None = None  # None where there is none
 
     def heartbeat(self) -> None:
         """Still alive: call at least every second."""
@@ -205,3 +229,4 @@ class MetricsContext:
 WorkerMain = Callable[[WorkerContext], int | None]
 MoverMain = Callable[[MoverContext], int | None]
 MetricsMain = Callable[[MetricsContext], int | None]
+ControllerMain = Callable[[ControllerContext], int | None]

@@ -7,7 +7,7 @@
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
                   before the worker runs
     danube.pid    the supervisor's pid
-    reserve-N     room that worker N keeps for a full disk (danube.wal.reserve)
+    reserve-N     room that worker N keeps for a full disk (danube.wal.reserve); reserve-mover: the mover
     danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
 
 The last two are conveniences: whether a broker runs is decided by the lock alone.
@@ -55,6 +55,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     workers: list[WorkerState]
     region: str  # path for Region.attach: counters of the running broker
     started_at_us: int
+    controller: str = ""  # its abstract socket without the leading zero byte; "" on a single host
 
 
 class DataDir:

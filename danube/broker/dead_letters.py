@@ -1,8 +1,9 @@
 """Dead letters: a copy goes to the dead letter topic, and only then is the original acked.
 
 The copy is published like any client's batch, through the router, because the dead letter topic may
-be owned by another worker.  Until it is acknowledged the original stays where it is; a failure is
-tried again later by the subscription's own back-off.
+be owned by another worker.  Where another broker owns it, a client of this worker's own publishes.
+Until the copy is acknowledged the original stays where it is; a failure is tried again later by the
+subscription's own back-off.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube import clock, telemetry
 from danube.broker.consumers import SubscriptionHost
-from danube.broker.proposals import Outcome
 from danube.broker.router import RoutedSession
+from danube.client.publishing import Outgoing
 from danube.core import wire
 from danube.core.columns import BatchView, encode
-from danube.core.commands import CreateTopic
+from danube.core.commands import CreateTopic, Outcome
 from danube.core.known_consumers import producer_identity
 from danube.core.policy import TopicPolicy
 from danube.core.wire import FrameDecoder, Kind, OpenProducer
@@ -25,6 +26,9 @@ from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD
 
 if TYPE_CHECKING:
     from danube.broker.worker import Worker
+    from danube.client.publishing import PartitionProducer
+    from danube.client.reply import Reply
+    from danube.core.columns import EncodedBatch
     from danube.core.grants import DeadLetter
 
 _log = telemetry.events("dead_letters")
@@ -44,6 +48,7 @@ class _Target:
         self.handle = 0
         self.open = False
         self.opening = False
+        self.elsewhere: PartitionProducer | None = None  # where another broker owns it
         self.waiting: deque[tuple[SubscriptionHost, DeadLetter]] = deque()
 
 
@@ -64,6 +69,8 @@ class DeadLetters(RoutedSession):
         """Publish the copies of these records; called when a subscription gives up on them."""
         topic = host.core.failure.dead_letter_topic
         target = self._targets.setdefault(topic, _Target())
+        if target.elsewhere is not None and target.elsewhere.failure is not None:
+            target.open, target.elsewhere = False, None  # it ended while nothing was sent
         for letter in letters:
             if len(target.waiting) >= WAITING_MAX:
                 self._failed(host, letter.offset)
@@ -112,7 +119,7 @@ class DeadLetters(RoutedSession):
             host.core.skip_damaged(letter.offset, letter.offset + 1, why="compacted")
             return True
         original = BatchView(chunk.batch(place))
-        batch = encode(
+        encoded = encode(
             [original.payload(index)],
             producer_name=f"dead-letters-{self._worker.index}",
             keys=[original.key(index)],
@@ -120,7 +127,11 @@ class DeadLetters(RoutedSession):
             publish_time_us=clock.wall_us(),
             schema_id=original.schema_id,
             schema_version=original.schema_version,
-        ).to_bytes()
+        )
+        if target.elsewhere is not None:
+            self._send_elsewhere(target.elsewhere, target, _Letter(host, letter.offset), encoded)
+            return True
+        batch = encoded.to_bytes()
         correlation = self._next_correlation()
         frame = wire.frame_header(Kind.PUBLISH, len(batch), correlation, target.handle) + batch
         self._letters[correlation] = _Letter(host, letter.offset)  # a refusal may come at once
@@ -128,6 +139,25 @@ class DeadLetters(RoutedSession):
             return True
         del self._letters[correlation]
         return False
+
+    def _send_elsewhere(
+        self, producer: PartitionProducer, target: _Target, letter: _Letter, batch: EncodedBatch
+    ) -> None:
+        def settled(reply: Reply) -> None:
+            if reply.error is None:
+                self._stored(letter)
+                return
+            _log.warning("dead letter refused", error=str(reply.error))
+            self._failed(letter.host, letter.offset)
+
+        outgoing = Outgoing(producer, batch.head, batch.body, batch.record_count)
+        outgoing.when_settled(settled)
+        producer.send(outgoing, 0, 0, 0)
+
+    def _stored(self, letter: _Letter) -> None:
+        letter.host.core.dead_lettered(letter.offset)
+        self._worker.counters.add("dead_letters")
+        self._worker.shard.wake(letter.host.hosted)
 
     def _attributes(
         self, host: SubscriptionHost, letter: DeadLetter, original: BatchView, index: int
@@ -162,6 +192,13 @@ class DeadLetters(RoutedSession):
             except DanubeError as error:
                 self._fail_waiting(target, str(error))
             return
+        if self._worker.cluster is not None:
+            name = record.physical_name(0)
+            target.elsewhere = self._worker.cluster.producer_elsewhere(record, name, f"dead-letters-{name}")
+            if target.elsewhere is not None:
+                target.open, target.opening = True, False
+                self._publish_waiting(target)
+                return
         if self._by_handle.pop(target.handle, None) is not None:
             self._route(
                 wire.control_frame(Kind.CLOSE_PRODUCER, None, self._next_correlation(), target.handle)
@@ -206,9 +243,7 @@ class DeadLetters(RoutedSession):
             target.open, target.opening = True, False
             self._publish_waiting(target)
         elif frame.kind == Kind.PUBLISHED and letter is not None:
-            letter.host.core.dead_lettered(letter.offset)
-            self._worker.counters.add("dead_letters")
-            self._worker.shard.wake(letter.host.hosted)
+            self._stored(letter)
         elif frame.kind == Kind.ERROR:
             error = wire.decode_error(frames[frame.start : frame.end])
             _log.warning("dead letter refused", error=str(error))

@@ -89,9 +89,10 @@ class Deliveries:
         self._schedule_turn()
 
     def wake_readers(self, hosted: HostedPartition) -> None:
-        """Look at the subscriptions that waited for bytes which are there now."""
+        """Look at the subscriptions that waited for bytes which are there now, or that a hole has moved."""
         for host in hosted.subscriptions.values():
-            if host.bytes_came:
+            if host.wants_look:
+                hosted.place(host)
                 self._ask(host)
         self._schedule_turn()
 
@@ -200,7 +201,7 @@ class Deliveries:
 
     def _look(self, host: SubscriptionHost, now_ns: int, bytes_max: int) -> None:
         hosted = host.hosted
-        if hosted.deleted or hosted.subscriptions.get(host.core.name) is not host:
+        if hosted.silent or hosted.subscriptions.get(host.core.name) is not host:
             return
         more = False
         try:

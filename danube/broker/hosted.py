@@ -10,6 +10,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from danube.broker.chunks import Chunk, HotBatches
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
@@ -19,9 +21,10 @@ from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_h
 from danube.core.columns import BatchView, check_columns
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
+from danube.core.holed_subscription import HoledSubscription
 from danube.core.partition import Duplicate, Partition
 from danube.core.policy import TopicPolicy
-from danube.core.subscription import Subscription
+from danube.core.reserved_partition import ReservedPartition
 from danube.core.wire import FrameFlag
 from danube.errors import (
     DanubeError,
@@ -33,6 +36,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
+from danube.wal.holes import HoleKind
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
@@ -41,7 +45,9 @@ if TYPE_CHECKING:
     from danube.broker.tier import PartitionTier
     from danube.core.columns import EncodedBatch
     from danube.core.commands import TopicSchema
+    from danube.core.offset_budget import OffsetBudget
     from danube.wal.cursors import CursorStore
+    from danube.wal.holes import Hole
     from danube.wal.log import Log
 
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
@@ -86,10 +92,13 @@ class HostedPartition:
         self.producers: dict[tuple[Session, int], ProducerLink] = {}
         self.waiting: deque[Waiting] = deque()
         self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
-        self.failure: DanubeError | None = None  # why publishes are refused, while the log reopens
+        self.failure: DanubeError | None = None  # why the log cannot be written, while it reopens
+        self.refusal: DanubeError | None = None  # why publishes are refused: that, or it is given away
         self.metadata: OwnerMetadata | None = None
         self.tier: PartitionTier | None = None  # where storage is tiered
-        self.deleted = False
+        self.deleted = False  # not hosted here any more
+        self.silent = False  # hands out no records: deleted, or being given away
+        self.moved: DanubeError | None = None  # where it went, when it was not its topic that was deleted
         self.sync_running = False
         self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
         self.reopen_delay_ns = 0
@@ -122,6 +131,11 @@ class HostedPartition:
         if self.log is None:
             return self.core.log_end
         return self.log.start if self.tier is None else self.tier.start
+
+    @property
+    def budget(self) -> OffsetBudget | None:
+        """In a cluster, which offsets this owner may give; None on a single host, and without a log."""
+        return self.core.budget if isinstance(self.core, ReservedPartition) else None
 
     # -- publish ----------------------------------------------------------------------------------
 
@@ -174,8 +188,8 @@ class HostedPartition:
         """Order and queue a batch that was checked; its answer is sent when its level is reached."""
         if self.record.schema is not None:
             self._pass_gate(self.record.schema, batch, header)
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)  # one error object serves every refusal
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         admitted = self.core.admit(header, now_us)
@@ -223,9 +237,9 @@ class HostedPartition:
             self.check_exists()
 
     def check_exists(self) -> None:
-        """Raise TopicNotFound where the topic was deleted."""
+        """Raise TopicNotFound where the topic was deleted, or where else the partition is."""
         if self.deleted:
-            raise TopicNotFound(f"{self.name} was deleted")
+            raise self.moved or TopicNotFound(f"{self.name} was deleted")
 
     def _answer_duplicate(
         self, session: Session, handle: int, correlation: int, header: BatchHeader, found: Duplicate
@@ -324,6 +338,8 @@ class HostedPartition:
         first = raw.first_offset if raw.data else raw.next_offset
         chunk = self._chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
         chunk.hole_before = "damaged" if raw.damage else "compacted"
+        if raw.hole is not None:
+            chunk.hole_before = raw.hole.name.lower()
         return chunk
 
     def _note_damage(self, start: int, end: int) -> None:
@@ -363,18 +379,27 @@ class HostedPartition:
                 f"subscription {name!r} does not exist on {self.name}", hint="see: danube subscriptions list"
             ) from None
 
-    def add_subscription(self, name: str, core: Subscription) -> SubscriptionHost:
+    def add_subscription(self, name: str, core: HoledSubscription) -> SubscriptionHost:
         """Create a subscription; its cursor is stored with the next write of the cursor file."""
         if len(self.subscriptions) + len(self.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
             raise InvalidArgument(f"{self.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
         host = self.subscriptions[name] = SubscriptionHost(self, core)
         return host
 
+    def follow_holes(self, holes: list[Hole]) -> None:
+        """What is known of offsets that no object holds has changed: records may have come back."""
+        of_kind = {
+            kind: np.array([hole[:2] for hole in holes if hole.kind is kind], np.int64).reshape(-1, 2)
+            for kind in HoleKind
+        }
+        for host in self.subscriptions.values():
+            host.follow_holes(*(of_kind[kind] for kind in HoleKind))
+
     def load_subscriptions(self, states: dict[str, bytes]) -> None:
         """Rebuild subscriptions from their stored cursors; a cursor is never beyond the log's end."""
         for name, blob in states.items():
             state = CursorState.decode(blob)
-            core = Subscription(
+            core = HoledSubscription(
                 name,
                 state.mode,
                 state,
@@ -437,7 +462,7 @@ class HostedPartition:
         """Go on with a log that was opened anew after a failure."""
         self.log, self.core = opened
         self.core.update_policy(self.policy)  # it may have changed while the log was opened
-        self.failure = None
+        self.failure = self.refusal = None
         self.hot.clear()
         self._chunk = self._hot_chunk = None
 
@@ -462,5 +487,8 @@ class HostedPartition:
             "subscriptions": sorted([*self.subscriptions, *self.lossy]),
             "durability": self.policy.durability,
             "damaged": [list(hole) for hole in self.damaged],
+            "holes": [hole.described() for hole in tier.manifest.all_holes()]
+            if tier and tier.manifest
+            else [],
             "state": "open" if self.failure is None else str(self.failure),
         }

@@ -8,13 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from danube import clock, telemetry
+from danube.broker.inheritance import RETURNING
 from danube.broker.tier_retention import expired_end
 from danube.core.placement import owner_of
+from danube.core.recovered import may_be_lost
 from danube.errors import DanubeError
 from danube.ipc.counters import Counter
 from danube.wal.reserve import reserve
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from danube.broker.hosted import HostedPartition
     from danube.broker.worker import Worker
     from danube.core.commands import TopicRecord
@@ -26,6 +30,7 @@ RETENTION_S = 10.0
 COMPACTION_S = 1.0
 OPEN_PAUSE_S = 0.005
 _DIRECTORY = re.compile(r"([0-9a-f]{16})-([0-9]+)\Z")
+_SET_ASIDE = re.compile(r"([0-9a-f]{16})-([0-9]+)-[0-9]{10}(-[0-9]+)?\Z")
 
 
 class Housekeeping:
@@ -62,6 +67,8 @@ class Housekeeping:
         worker = self._worker
         worker.counters.block.put(Counter.HEARTBEAT_NS, clock.monotonic_ns())
         worker.shard.tick()
+        if worker.cluster is not None:
+            worker.cluster.tick()
         if worker.shard.tiers is not None:
             worker.shard.tiers.tick()
 
@@ -82,9 +89,14 @@ class Housekeeping:
     def _retention(self) -> None:
         worker = self._worker
         now_us = clock.wall_us()
+        worker.shard.storage.drop_spares(now_us)
+        backlog = 0
         for hosted in list(worker.shard.partitions.values()):
             if hosted.log is not None and hosted.failure is None:
                 self._retain(hosted, now_us)
+                end = hosted.high_watermark
+                backlog += sum(max(0, end - host.core.ack_floor) for host in hosted.subscriptions.values())
+        worker.counters.block.put(Counter.BACKLOG_RECORDS, backlog)
 
     def _retain(self, hosted: HostedPartition, now_us: int) -> None:
         tiers = self._worker.shard.tiers
@@ -125,7 +137,7 @@ class Housekeeping:
         if not root.is_dir():
             return
         state = worker.metadata.state
-        names = []
+        names, unknown = [], []
         for directory in sorted(root.iterdir()):
             match = _DIRECTORY.match(directory.name)
             if match is None:
@@ -135,11 +147,40 @@ class Housekeeping:
                 continue
             record = state.topic_with_id(topic_id)
             if record is None:
-                worker.executor.submit(shutil.rmtree, directory, ignore_errors=True)
-            else:
+                unknown.append((topic_id, directory))
+            elif worker.shard.serves(topic_id, index):
                 names.append(record.physical_name(index))
                 self._found[names[-1]] = topic_id
         self._open_next(names[::-1])
+        self._remove_deleted(unknown + self._set_aside())
+
+    def _set_aside(self) -> list[tuple[int, Path]]:
+        """What would be given back to topics that are not known."""
+        worker, root = self._worker, self._worker.data_dir / RETURNING
+        found = []
+        for directory in sorted(root.iterdir()) if root.is_dir() else ():
+            match = _SET_ASIDE.match(directory.name)
+            topic_id, index = (int(match[1], 16), int(match[2])) if match is not None else (0, 0)
+            ours = match is not None and owner_of(topic_id, index, worker.context.workers) == worker.index
+            if ours and worker.metadata.state.topic_with_id(topic_id) is None:
+                found.append((topic_id, directory))
+        return found
+
+    def _remove_deleted(self, directories: list[tuple[int, Path]]) -> None:
+        """Remove what belongs to no topic.  In a cluster not before the copy of the metadata is whole.
+
+        A power cut may have taken its end, and with it a topic whose records are on the disk.
+        """
+        worker = self._worker
+        if not directories or self._stopped:
+            return
+        if worker.cluster is not None and not worker.cluster.metadata_whole:
+            worker.loop.call_later(SECOND_S, self._remove_deleted, directories)
+            return
+        state = worker.metadata.state
+        for topic_id, directory in directories:
+            if state.topic_with_id(topic_id) is None and not may_be_lost(state, topic_id):
+                worker.executor.submit(shutil.rmtree, directory, ignore_errors=True)
 
     def unopened(self) -> list[TopicRecord]:
         """The topics of partitions that were stored here at the start and are not open, once for each."""

@@ -1,7 +1,8 @@
 """Listening sockets: made by the supervisor, one per worker and door, all on one port.
 
 SO_REUSEPORT lets the kernel spread connections over the workers.  The supervisor keeps every socket
-open, so connections that wait in the backlog of a dead worker are accepted by its replacement.
+open, so connections that wait in the backlog of a dead worker are accepted by its replacement; once it is
+told to stop it closes them, as no worker is replaced any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from danube.errors import AlreadyRunning, ConfigInvalid
 BACKLOG: Final = 4096  # the kernel cuts it to net.core.somaxconn
 
 Address = tuple[str | int, ...]
+
+_OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - names them, listens nowhere
 
 
 def open_listeners(host: str, ports: Mapping[str, int], workers: int) -> list[dict[str, socket.socket]]:
@@ -49,6 +52,12 @@ def address_text(listener: socket.socket) -> str:
     """``host:port`` as a user types it."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(listener: socket.socket) -> str:
+    """Where this host's own processes reach it, whatever is advertised to others."""
+    host, _, port = address_text(listener).rpartition(":")
+    return f"{_OWN_HOSTS.get(host, host)}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Address]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
 from danube.broker import last_resort
-from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions, UnfinishedUploads
+from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions, clean_uploads
+from danube.broker.mover_inherit import Heirs, claim_of
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
+from danube.broker.mover_returns import Returns
 from danube.broker.mover_staged import judged
-from danube.broker.mover_threads import deliver, yielding_pool
+from danube.broker.mover_threads import deliver, wait_for, yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
 from danube.broker.plan_settings import hold_bounds, tier_settings
 from danube.broker.store_health import StoreHealth
@@ -38,8 +39,8 @@ from danube.core.tier_plan import TierSettings, choose
 from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
 from danube.wal.objects import ObjectStore
+from danube.wal.reserve import reserve
 from danube.wal.segment import LogIdentity
-from danube.wal.store_binding import take_over
 from danube.wal.uploader import Ownership, Uploader
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run_mover(context: MoverContext, config: BrokerConfig) -> None:
     telemetry.configure(config.log.level, config.log.format, process="mover")
     store = open_store(config.storage)
     with asyncio.Runner() as runner:
-        runner.run(Mover(context, config.storage, store).run())
+        runner.run(Mover(context, config.storage, store, clustered=config.cluster.enabled).run())
 
 
 class Mover:
@@ -78,6 +79,7 @@ class Mover:
         storage: StorageConfig,
         store: ObjectStore,
         settings: TierSettings | None = None,
+        clustered: bool = False,
     ) -> None:
         self._context = context
         self._storage = storage
@@ -97,16 +99,16 @@ class Mover:
         self._chosen: deque[MovedPartition] = deque()
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
         self._random = random.SystemRandom()
-        self._holder = uuid.uuid4().hex
+        self._heirs = Heirs(self, self._data_dir)
+        self._claim = claim_of(store, self._data_dir, clustered=clustered)
+        self._returns = Returns(self, self._data_dir, self._holds) if clustered else None
         self._bound = self._merging = self._stopping = self._ended = False
-        self._stop = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._stop, self._changed = asyncio.Event(), asyncio.Event()
         self._health = StoreHealth(store, self._open_links, context.pulse, self._store_is_back)
         self._gate = self._health.gate
         self._pace = UploadPace(hold_bounds(storage), storage.upload_parallel)
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
-        self._unfinished = UnfinishedUploads(self, self._settings.orphan_age_us)
         self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
         self._loop: asyncio.AbstractEventLoop
 
@@ -119,6 +121,7 @@ class Mover:
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         if self._context.drain.requested:
             self.stop()
+        reserve.keep(self._data_dir / "reserve-mover")
         self._beat()
         server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
         self._bind()
@@ -146,18 +149,19 @@ class Mover:
 
     def _bind(self) -> None:
         """Make sure that the store is this broker's before anything is read or written."""
-        self.block(partial(take_over, self.store, self._data_dir, self._holder), self._bind_ended)
+        self.block(self._claim, self._bind_ended)
 
     def _bind_ended(self, _: Any, error: DanubeError | None) -> None:
         if error is None:
             self._bound = True
             self._health.answered()
-            self._unfinished.clean()
+            clean_uploads(self, self._settings.orphan_age_us)
             self._merge()
             self._metadata.begin()
             self._deletions.begin()
-            for partition in list(self._partitions.values()):
-                self.advance(partition)
+            if self._returns is not None:
+                self._returns.begin()
+            self._store_is_back()
             return
         _log.limited("the store cannot be used", source=self.store.name, why=str(error), hint=error.hint)
         self._health.failed(error)
@@ -167,20 +171,21 @@ class Mover:
         self._loop.call_later(self._random.uniform(1, 5), self._bind)
 
     async def _drain(self) -> None:
-        """Begin nothing more; finish uploads and install what is finished, within the time given."""
+        """Begin nothing more; finish uploads and install what is finished, within the time given.
+
+        In a cluster all that is sealed is uploaded: another broker goes on behind what the store has.  A
+        signal to the whole group comes here as early as to the workers, which seal until they have ended.
+        """
         self._stopping = True
         self._pace.release()
-        limit_s = max(0.0, self._context.settings.mover_drain_timeout_ms / 1000 - STOP_MARGIN_S)
-        end_s = self._loop.time() + limit_s
+        settings = self._context.settings
         self._metadata.hurry()
         for partition in list(self._partitions.values()):
             self.advance(partition)
-        while not self._quiet and self._loop.time() < end_s:
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), end_s - self._loop.time())
-            except TimeoutError:
-                break
+        if self._returns is not None:
+            await wait_for(lambda: not self._open_links, self._changed, settings.drain_timeout_ms / 1000)
+        limit_s = max(0.0, settings.mover_drain_timeout_ms / 1000 - STOP_MARGIN_S)
+        await wait_for(lambda: self._quiet, self._changed, limit_s)
         if not self._quiet:
             _log.info("uploads were left for the next start", uploads=self._pace.running)
         self._ended = True
@@ -193,8 +198,14 @@ class Mover:
     @property
     def _quiet(self) -> bool:
         """Nothing is under way that is worth waiting for: a merge can be done again."""
+        if self._returns is not None and (self._open_links or self._may_upload):
+            return False
         partitions = [*self._partitions.values(), *self._ending]
         return self._metadata.idle and not any(one.busy or one.running for one in partitions)
+
+    @property
+    def _may_upload(self) -> bool:
+        return not self._gate.closed and any(one.waiting(clock.wall_us()) for one in self._waiting)
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -209,6 +220,7 @@ class Mover:
             del self._links[identity]
             self._partitions[identity].dirty = True  # it may have sealed without another word
             self.advance(self._partitions[identity])
+        self._changed.set()
 
     def on_frame(self, link: OwnerLink, frame: Frame) -> None:
         """One frame, checked by the link."""
@@ -217,6 +229,8 @@ class Mover:
             self._attach(link, frame)
         elif kind == "fetch":
             self._fetch(link, frame)
+        elif kind == "inherit":
+            self._heirs.begin(link, frame)
         elif kind == "metadata":
             self._metadata.take(frame["version"], frame["blob"])
         elif kind == "delete":
@@ -228,29 +242,18 @@ class Mover:
             if kind == "staged":
                 link.send("judged", **judged(frame, partition if owned else None, clock.wall_us()))
             elif partition is not None and owned:
-                self._on_partition_frame(partition, kind, frame)
-
-    def _on_partition_frame(self, partition: MovedPartition, kind: str, frame: Frame) -> None:
-        if kind == "sealed":
-            partition.dirty = True
-        elif kind == "trim":
-            partition.trim_offset = max(partition.trim_offset, frame["start_offset"])
-        elif kind == "cursors":
-            partition.cursors = frame["blob"]
-        elif kind == "policy":
-            partition.compact(frame["tombstone_retention_ms"] if frame["compacts"] else None)
-        elif kind == "detach":
-            del self._links[partition.owner.identity]
-        self.advance(partition)
+                if kind == "detach":
+                    del self._links[identity]
+                partition.take(frame)
+                self.advance(partition)
 
     def _attach(self, link: OwnerLink, frame: Frame) -> None:
         identity = LogIdentity(frame["topic_id"], frame["partition"])
-        directory = Path(frame["directory"])
-        owner = Ownership(frame["topic"], identity, frame["epoch"], directory)
+        owner = Ownership(frame["topic"], identity, frame["epoch"], Path(frame["directory"]))
         before = self._partitions.get(identity)
         if before is not None and owner.epoch < before.owner.epoch:
-            error = Fenced(f"{owner.topic} has a newer owner", why=f"its epoch is {before.owner.epoch}")
-            link.send("state", **{**before.state(), "error": str(error)})
+            error = str(Fenced(f"{owner.topic} has a newer owner", why=f"its epoch is {before.owner.epoch}"))
+            link.send("state", **before.state() | {"error": error})
             return
         self._links[identity] = link
         if before is None or before.owner != owner or before.retired:
@@ -270,6 +273,18 @@ class Mover:
             self._tell(partition)
         self.advance(partition)
 
+    def _holds(self, identity: LogIdentity) -> bool:
+        return identity in self._links or identity in self._heirs.busy
+
+    def make_way(self, identity: LogIdentity) -> str:
+        """End what is done for an earlier ownership of a partition; why another cannot begin yet."""
+        before = self._partitions.get(identity)
+        if before is not None:
+            self._retire(before)
+        if not self._bound:
+            return self._health.error or "the store is not in use yet"
+        return "" if before is None or before.idle else "what was begun for an earlier owner has not ended"
+
     def _retire(self, partition: MovedPartition) -> None:
         """What is under way ends; nothing more begins."""
         partition.retired = True
@@ -277,8 +292,7 @@ class Mover:
             self._ending.add(partition)
         self._waiting.pop(partition, None)
         self._ready.pop(partition, None)
-        timer = self._timers.pop(partition, None)
-        if timer is not None:
+        if (timer := self._timers.pop(partition, None)) is not None:
             timer.cancel()
 
     def _delete(self, topic_id: int, partitions: int) -> None:
@@ -319,14 +333,15 @@ class Mover:
         partition.predecessor = None
         now_us = clock.wall_us()
         step, due_us = partition.next_step(now_us, self._stopping)
-        timer = self._timers.pop(partition, None)
-        if timer is not None:
+        if (timer := self._timers.pop(partition, None)) is not None:
             timer.cancel()
         if step is not None:
             if self._stepping >= STEP_THREADS:
                 self._ready[partition] = None
             elif step is Step.SCAN or self._gate.admit(now_us):  # a local directory needs no store
-                self._begin(partition, step, now_us)
+                self._stepping += 1
+                ended = partial(self._step_ended, partition, step)
+                self._in_thread(self._steps, partition.job(step, now_us), ended)
             else:
                 self._wake_later(partition, 1_000_000)
         elif due_us != NEVER_US:
@@ -341,23 +356,18 @@ class Mover:
         del self._timers[partition]
         self.advance(partition)
 
-    def _begin(self, partition: MovedPartition, step: Step, now_us: int) -> None:
-        job = partition.job(step, now_us)
-        self._stepping += 1
-        self._in_thread(self._steps, job, partial(self._step_ended, partition, step))
-
     def _step_ended(
         self, partition: MovedPartition, step: Step, result: Any, error: DanubeError | None
     ) -> None:
         self._stepping -= 1
         now_us = clock.wall_us()
         if step is not Step.SCAN:
-            self._judge(error, now_us)
+            self._health.judge(error, now_us, self._random.random())
         if error is None:
             if partition.took(step, result, now_us):
                 self._tell(partition)
         else:
-            self._complain(partition, step, error)
+            _log.limited("moving failed", source=partition.owner.topic, step=step, why=str(error))
             partition.failed(step, error, now_us, self._random.random())
             self._tell(partition)
         while self._ready and self._stepping < STEP_THREADS:
@@ -372,22 +382,14 @@ class Mover:
             self.advance(partition)
         elif partition.idle:
             self._ending.discard(partition)
-            successor = self._partitions.get(partition.owner.identity)
-            if successor is not None:
+            if (successor := self._partitions.get(partition.owner.identity)) is not None:
                 self.advance(successor)
             self._deletions.retry()
-        self._changed.set()
-
-    def _judge(self, error: DanubeError | None, now_us: int) -> None:
-        self._health.judge(error, now_us, self._random.random())
 
     def _store_is_back(self) -> None:
         for partition in list(self._partitions.values()):
             partition.wait_no_longer()
             self.advance(partition)
-
-    def _complain(self, partition: MovedPartition, what: str, error: DanubeError) -> None:
-        _log.limited("moving failed", source=partition.owner.topic, step=what, why=str(error))
 
     def _tell(self, partition: MovedPartition) -> None:
         link = self._links.get(partition.owner.identity)
@@ -408,7 +410,7 @@ class Mover:
             self._waiting.pop(partition, None)
 
     def _fill_slots(self) -> None:
-        while self._pace.running < self._pace.slots and not self._stopping:
+        while (self._returns is not None or not self._stopping) and self._pace.running < self._pace.slots:
             now_us = clock.wall_us()
             if not self._chosen:
                 claims = [claim for one in self._waiting if (claim := one.waiting(now_us)) is not None]
@@ -421,10 +423,8 @@ class Mover:
         slots = files = self._pace.slots
         if len(self._waiting) < slots:  # else each of them has one
             files = sum(len(one.backlog.segments) - len(one.finished) for one in self._waiting)
-        parallel = max(1, slots // max(1, files))
-        begun = (
-            partition.upload_job(self._storage.part_bytes, parallel) if partition.waiting(now_us) else None
-        )
+        lanes = max(1, slots // max(1, files))
+        begun = partition.upload_job(self._storage.part_bytes, lanes) if partition.waiting(now_us) else None
         if begun is None:
             self._gate.unused()
             return
@@ -437,12 +437,12 @@ class Mover:
     ) -> None:
         self._pace.running -= 1
         now_us = clock.wall_us()
-        self._judge(error, now_us)
+        self._health.judge(error, now_us, self._random.random())
         told = partition.error
         if error is None:
             partition.uploaded(base_offset, entry)
         else:
-            self._complain(partition, "upload", error)
+            _log.limited("moving failed", source=partition.owner.topic, step="upload", why=str(error))
             partition.upload_failed(base_offset, error, now_us, self._random.random())
         self._tell_error(partition, told)
         self._after(partition)
@@ -452,6 +452,7 @@ class Mover:
 
     def _merge(self) -> None:
         """At most one merge at a time, in its own thread; partitions take turns."""
+        reserve.fill()  # here alone: until the store is bound, the thread that binds uses it
         self._fill_slots()  # no partition's timer tells that the gate may be open again
         now_us = clock.wall_us()
         if not self._merging and not self._stopping and not self._gate.closed:
@@ -469,12 +470,12 @@ class Mover:
     def _merge_ended(self, partition: MovedPartition, result: Any, error: DanubeError | None) -> None:
         self._merging = False
         now_us = clock.wall_us()
-        self._judge(error, now_us)
+        self._health.judge(error, now_us, self._random.random())
         told = partition.error
         if error is None:
             partition.merged(result, now_us)
         else:
-            self._complain(partition, "merge", error)
+            _log.limited("moving failed", source=partition.owner.topic, step="merge", why=str(error))
             partition.merge_failed(error, now_us, self._random.random())
         self._tell_error(partition, told)
         self._after(partition)
@@ -496,3 +497,4 @@ class Mover:
         if not self._ended:  # what comes now comes again at the next start
             future = self._loop.run_in_executor(pool, job)
             future.add_done_callback(partial(deliver, ended))
+            future.add_done_callback(lambda _: self._changed.set())

@@ -37,6 +37,20 @@ class Mover(Protocol):
     def settled(self, topic_id: int) -> bool: ...
 
 
+def clean_uploads(mover: Mover, older_us: int) -> None:
+    """Now and every hour or sooner: unfinished multipart uploads cost money and nobody lists them."""
+
+    def cleaned(count: Any, error: DanubeError | None) -> None:
+        if count:
+            _log.info("unfinished uploads were dropped", count=count)
+        elif error is not None:
+            _log.warning("unfinished uploads cannot be dropped", why=str(error))
+
+    mover.block(lambda: mover.store.clean_uploads(older_us), cleaned)
+    again_s = min(CLEAN_UPLOADS_S, max(older_us / 1e6, 1.0))
+    mover.call_later(again_s, lambda: clean_uploads(mover, older_us))
+
+
 class MetadataCopies:
     """The newest snapshot goes to the store, at most one in METADATA_INTERVAL_S."""
 
@@ -174,22 +188,3 @@ class TopicDeletions:
             self._partitions_by_topic.pop(topic_id, None)
             _log.info("a deleted topic's objects are removed", topic_id=topic_id)
         self._next()
-
-
-class UnfinishedUploads:
-    """Parts of uploads that nobody goes on with cost money, and nobody lists them."""
-
-    def __init__(self, mover: Mover, older_us: int) -> None:
-        self._mover = mover
-        self._older_us = older_us
-
-    def clean(self) -> None:
-        """Drop those of that age, now and every hour or sooner."""
-        self._mover.block(lambda: self._mover.store.clean_uploads(self._older_us), self._cleaned)
-        self._mover.call_later(min(CLEAN_UPLOADS_S, max(self._older_us / 1e6, 1.0)), self.clean)
-
-    def _cleaned(self, count: Any, error: DanubeError | None) -> None:
-        if count:
-            _log.info("unfinished uploads were dropped", count=count)
-        elif error is not None:
-            _log.warning("unfinished uploads cannot be dropped", why=str(error))

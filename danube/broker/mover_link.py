@@ -9,10 +9,13 @@ again changes nothing, so after a lost connection it says everything again.
 
     worker -> mover                                   mover -> worker
     attach   this worker owns the partition now       state    what of it is in the store, or why not
-    detach   it no longer does                        fetched  the answer to one fetch
+    detach   it no longer does ("gone": given away)   fetched  the answer to one fetch
     sealed   look at the directory: there may be more
     trim     records below start_offset have expired
-    cursors  keep this copy of the subscriptions' progress
+    give_up  the holes that begin below end_offset are given up
+    cursors  keep this copy of the subscriptions' progress ("soon": by request, do not wait)
+    leave    another broker takes it: hurry            (state has its "left_id" when the cursors are kept)
+    inherit  make its directory ready for a new owner  inherited  it is (or "error" and "code")
     delete   the topic is gone: remove its objects
     fetch    copy a range of an object into a file    (fetched has the error's "code", too)
     staged   may these objects take others' place?    judged   what became of each (or "error" and "code")
@@ -52,14 +55,22 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
     "detach": _PARTITION,
     "sealed": _PARTITION,
     "trim": {**_PARTITION, "start_offset": int},
+    "give_up": {**_PARTITION, "end_offset": int},
     "policy": {**_PARTITION, "compacts": bool, "tombstone_retention_ms": int},
     "cursors": {**_PARTITION, "blob": bytes},
+    "leave": {**_PARTITION, "id": int, "blob": bytes},
+    "inherit": {
+        **_PARTITION, "id": int, "topic": str, "epoch": int, "directory": str, "broker_id": int,
+        "owner_epoch": int, "reserved_end": int, "reserved_broker_id": int, "reserved_epoch": int,
+        "closed": bool,
+    },
+    "inherited": {"id": int, "error": str},
     "delete": {"topic_id": int, "partitions": int},
     "fetch": {
         **_PARTITION, "id": int, "key": str, "start": int, "end": int, "path": str, "position": int,
     },
     "metadata": {"version": int, "blob": bytes},
-    "state": {**_PARTITION, "manifest": bytes, "loaded": bool, "error": str},
+    "state": {**_PARTITION, "epoch": int, "manifest": bytes, "loaded": bool, "error": str},
     "fetched": {"id": int, "error": str},
     "staged": {**_PARTITION, "id": int, "epoch": int, "objects": bytes},
     "judged": {"id": int, "answers": bytes, "error": str},

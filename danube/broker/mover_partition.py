@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.backup import put_cursors
+from danube.broker.mover_link import Frame
 from danube.broker.mover_staged import Answer, Examined, StagedObjects
 from danube.core.exposure import NOTHING, Pending, together
 from danube.core.tier_plan import (
@@ -35,9 +36,11 @@ from danube.wal.compacting import (
     last_compacted,
     replacing_in_order,
 )
+from danube.wal.hole_changes import giving_up
 from danube.wal.manifest import Manifest, SegmentEntry
 from danube.wal.merging import merge_objects
 from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
+from danube.wal.returned import take_returned
 from danube.wal.sealed_files import LocalListing
 from danube.wal.segment import file_name
 from danube.wal.staged import Rules, Staged
@@ -58,9 +61,11 @@ MERGE_PAUSE_US: Final = 600 * SECOND_US
 COMPACTION_INTERVAL_US: Final = 5 * SECOND_US  # between plans
 SWEEP_INTERVAL_US: Final = 3_600 * SECOND_US
 CURSORS_INTERVAL_US: Final = 10 * SECOND_US
+RETURN_INTERVAL_US: Final = 5 * SECOND_US  # between looks for what comes back in a hole
 FINISHED_MAX: Final = 64  # uploaded segments that wait for an earlier one
 DROPPED_MAX: Final = 100_000  # more are left to the sweep
 NEVER_US: Final = 1 << 62
+RETURNED_NAME: Final = "returned"  # below the data directory: what is being read of it
 
 Job = Callable[[], Any]
 
@@ -72,6 +77,7 @@ class Step(StrEnum):
     REMOVE = "remove"
     CURSORS = "cursors"
     SWEEP = "sweep"
+    RETURN = "return"
 
 
 class MovedPartition:
@@ -95,7 +101,11 @@ class MovedPartition:
         self.running: set[int] = set()  # base offsets of the uploads under way
         self.finished: dict[int, SegmentEntry] = {}  # uploaded and read back, not in a manifest yet
         self.trim_offset = 0
+        self.given_up_end = 0  # open holes that begin below it are given up
+        self._return_us = 0
         self.cursors: bytes | None = None
+        self._cursors_soon = False  # somebody made, deleted or set a subscription
+        self._leave_id = 0  # not 0: another broker is to have it, so nothing waits for more
         self._listing = LocalListing(owner.directory)
         self._local: list[LocalSegment] = []
         self._doubtful: set[int] | None = None  # may be in the store from before; None: all of them
@@ -132,13 +142,16 @@ class MovedPartition:
             return Step.LOAD, now_us
         if self.dirty:
             return Step.SCAN, now_us
-        times = [(self._install_due(stopping), Step.INSTALL), (self._cursors_due(stopping), Step.CURSORS)]
+        hurried = stopping or self._leave_id != 0
+        cursors_us = self._cursors_due(hurried or self._cursors_soon)
+        times = [(self._install_due(hurried), Step.INSTALL), (cursors_us, Step.CURSORS)]
         if not stopping:
             # A sweep must not see an object that a merge or a job has made and nobody names yet.
             merging = self.merging or bool(self._merged) or self._staged.examined
             times += [
                 (self._remove_due(), Step.REMOVE),
                 (NEVER_US if merging else self._sweep_us, Step.SWEEP),
+                (self._return_us if self._waits_for_return else NEVER_US, Step.RETURN),
             ]
         for due_us, step in times:
             if due_us <= now_us:
@@ -149,9 +162,14 @@ class MovedPartition:
         ready = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         wanted = ready or self._merged or self.trim_offset > self.manifest.start_offset
         wanted = wanted or self.uploader.unsettled or self._staged.examined
+        wanted = wanted or self.manifest.open_start < self.given_up_end
         if not wanted:
             return NEVER_US
         return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
+
+    @property
+    def _waits_for_return(self) -> bool:
+        return any(hole.open for hole in self.manifest.all_holes())
 
     def _cursors_due(self, stopping: bool) -> int:
         if self.cursors is None:
@@ -173,6 +191,25 @@ class MovedPartition:
         """Its claim to an upload slot; None when there is nothing to upload, or not yet again."""
         segment = self._next_upload() if now_us >= self._retry_us else None
         return Waiting(self, segment.first_append_us, len(self.running)) if segment is not None else None
+
+    def take(self, frame: Frame) -> None:
+        """What its owner says of it."""
+        match frame["kind"]:
+            case "sealed":
+                self.dirty = True
+            case "trim":
+                self.trim_offset = max(self.trim_offset, frame["start_offset"])
+            case "give_up":
+                self.given_up_end = max(self.given_up_end, frame["end_offset"])
+            case "cursors":
+                self.cursors = frame["blob"]
+                self._cursors_soon |= bool(frame.get("soon"))
+            case "leave":  # another broker is to have it: all that is sealed, and these cursors, at once
+                self._leave_id, self.cursors, self.dirty = frame["id"], frame["blob"], True
+            case "detach":  # given away, with all of it in the store: the rest is its next owner's
+                self.retired = bool(frame.get("gone"))
+            case "policy":
+                self.compact(frame["tombstone_retention_ms"] if frame["compacts"] else None)
 
     # -- uploads ----------------------------------------------------------------------------------
 
@@ -312,11 +349,17 @@ class MovedPartition:
             case Step.SWEEP:
                 since, offered = self._unnamed_since, self._staged.keys(self.owner.identity)
                 return lambda: sweep_partition(self.uploader, offered, since, now_us, self.settings)
+            case Step.RETURN:
+                work = self.owner.directory.parents[1] / RETURNED_NAME / self.owner.directory.name
+                return lambda: take_returned(self.uploader, work, now_us)
 
     def _install_job(self, now_us: int) -> Job:
         count = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
         entries = [self.finished[segment.base_offset] for segment in self.backlog.segments[:count]]
-        changes = [adding(entries), replacing_in_order(self._merged), trimming(self.trim_offset)]
+        changes = [
+            adding(entries), replacing_in_order(self._merged), trimming(self.trim_offset),
+            giving_up(self.given_up_end, now_us),
+        ]  # fmt: skip
         if self._staged.examined:
             changes.insert(2, self._staged.change(self._rules(now_us)))
         return lambda: self._install(in_turn(*changes))
@@ -358,15 +401,18 @@ class MovedPartition:
                 self._cursors_us = now_us
                 self._cursors_generation, stored = result
                 if self.cursors is stored:  # else newer ones came meanwhile
-                    self.cursors = None
+                    self.cursors, self._cursors_soon = None, False
             case Step.SWEEP:
                 self._unnamed_since = result.unnamed_since
                 full = len(result.doomed) >= ROUND_OBJECTS_MAX
                 self._sweep_us = now_us + (0 if full else self._sweep_interval_us)
+            case Step.RETURN:
+                self.manifest = self.uploader.manifest
+                self._return_us = now_us + (0 if result else RETURN_INTERVAL_US)
         self._succeeded()
         self._plan()
         news = manifest_before is not self.manifest or error_before != self.error
-        return news or step in (Step.LOAD, Step.SCAN)
+        return news or step in (Step.LOAD, Step.SCAN) or (step is Step.CURSORS and self._leave_id != 0)
 
     @property
     def _sweep_interval_us(self) -> int:
@@ -382,6 +428,8 @@ class MovedPartition:
         self.busy = None
         if step is Step.SCAN:
             self.dirty = True
+        elif step is Step.RETURN:
+            self.manifest = self.uploader.manifest  # some may have come back before it failed
         self._failed(error, now_us, chance)
 
     def wait_no_longer(self) -> None:
@@ -422,7 +470,9 @@ class MovedPartition:
         return {
             "topic_id": self.owner.identity.topic_id,
             "partition": self.owner.identity.partition,
+            "epoch": self.owner.epoch,
             "manifest": self._encoded[1],
             "loaded": self.loaded,
             "error": self.error,
+            "left_id": self._leave_id if self.cursors is None else 0,
         }

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final
 
 from danube.broker import last_resort
@@ -37,3 +38,12 @@ def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Fu
         ended(None, error)
     else:
         last_resort.leave("a job of the mover failed", error)
+
+
+async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
+    """Until ``met()``, which is asked at each change, or until the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not met():
+                changed.clear()
+                await changed.wait()

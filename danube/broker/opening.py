@@ -9,7 +9,9 @@ from typing import NamedTuple
 from danube import telemetry
 from danube.broker.hosted import HostedPartition, TrafficCounters
 from danube.core.commands import TopicRecord
+from danube.core.offset_budget import OffsetBudget
 from danube.core.partition import Partition
+from danube.core.reserved_partition import ReservedPartition
 from danube.errors import DanubeError, StorageFailed
 from danube.wal.cursors import CursorStore
 from danube.wal.log import Log, LogIdentity, LogOptions
@@ -32,12 +34,19 @@ def partition_directory(root: Path, topic_id: int, index: int) -> Path:
 
 def open_log(
     root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions,
-    trusted_end: int | None = None,
+    trusted_end: int | None = None, budget: OffsetBudget | None = None,
 ) -> OpenedStorage:  # fmt: skip
-    """Recover the log and rebuild what the partition knows about producers."""
+    """Recover the log and rebuild what the partition knows about producers.
+
+    ``budget``: in a cluster, the offsets that this owner has reserved.
+    """
     directory = partition_directory(root, record.topic_id, index)
     log = Log.open(directory, LogIdentity(record.topic_id, index), epoch, options, trusted_end=trusted_end)
-    core = Partition(name, epoch, record.policy, log.log_end)
+    core = (
+        Partition(name, epoch, record.policy, log.log_end)
+        if budget is None
+        else ReservedPartition(name, epoch, record.policy, log.log_end, budget)
+    )
     core.restore(log.recovery.producer_snapshot, log.recovery.headers)
     return OpenedStorage(log, core)
 
@@ -50,11 +59,12 @@ def open_partition(
     epoch: int,
     options: LogOptions,
     counters: TrafficCounters,
+    budget: OffsetBudget | None = None,
 ) -> HostedPartition:
     """Open a partition of either kind; blocks on the disk for a reliable one."""
     if not record.policy.reliable:
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
-    opened = open_log(root, name, record, index, epoch, options)
+    opened = open_log(root, name, record, index, epoch, options, budget=budget)
     directory = partition_directory(root, record.topic_id, index)
     cursors = CursorStore(directory, LogIdentity(record.topic_id, index))
     hosted = HostedPartition(

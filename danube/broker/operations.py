@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker import access_operations, schema_operations, storage_operations, topic_operations
+from danube.broker import (
+    access_operations,
+    cluster_operations,
+    schema_operations,
+    storage_operations,
+    topic_operations,
+)
 from danube.broker.arguments import Args
 from danube.errors import DanubeError, InvalidArgument, TopicNotFound
 from danube.ids import check_topic_name
 
 if TYPE_CHECKING:
     from danube.broker.examinations import Examinations
-    from danube.broker.proposals import Outcome, Proposals
+    from danube.broker.proposals import Proposals
     from danube.cluster.local_log import LocalLog
-    from danube.core.commands import Command, TopicRecord
+    from danube.core.commands import Command, Outcome, TopicRecord
     from danube.core.metadata import Metadata
     from danube.core.policy import TopicPolicy
     from danube.schema.model import Checks, Compatibility
@@ -35,6 +41,7 @@ _TABLE: dict[str, Operation] = {
     **schema_operations.TABLE,
     **access_operations.TABLE,
     **storage_operations.TABLE,
+    **cluster_operations.TABLE,
 }
 
 

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from danube.cluster.cluster_log import ClusterLog
 from danube.cluster.local_log import LocalLog
-from danube.core.commands import Command, TopicRecord
+from danube.core.commands import Command, Outcome
 from danube.errors import DanubeError, Overloaded
 
 PROPOSALS_WAITING_MAX = 10_000
 
-Outcome = TopicRecord | DanubeError | None
 Then = Callable[[Outcome], None]
 
 
@@ -23,8 +23,9 @@ class Proposals:
     The loop's own :class:`LocalLog` reads what was committed here like what any other worker commits.
     """
 
-    def __init__(self, directory: Path, call_on_loop: Callable[..., object]) -> None:
+    def __init__(self, directory: Path, controller_address: str, call_on_loop: Callable[..., object]) -> None:
         self._directory = directory
+        self._controller_address = controller_address
         self._call_on_loop = call_on_loop
         self._waiting: deque[tuple[Command, Then]] = deque()
         self._changed = threading.Condition()
@@ -50,7 +51,7 @@ class Proposals:
             self._changed.notify()
 
     def _run(self) -> None:
-        with LocalLog(self._directory, create=False) as log:
+        with open_metadata(self._directory, self._controller_address, create=False) as log:
             while True:
                 with self._changed:
                     while not self._waiting and not self._stopped:
@@ -64,11 +65,18 @@ class Proposals:
 
     def _commit(self, log: LocalLog, commands: list[Command]) -> list[Outcome]:
         try:
-            outcomes: list[Outcome] = list(log.propose_many(commands))
+            outcomes = log.propose_many(commands)
             log.refresh()  # its changes are for the loop's reader, not for this one
             return outcomes
         except DanubeError as error:
             return [error] * len(commands)
+
+
+def open_metadata(directory: Path, controller_address: str, *, create: bool) -> LocalLog:
+    """The metadata of a single host, or of a cluster where there is a controller."""
+    if controller_address:
+        return ClusterLog(directory, controller_address)
+    return LocalLog(directory, create=create)
 
 
 def _hand_out(thens: list[Then], outcomes: list[Outcome]) -> None:

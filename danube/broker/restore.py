@@ -31,6 +31,7 @@ from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
 from danube.core.metadata import Metadata
 from danube.core.partition import Partition
+from danube.core.policy import TopicPolicy
 from danube.errors import Damage, ObjectMissing, StorageFailed, StoreDamaged, WrongState
 from danube.wal.carry import create_empty
 from danube.wal.cursors import CursorStore, read_cursor_file
@@ -47,6 +48,7 @@ from danube.wal.objects import ObjectStore
 from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, read_summary, split_footer
 from danube.wal.store_binding import StoreIdentity, bind, stored_identity
+from danube.wal.uploader import Ownership
 
 EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard
 THREADS: Final = 16
@@ -231,14 +233,14 @@ def _restore_partition(store: ObjectStore, root: Path, record: TopicRecord, inde
     end = manifest.uploaded_end
     created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
     create_empty(directory, identity, manifest.epoch, end, created_us)
+    owner = Ownership(name, identity, manifest.epoch, directory)
     try:
-        snapshot = _producers(store, manifest, record, name)
-        write_checkpoint(directory, identity, Checkpoint(end, snapshot))
+        restore_producers(store, owner, manifest, directory)
     except Damage as error:
         problems.append(f"producers are forgotten: {error}")
     subscriptions = 0
     try:
-        subscriptions = _restore_cursors(store, identity, directory, end)
+        subscriptions = restore_cursors(store, owner, manifest, directory)
     except Damage as error:
         problems.append(f"cursors are lost: {error}")
     told = tuple(f"{name}: {problem}" for problem in problems)
@@ -259,17 +261,18 @@ def _newest_manifest(store: ObjectStore, identity: LogIdentity) -> tuple[Manifes
     return None, problems
 
 
-def _producers(store: ObjectStore, manifest: Manifest, record: TopicRecord, name: str) -> bytes:
-    """What is remembered of producers at the end of the last object: the newest snapshot in a footer, and
-    the headers of the batches behind it."""
+def restore_producers(store: ObjectStore, owner: Ownership, manifest: Manifest, directory: Path) -> None:
+    """Write what is remembered of producers at the end of the last object: the newest snapshot in a footer,
+    and the headers of the batches behind it.  Damage where that cannot be read."""
     number, snapshot = len(manifest), None
     while number > 0 and snapshot is None:
         number -= 1
         snapshot = _footer_snapshot(store, manifest, number)
-    core = Partition(name, manifest.epoch, record.policy, manifest.uploaded_end)
+    end = manifest.uploaded_end
+    core = Partition(owner.topic, owner.epoch, TopicPolicy(), end)
     first = number + 1 if snapshot is not None else 0
     core.restore(snapshot, _headers(store, manifest, first))
-    return core.snapshot(manifest.uploaded_end)
+    write_checkpoint(directory, owner.identity, Checkpoint(end, core.snapshot(end)))
 
 
 def _footer_snapshot(store: ObjectStore, manifest: Manifest, number: int) -> bytes | None:
@@ -289,8 +292,10 @@ def _headers(store: ObjectStore, manifest: Manifest, first: int) -> Iterator[Bat
             yield read_header(data, position)
 
 
-def _restore_cursors(store: ObjectStore, identity: LogIdentity, directory: Path, end: int) -> int:
-    """Write the newest copy that can be read; no cursor is beyond ``end``, or it would skip records."""
+def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, directory: Path) -> int:
+    """Write the newest copy that can be read; no cursor is beyond what the manifest knows, or it would skip
+    records.  Returns how many subscriptions it has; Damage where there is a copy and none can be read."""
+    identity, end = owner.identity, manifest.uploaded_end
     keys = sorted((one.key for one in store.list(cursors_prefix(identity))), reverse=True)
     problem: Damage | None = None
     for key in keys:

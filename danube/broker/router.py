@@ -31,7 +31,10 @@ from danube.limits import HANDLES_PER_CONNECTION_MAX
 from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
+    from danube.broker.directory import Directory
     from danube.broker.examinations import Examinations
+    from danube.broker.parked import Parked
+    from danube.broker.peers import Peers
     from danube.broker.proposals import Proposals
     from danube.broker.shard import Shard
     from danube.cluster.local_log import LocalLog
@@ -79,6 +82,9 @@ class Router:
         compatibility_checks: Checks = Checks.STRICT,
     ) -> None:
         self.remote: RemoteSessions | None = None
+        self.directory: Directory | None = None  # these three in a cluster
+        self.parked: Parked | None = None
+        self.peers: Peers | None = None
         self.operations = Operations(
             metadata, proposals, examinations,
             refresh=on_metadata,
@@ -112,7 +118,8 @@ class Router:
             try:
                 worker = self._worker_for(session, frame, buffer)
             except DanubeError as error:
-                session.send_error(error, frame.correlation)
+                if self.directory is None or not self._served_elsewhere(session, frame, buffer, error):
+                    session.send_error(error, frame.correlation)
                 return True
         if worker is None:
             return True
@@ -169,6 +176,17 @@ class Router:
         self._add_route(session, frame.handle, worker)
         return worker
 
+    def _served_elsewhere(
+        self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError
+    ) -> bool:
+        """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
+        if self.parked is not None and self.parked.take(session, frame, buffer, error):
+            return True
+        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved) or self.peers is None:
+            return False
+        request = wire.decode_control(buffer[frame.start : frame.end], Admin)
+        return self.peers.forward(error, request, self._answer_to(session, frame.correlation))
+
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
         """Remember a handle that lives at another worker; all others live here."""
         routes = session.routes
@@ -183,8 +201,12 @@ class Router:
         routes[handle] = worker
 
     def owner(self, name: str) -> int:
-        """The worker that owns a partition, by its physical name."""
+        """The worker that owns a partition, by its physical name; raises where another broker does."""
         record, index = self.find_topic(name)
+        if self.directory is not None:
+            elsewhere = self.directory.elsewhere(record.topic_id, index)
+            if elsewhere is not None:
+                raise elsewhere
         return owner_of(record.topic_id, index, self._workers)
 
     def find_topic(self, name: str) -> tuple[TopicRecord, int]:
@@ -244,7 +266,11 @@ class Router:
             )
             return
         self._check_mode(record, request)
-        session.send(wire.result_frame(topic_view(record), correlation))
+        session.send(wire.result_frame(self._view(record), correlation))
+
+    def _view(self, record: TopicRecord) -> TopicView:
+        view = topic_view(record)
+        return view if self.directory is None else self.directory.describe(record, view)
 
     def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
         """What a lookup that makes the topic answers."""
@@ -256,7 +282,7 @@ class Router:
             self._check_mode(made, request)
         except DanubeError as error:
             return error
-        return topic_view(made)
+        return self._view(made)
 
     def _check_mode(self, record: TopicRecord, request: Lookup) -> None:
         policy = record.policy

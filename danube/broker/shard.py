@@ -41,6 +41,7 @@ from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 if TYPE_CHECKING:
     from danube.broker.owner_metadata import OwnerMetadata
     from danube.broker.tiers import Tiers
+    from danube.core.offset_budget import OffsetBudget
     from danube.wal.log import LogOptions
     from danube.wal.syncer import Syncer
 
@@ -77,6 +78,7 @@ class Shard:
         self.draining = False
         self.metadata: OwnerMetadata | None = None
         self.tiers: Tiers | None = None
+        self.on_subscriptions_changed: Callable[[HostedPartition], None] = lambda hosted: None  # on disk, too
         self._root = root
         self._epoch = incarnation * REOPENS_PER_INCARNATION
         self._find_topic = find_topic
@@ -224,6 +226,7 @@ class Shard:
 
             def stored(error: DanubeError | None) -> None:
                 if error is None:
+                    self.on_subscriptions_changed(hosted)
                     self._send_later(session, reply)
                 else:
                     self._refuse_subscribe(hosted, session, frame, error)
@@ -280,6 +283,8 @@ class Shard:
         """Answer once the cursors are on disk, or with the error that keeps them from it."""
 
         def stored(error: DanubeError | None) -> None:
+            if error is None:
+                self.on_subscriptions_changed(hosted)
             self._send_later(session, reply if error is None else wire.error_frame(error, correlation))
 
         self.storage.when_cursors_stored(hosted, stored)
@@ -304,11 +309,7 @@ class Shard:
                     raise outcome
                 then(outcome)
             except DanubeError as error:
-                if (
-                    isinstance(error, FetchPending)
-                    and self.tiers is not None
-                    and clock.monotonic_ns() < deadline_ns
-                ):
+                if isinstance(error, FetchPending) and self.tiers and clock.monotonic_ns() < deadline_ns:
                     self.tiers.when_ready(error, deadline_ns, lambda: opened(outcome))
                     return
                 self.counters.add("errors")
@@ -333,9 +334,21 @@ class Shard:
             return
         self._opening[name] = [then]
         future = self._executor.submit(
-            open_partition, self._root, name, record, index, self._epoch, self._log_options, self.counters
-        )
+            open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
+            self.counters, self._budget_of(record, index),
+        )  # fmt: skip
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
+
+    def _epoch_of(self, record: TopicRecord, index: int) -> int:
+        return self._epoch  # higher than every earlier one of the partition
+
+    def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
+        """Which offsets may be given: all, where nobody else can ever own the partition."""
+        return None
+
+    def serves(self, topic_id: int, index: int) -> bool:
+        """Whether a partition that this worker may own is this broker's: on a single host all are."""
+        return True
 
     def _opened(self, name: str, done: Any) -> None:
         waiters = self._opening.pop(name)
@@ -373,8 +386,9 @@ class Shard:
         if epoch % REOPENS_PER_INCARNATION == 0:
             broken("a log was opened anew too often; the worker must start again", partition=hosted.name)
         return open_log(
-            self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end
-        )
+            self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
+            hosted.budget,
+        )  # fmt: skip
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at this partition's subscriptions in the next turn."""
@@ -453,13 +467,19 @@ class Shard:
         """A topic was deleted: close what is open of it and remove its files."""
         for name in record.physical_names:
             hosted = self.partitions.get(name)
-            if hosted is None or hosted.topic_id != record.topic_id:
-                continue
-            del self.partitions[name]
-            self._forget(hosted, TopicNotFound(f"topic {record.topic} was deleted"))
+            if hosted is not None and hosted.topic_id == record.topic_id:
+                del self.partitions[name]
+                self._forget(hosted, TopicNotFound(f"topic {record.topic} was deleted"))
 
     def _forget(self, hosted: HostedPartition, error: DanubeError) -> None:
-        hosted.deleted = True
+        """Its topic was deleted: host it no more and remove its files."""
+        self._let_go(hosted, error)
+        if hosted.directory is not None:
+            self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+
+    def _let_go(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """Host a partition no more: write and answer nothing, tell ``error`` to who has it open."""
+        hosted.deleted = hosted.silent = True
         hosted.fail_waiting(error, -1)
         hosted.close_handles(error)
         self._dirty.pop(hosted, None)
@@ -467,11 +487,11 @@ class Shard:
         self.counters.add("partitions_open", -1)
         if self.tiers is not None:
             self.tiers.forget(hosted)
-        if hosted.log is not None and hosted.directory is not None:
+        if hosted.log is not None:
+            self.storage.drop_spare(hosted.log.spare)
             hosted.log.abandon()
-            if hosted.cursors is not None:
-                hosted.cursors.close()
-            self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+        if hosted.cursors is not None:
+            hosted.cursors.close()
         self._schedule_turn()
 
     def close(self) -> None:

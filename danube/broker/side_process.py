@@ -33,8 +33,9 @@ class SideProcess:
     """
 
     __slots__ = (
-        "_deadline_ns", "_deaths", "_door", "_drain_timeout_ms", "_main", "_seen_beat_ns", "_seen_ns",
-        "_settings", "_start_ns", "_started_ns", "address", "listener", "name", "pid", "pulse",
+        "_deadline_ns", "_deaths", "_door", "_drain_timeout_ms", "_final_exit_code", "_main",
+        "_seen_beat_ns", "_seen_ns", "_settings", "_start_ns", "_started_ns", "address", "listener", "name",
+        "over", "pid", "pulse",
     )  # fmt: skip
 
     def __init__(
@@ -45,13 +46,19 @@ class SideProcess:
         *,
         drain_timeout_ms: int,
         door: socket.socket | None = None,
+        final_exit_code: int = 0,
     ) -> None:
-        """Make the socket, on an abstract address that nobody can guess, and the shared pulse."""
+        """Make the socket, on an abstract address that nobody can guess, and the shared pulse.
+
+        One that leaves with ``final_exit_code`` (0: none is) is not started again, and ``over`` says so.
+        """
         self.name = name
         self._settings = settings
         self._main = main
         self._drain_timeout_ms = drain_timeout_ms
         self._door = door
+        self._final_exit_code = final_exit_code
+        self.over = False
         self._deaths = 0
         self._start_ns = 0  # not before
         self._started_ns = 0
@@ -81,7 +88,7 @@ class SideProcess:
         self._reap(now_ns)
         if self.pid:
             self._check_pulse(now_ns, paused_ns)
-        elif now_ns >= self._start_ns:
+        elif now_ns >= self._start_ns and not self.over:
             self._start(now_ns, become_child)
 
     def _start(self, now_ns: int, become_child: Callable[[SideProcess], DrainSignal]) -> None:
@@ -110,6 +117,7 @@ class SideProcess:
             if status:
                 _log.warning(f"{self.name} did not drain", pid=pid, how=process.describe_status(status))
             return
+        self.over = bool(self._final_exit_code) and status == self._final_exit_code
         _log.error(f"{self.name} ended", pid=pid, how=process.describe_status(status))
         stable = self.pulse.last_ns != 0 and now_ns - self._started_ns >= STABLE_NS
         self._deaths = 1 if stable else self._deaths + 1

@@ -17,11 +17,14 @@ from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.core.policy import Durability
-from danube.errors import DanubeError, InvalidArgument, StorageFailed, StorageFull
+from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from danube.wal.jobs import SealJob
     from danube.wal.log import Log
+    from danube.wal.spare import Spare
     from danube.wal.syncer import Syncer
 
 _log = telemetry.events("storage")
@@ -52,7 +55,10 @@ class Storage:
         self._on_progress = on_progress
         self.on_sealed: Callable[[HostedPartition], None] = lambda hosted: None
         self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
+        self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
+        self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
         self._unsynced: dict[HostedPartition, None] = {}
+        self._spares: dict[Spare, None] = {}  # those that may be held
         self._unsynced_cursors: dict[HostedPartition, None] = {}
 
     # -- log --------------------------------------------------------------------------------------
@@ -62,6 +68,7 @@ class Storage:
         try:
             hosted.write()
         except StorageFull:
+            self.drop_spares()
             return
         except DanubeError as error:
             self.fence(hosted, error)
@@ -75,6 +82,29 @@ class Storage:
             self._unsynced[hosted] = None
         if log.should_roll:
             self.roll(hosted)
+        spare = log.spare.job(log.active)
+        if spare is not None:
+            self._spares[log.spare] = None
+            # The sealer's thread: a sync, for which acknowledgements wait, is never behind it.
+            self._sealer.submit(spare, log.spare.done)
+
+    def drop_spares(self, now_us: int | None = None) -> None:
+        """Delete the spare segments of logs that became slower; without a time all, for a full disk."""
+        for spare in list(self._spares):
+            if now_us is None or spare.old(now_us):
+                self.drop_spare(spare)
+            if not spare.held:
+                del self._spares[spare]
+
+    def drop_spare(self, spare: Spare) -> None:
+        """Delete it, where there is one, in a thread."""
+        job = spare.drop()
+        if job is None:
+            return
+        try:
+            self._sealer.submit(job, lambda job, error: None)
+        except ClosedError:  # the worker ends, and with it the thread
+            job.run()
 
     def request_sync(self, hosted: HostedPartition) -> None:
         """Sync what is written, or note that it must follow the sync that is running."""
@@ -178,6 +208,7 @@ class Storage:
             if error is None:
                 log.sealed(job)
                 if job.deferred:
+                    self.drop_spares()
                     self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
                 elif hosted.log is log and not hosted.deleted:
                     self.on_sealed(hosted)
@@ -205,12 +236,13 @@ class Storage:
             return
         _log.error("log fenced", partition=hosted.name, error=str(error))
         hosted.counters.add("storage_errors")
-        hosted.failure = StorageFailed(
+        hosted.failure = hosted.refusal = StorageFailed(
             f"{hosted.name} cannot be written now",
             why=str(error),
             hint="it is opened anew by itself; send again",
         )
         hosted.log.discard_pending()
+        self.drop_spare(hosted.log.spare)
         hosted.fail_waiting(hosted.failure, hosted.core.high_watermark)
         hosted.hot.clear()
         self._schedule_reopen(hosted)
@@ -224,10 +256,22 @@ class Storage:
     def _start_reopen(self, hosted: HostedPartition) -> None:
         if hosted.deleted or hosted.log is None:
             return
+        if hosted.directory is not None:
+            self._reopening.add(hosted.directory)
         fsync_level = hosted.core.level >= Durability.FSYNC
         trusted_end = hosted.log.synced_end if fsync_level else None
         future = self._executor.submit(self._reopen, hosted, trusted_end)
-        future.add_done_callback(lambda done: self._call_on_loop(self._reopened, hosted, done))
+        future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
+
+    def reopening(self, directory: Path) -> bool:
+        """Whether a thread opens this log anew: nobody else may open it before that has ended."""
+        return directory in self._reopening
+
+    def _reopen_ended(self, hosted: HostedPartition, done: Any) -> None:
+        self._reopened(hosted, done)
+        if hosted.directory is not None:  # and what it had opened is abandoned, where it came too late
+            self._reopening.discard(hosted.directory)
+        self.on_reopen_ended(hosted)
 
     def _reopened(self, hosted: HostedPartition, done: Any) -> None:
         error = done.exception()
@@ -240,7 +284,8 @@ class Storage:
         opened: OpenedStorage = done.result()
         if hosted.deleted:
             opened.log.abandon()
-            if hosted.directory is not None:  # opening may have made it again
+            # Opening may have made a deleted topic's again; what was given away or taken anew stays.
+            if hosted.directory is not None and hosted.moved is None:
                 self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
             return
         if opened.core.log_end < hosted.high_watermark:

@@ -10,8 +10,8 @@ from danube.broker.lossy_host import LossyHost
 from danube.broker.subscription_settings import failure_for, max_unacked_for
 from danube.core.cursor import CursorState
 from danube.core.grants import JoinResult, Mode
+from danube.core.holed_subscription import HoledSubscription
 from danube.core.lossy import LossySubscription
-from danube.core.subscription import Subscription
 from danube.core.wire import Subscribe, Subscribed
 from danube.errors import DanubeError, Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
 from danube.ids import check_label
@@ -91,7 +91,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
     if hosted.cursors is not None and hosted.cursors.damage:
         kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
     offset = start_offset(hosted, kind, request.start_value)
-    core = Subscription(
+    core = HoledSubscription(
         name,
         mode,
         CursorState.at(mode, offset, failure=request.failure),

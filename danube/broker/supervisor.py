@@ -33,6 +33,7 @@ from danube.broker.contexts import (
     WorkerContext,
     WorkerMain,
 )
+from danube.broker.controller_side import ControllerSide, dismissal
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.listeners import address_text, close_listeners, open_listeners
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
@@ -88,11 +89,14 @@ class Supervisor:
         worker_main: WorkerMain,
         mover_main: MoverMain | None,
         metrics_main: MetricsMain | None,
+        controller: ControllerSide | None = None,
     ) -> None:
         self._settings = settings
         self._worker_main = worker_main
         self._mover_main = mover_main
         self._metrics_main = metrics_main
+        self._controller_side = controller
+        self._controller: SideProcess | None = None
         self._mover: SideProcess | None = None
         self._metrics: SideProcess | None = None
         self._metrics_address = ""
@@ -145,13 +149,16 @@ class Supervisor:
             self._mover = self._make_mover(self._mover_main)
         if self._metrics_main is not None and settings.metrics_port != NO_PORT:
             self._metrics = self._make_metrics(self._metrics_main)
+        if self._controller_side is not None:  # it tells the others where all doors are
+            mover = self._mover.pulse if self._mover is not None else None
+            self._controller = self._controller_side.make(settings, self._region, self._addresses(), mover)
         self._catch_signals()
         gc.collect()
         gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
 
     @property
     def _sides(self) -> list[SideProcess]:
-        return [side for side in (self._mover, self._metrics) if side is not None]
+        return [side for side in (self._controller, self._mover, self._metrics) if side is not None]
 
     def _make_mover(self, main: MoverMain) -> SideProcess:
         settings = self._settings
@@ -179,6 +186,8 @@ class Supervisor:
                     listener=side.listener, door=door, drain=drain, settings=settings, workers=self._count,
                     region=self._region, started_at_us=self._started_at_us, pulse=side.pulse,
                     mover=mover.pulse if mover is not None else None,
+                    controller_address=self._controller.address if self._controller is not None else "",
+                    lease=self._controller_side.lease if self._controller_side is not None else None,
                 )
             )  # fmt: skip
 
@@ -244,6 +253,9 @@ class Supervisor:
     def _turn_sides(self, now_ns: int, paused_ns: int = 0) -> None:
         for side in self._sides:
             side.turn(now_ns, paused_ns, self._become_side)
+        if self._controller is not None and self._controller.over and self._failure is None:
+            self._failure = dismissal()
+            self._stop_signals += 1
 
     def _become_side(self, side: SideProcess) -> DrainSignal:
         return self._become_child(side=side)
@@ -285,8 +297,10 @@ class Supervisor:
             drain=drain,
             settings=self._settings,
             mover_address=self._mover.address if self._mover is not None else "",
+            controller_address=self._controller.address if self._controller is not None else "",
             metrics_link=self._metrics.address if self._metrics is not None else "",
             metrics_address=self._metrics_address,
+            lease=self._controller_side.lease if self._controller_side is not None else None,
             _ready_bell=self._ready_bell,
         )
         return self._worker_main(context)
@@ -397,6 +411,7 @@ class Supervisor:
             workers=[WorkerState(worker.index, worker.pid, worker.incarnation) for worker in self._workers],
             region=self._region.path,
             started_at_us=self._started_at_us,
+            controller=self._controller.address.removeprefix("\0") if self._controller is not None else "",
         )
         try:
             self._data.write_state(state)
@@ -409,13 +424,21 @@ class Supervisor:
             self._stop_deadline_ns = now_ns + self._settings.drain_timeout_ms * 1_000_000
             _log.info("draining", timeout_ms=self._settings.drain_timeout_ms)
             self._notifier.send("STOPPING=1")
+            close_listeners(
+                self._listeners
+            )  # workers close theirs: who comes now is refused, not kept waiting
             self._signal_all(signal.SIGTERM)
         elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
             self._signal_all(signal.SIGKILL)
         # The workers' last segments are sealed when they have ended: now the mover may end, too.
         if not any(worker.pid for worker in self._workers):
-            for side in self._sides:
-                side.stop(now_ns, at_once=self._stop_signals > 1)
+            self._stop_sides(now_ns, at_once=self._stop_signals > 1)
+
+    def _stop_sides(self, now_ns: int, *, at_once: bool) -> None:
+        """The controller last: others take over when it leaves, and go on behind what the store has then."""
+        for side in self._sides:
+            if side is not self._controller or at_once or self._mover is None or not self._mover.pid:
+                side.stop(now_ns, at_once=at_once)
 
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._workers:
@@ -447,15 +470,17 @@ def run(
     worker_main: WorkerMain,
     mover_main: MoverMain | None = None,
     metrics_main: MetricsMain | None = None,
+    controller: ControllerSide | None = None,
 ) -> int:
     """Run a broker in this process (its main thread) and its forks until SIGTERM or SIGINT.
 
-    Each worker runs ``worker_main(context)`` and leaves with what it returns; so do the mover and the
-    process that serves metrics, if there are any.  Returns 0, also when workers had to be killed at the
-    end of the drain.  Raises Unavailable when the workers never became ready and,
-    before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
+    Each worker runs ``worker_main(context)`` and leaves with what it returns; so do the
+    controller, the mover and the process that serves metrics, if there are any.  Returns 0, also when
+    workers had to be killed at the end of the drain.  Raises Unavailable when the workers never became
+    ready and, before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or
+    ConfigInvalid.
     """
-    return Supervisor(settings, worker_main, mover_main, metrics_main).run()
+    return Supervisor(settings, worker_main, mover_main, metrics_main, controller).run()
 
 
 def _load_kernels(progress: Callable[[str], None] | None) -> None:

@@ -22,6 +22,7 @@ from danube.wal.segment import NO_HASH, LogIdentity
 if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
     from danube.wal.cold_cache import ColdCache
+    from danube.wal.holes import Hole
     from danube.wal.log import Log
     from danube.wal.stored_segment import StoredSegment
 
@@ -43,8 +44,12 @@ class PartitionTier:
         self.known = Ticket()  # done once the mover has told what is in the store
         self.error = ""  # why nothing can be uploaded now
         self.confirmed = False  # the mover has read the store: what it says of it is what is there
+        self.given_up_end = 0  # holes that begin below are given up by an operator
         self.trimmed = 0  # records below have expired, whatever the manifest says
         self.cursors_sent = -1
+        self.leave_id = 0  # not 0: another broker is to have it; the number of the last word that said so
+        self.given_away = False  # with all of it in the store
+        self.left_id = 0  # of the last word that it leaves, once the cursors that came with it are stored
         self.compaction_sent = NO_COMPACTION
         self._cache = cache
         self._told = ""
@@ -92,11 +97,19 @@ class PartitionTier:
     # -- what the mover tells ---------------------------------------------------------------------
 
     def on_state(self, frame: dict[str, Any]) -> bool:
-        """Take the mover's word; True when the manifest is a new one."""
+        """Take the mover's word; True when the manifest is a new one.
+
+        What it says of another ownership is not about this log: an earlier one's manifest may end before this
+        log begins, and what lies between would be taken for expired.
+        """
+        if frame["epoch"] != self.hosted.core.epoch:
+            self.error = frame["error"] or self.error
+            return False
         if frame["error"] and frame["error"] != self.error:
             _log.warning("not uploaded", partition=self.hosted.name, error=frame["error"])
         self.error = frame["error"]
         self.confirmed |= frame["loaded"]
+        self.left_id = frame.get("left_id", 0)
         if not frame["manifest"]:
             return False
         try:
@@ -122,7 +135,15 @@ class PartitionTier:
         self.manifest = manifest
         self.known.done = True
         self._link_hashes(manifest)
+        if len(manifest.holes) or (known is not None and len(known.holes)):
+            self.hosted.follow_holes(manifest.all_holes())
         return True
+
+    def open_holes(self, end_offset: int) -> list[Hole]:
+        """Open holes that begin below ``end_offset``; FetchPending while that is not known."""
+        if self.manifest is None:
+            raise self._unknown()
+        return [hole for hole in self.manifest.all_holes() if hole.open and hole.start < end_offset]
 
     def _link_hashes(self, manifest: Manifest) -> None:
         """The next segment names the hash of the one before it also when that one is only remote."""
@@ -148,9 +169,9 @@ class PartitionTier:
         if manifest is None:
             raise self._unknown()
         number = manifest.find(offset)
+        if number >= len(manifest) or offset < manifest.entry(number).base_offset:
+            return self._between(manifest, number, offset)
         entry = manifest.entry(number)
-        if offset < entry.base_offset:  # the manifest says that what lies before it is lost
-            return Chunk(b"", offset, entry.base_offset, (OffsetRange(offset, entry.base_offset),))
         segment = self._cache.segment(self.identity, entry)
         now_ns = clock.monotonic_ns()
         try:
@@ -170,6 +191,15 @@ class PartitionTier:
         self._cache.were_read(segment, range(chunk.first_offset, chunk.next_offset), now_ns)
         self._read_ahead(manifest, number, segment, Missing(position, ahead_end), now_ns)
         return chunk
+
+    def _between(self, manifest: Manifest, number: int, offset: int) -> Chunk:
+        """Where no object holds ``offset``: a hole, or records that the manifest says are lost."""
+        hole = manifest.hole_at(offset)
+        if hole is not None:
+            return Chunk(b"", offset, min(hole.end, self.log.start), hole=hole.kind)
+        following = manifest.entry(number).base_offset if number < len(manifest) else self.log.start
+        end = min([following, *(one.start for one in manifest.all_holes() if one.start > offset)])
+        return Chunk(b"", offset, end, (OffsetRange(offset, end),))
 
     def _need(self, segment: ColdSegment, missing: Missing, offset: int, now_ns: int) -> Ticket:
         if not segment.footer_there and missing.start >= segment.data_end:
@@ -259,6 +289,7 @@ class PartitionTier:
             "objects": 0 if self.manifest is None else len(self.manifest),
             "pending_bytes": pending.size_bytes,
             "pending_seconds": pending.age_s(clock.wall_us()),
+            "holes": 0 if self.manifest is None else sum(hole.open for hole in self.manifest.all_holes()),
             "upload_error": self.error,
             "read_error": errors[0] if errors else "",
             "known": self.confirmed,

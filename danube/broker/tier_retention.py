@@ -47,7 +47,7 @@ def expired_end(manifest: Manifest | None, start: int, log: Log, policy: TopicPo
     if not policy.expires:
         return 0
     remote = list(_remote(manifest, start, log.start)) if manifest is not None else []
-    local = [_Piece(one.end_offset, one.last_append_us, one.size_bytes) for one in log.front()]
+    local = [_Piece(one.end_offset, one.last_append_us, one.stored_bytes) for one in log.front()]
     cutoff_us = now_us - policy.retention_ms * 1000 if policy.retention_ms else None
     remote_bytes = sum(piece.size_bytes for piece in remote)
     excess_bytes = remote_bytes + log.local_bytes - policy.retention_bytes if policy.retention_bytes else 0

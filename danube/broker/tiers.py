@@ -87,6 +87,8 @@ class Tiers:
         self._waiters: list[_Waiter] = []
         self._looked: set[PartitionTier] = set()  # their manifest is new: something may leave this host
         self._store: dict[str, Any] = _UNHEARD
+        self._leave_id = self._inherit_id = 0
+        self._heirs: dict[int, Callable[[DanubeError | None], None]] = {}
 
     # -- partitions -------------------------------------------------------------------------------
 
@@ -111,9 +113,13 @@ class Tiers:
         )  # fmt: skip
         if tier.trimmed:
             self._send("trim", tier, start_offset=tier.trimmed)
+        if tier.given_up_end:
+            self._send("give_up", tier, end_offset=tier.given_up_end)
         tier.cursors_sent = -1
         tier.compaction_sent = NO_COMPACTION
         self._say_policy(tier)
+        if tier.leave_id:
+            self._say_leaving(tier)
 
     def _say_policy(self, tier: PartitionTier) -> None:
         policy = tier.hosted.policy
@@ -136,7 +142,7 @@ class Tiers:
         if tier is not None and self._tiers.get(tier.identity) is tier:
             del self._tiers[tier.identity]
             self._looked.discard(tier)
-            self._send("detach", tier)
+            self._send("detach", tier, gone=tier.given_away)
             self.cache.forget(tier.identity)
 
     def delete(self, record: TopicRecord) -> None:
@@ -153,6 +159,36 @@ class Tiers:
         """A segment was sealed: the mover may look."""
         if hosted.tier is not None:
             self._send("sealed", hosted.tier)
+
+    def give_up(self, tier: PartitionTier, end_offset: int) -> None:
+        """An operator's word: what lies in open holes that begin below ``end_offset`` is not waited for."""
+        tier.given_up_end = max(tier.given_up_end, end_offset)
+        self._send("give_up", tier, end_offset=tier.given_up_end)
+
+    def leave(self, tier: PartitionTier) -> int:
+        """Have everything of a partition in the store as soon as can be, its cursors as they are now.
+
+        Once ``tier.left_id`` is the number that this returns, the cursors are there.
+        """
+        self._leave_id += 1
+        tier.leave_id = self._leave_id
+        self._say_leaving(tier)
+        return self._leave_id
+
+    def _say_leaving(self, tier: PartitionTier) -> None:
+        cursors = tier.hosted.cursors
+        if cursors is not None:
+            tier.cursors_sent = cursors.version
+            self._send("leave", tier, id=tier.leave_id, blob=cursors.copy())
+
+    def inherit(self, fields: dict[str, Any], then: Callable[[DanubeError | None], None]) -> None:
+        """Have a partition's directory made ready for a new owner; ``then`` gets None, or why it is not."""
+        if self.link is None or not self.link.connected:
+            then(StoreUnavailable("the partition cannot be taken over yet", why="the mover does not run"))
+            return
+        self._inherit_id += 1
+        self._heirs[self._inherit_id] = then
+        self._reach("inherit", id=self._inherit_id, **fields)
 
     # -- the link ---------------------------------------------------------------------------------
 
@@ -171,6 +207,9 @@ class Tiers:
             self._say_deleted(topic_id)
         self._metadata_sent = -1
         self.staged.say_again()
+        heirs, self._heirs = self._heirs, {}
+        for then in heirs.values():  # what a mover that is gone has done is found by the next attempt
+            then(StoreUnavailable("the partition cannot be taken over yet", why="the mover started again"))
         self.cache.ask_again(clock.monotonic_ns())
 
     def on_frame(self, frame: Mapping[str, Any]) -> None:
@@ -180,6 +219,10 @@ class Tiers:
             self._store = {name: frame[name] for name in _UNHEARD}
         elif kind == "fetched":
             self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
+        elif kind == "inherited":
+            heir = self._heirs.pop(frame["id"], None)
+            if heir is not None:
+                heir(_error_of(frame))
         elif kind == "judged":
             self.staged.answered(frame)
         elif kind == "state":
@@ -250,12 +293,20 @@ class Tiers:
     def copy_cursors(self) -> None:
         """Send the cursors that changed since the last time."""
         for tier in self._tiers.values():
-            cursors = tier.hosted.cursors
             if self.link is None or self.link.crowded:
                 return
-            if cursors is not None and cursors.version != tier.cursors_sent:
-                tier.cursors_sent = cursors.version
-                self._send("cursors", tier, blob=cursors.copy())
+            self._copy_cursors(tier)
+
+    def subscriptions_changed(self, hosted: HostedPartition) -> None:
+        """Somebody's word about a subscription: whoever owns the partition next has to know of it."""
+        if hosted.tier is not None:
+            self._copy_cursors(hosted.tier, soon=True)
+
+    def _copy_cursors(self, tier: PartitionTier, **fields: bool) -> None:
+        cursors = tier.hosted.cursors
+        if cursors is not None and (fields or cursors.version != tier.cursors_sent):
+            tier.cursors_sent = cursors.version
+            self._send("cursors", tier, blob=cursors.copy(), **fields)
 
     def _copy_metadata(self, now_ns: int) -> None:
         if self._metadata is None or self.link is None or self.link.crowded:

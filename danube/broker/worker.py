@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
+from danube.broker.cluster_parts import ClusterParts
 from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
@@ -25,7 +26,7 @@ from danube.broker.link_client import LinkClient
 from danube.broker.listeners import address_text
 from danube.broker.measuring import Measuring
 from danube.broker.plan_settings import compaction_settings
-from danube.broker.proposals import Proposals
+from danube.broker.proposals import Proposals, open_metadata
 from danube.broker.questions import Questions
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.router import RoutedSession, Router
@@ -33,7 +34,6 @@ from danube.broker.shard import Shard
 from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
-from danube.cluster.local_log import LocalLog
 from danube.core.commands import TopicDeleted, TopicUpdated
 from danube.core.placement import owner_of
 from danube.errors import RingDamaged
@@ -45,8 +45,10 @@ from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from ssl import SSLContext
 
+    from danube.broker.shared_lease import SharedLease
     from danube.broker.supervisor import WorkerContext
     from danube.config import BrokerConfig
     from danube.core.commands import TopicRecord
@@ -72,6 +74,7 @@ class Door(Protocol):
     def sweep(self, now_s: float) -> None: ...
     def drain(self) -> None: ...
     def close_all(self) -> None: ...
+    def abort_all(self) -> None: ...
 
     @property
     def connections(self) -> Any: ...
@@ -92,26 +95,14 @@ class Worker:
         # With partitions on disk a missing metadata log is a loss to be seen, not a fresh start.
         partitions = self.data_dir / PARTITIONS_DIRECTORY
         partitions.mkdir(mode=0o700, exist_ok=True)
-        fresh = next(partitions.iterdir(), None) is None
-        self.metadata = LocalLog(self.data_dir / METADATA_DIRECTORY, create=fresh)
-        self.proposals = Proposals(self.data_dir / METADATA_DIRECTORY, loop.call_soon_threadsafe)
+        place = self.data_dir / METADATA_DIRECTORY, context.controller_address
+        self.metadata = open_metadata(*place, create=not any(partitions.iterdir()))
+        self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.descriptors_max = descriptors_allowed()
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
-        self.shard = Shard(
-            root=partitions,
-            incarnation=context.incarnation,
-            find_topic=lambda name: self.router.find_topic(name),
-            counters=self.counters,
-            log_options=LogOptions(segment_bytes=config.wal.segment_bytes),
-            syncer=self.syncer,
-            sealer=self.sealer,
-            executor=self.executor,
-            call_on_loop=loop.call_soon_threadsafe,
-            call_later=loop.call_later,
-            schedule_turn=self.schedule_turn,
-            take_dead_letters=lambda host, letters: self.dead_letters.take(host, letters),
-        )
+        self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
+        self.shard = self._make_shard(partitions)
         self._mover: LinkClient | None = None
         if context.mover_address:
             self._start_tiers(context.mover_address)
@@ -130,6 +121,8 @@ class Worker:
             default_compatibility=Compatibility(config.schema.default_compatibility),
             compatibility_checks=Checks(config.schema.compatibility_checks),
         )  # fmt: skip
+        if self.cluster is not None:
+            self.cluster.join(self.router)
         self.questions = Questions(self.router, self.schedule_turn)
         self.router.operations.ask_owner = self.questions.ask
         self.router.operations.store = self.shard.tiers.store if self.shard.tiers is not None else None
@@ -151,6 +144,32 @@ class Worker:
         self._turn_scheduled = False
         self._flushed = True
         self._servers: list[asyncio.Server] = []
+
+    def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
+        submit = self.proposals.submit
+        return ClusterParts(self.context, lease, self.metadata, self.loop, self.refresh_metadata, submit)
+
+    def _make_shard(self, partitions: Path) -> Shard:
+        parts: dict[str, Any] = {
+            "root": partitions,
+            "incarnation": self.context.incarnation,
+            "find_topic": lambda name: self.router.find_topic(name),
+            "counters": self.counters,
+            "log_options": LogOptions(segment_bytes=self.config.wal.segment_bytes),
+            "syncer": self.syncer,
+            "sealer": self.sealer,
+            "executor": self.executor,
+            "call_on_loop": self.loop.call_soon_threadsafe,
+            "call_later": self.loop.call_later,
+            "schedule_turn": self.schedule_turn,
+            "take_dead_letters": lambda host, letters: self.dead_letters.take(host, letters),
+        }
+        return Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
+
+    def _silence(self) -> None:
+        """Drop all connections, with what was to be sent to them."""
+        for door in self.doors.values():
+            door.abort_all()
 
     def _make_compactor(self) -> Compactor:
         return Compactor(
@@ -179,6 +198,7 @@ class Worker:
             self.loop, "mover", mover_address, tiers.on_connected, tiers.on_frame
         )
         self.shard.tiers = tiers
+        self.shard.on_subscriptions_changed = tiers.subscriptions_changed
         self.shard.storage.on_sealed = tiers.sealed
         self.shard.storage.on_reopened = tiers.attach
 
@@ -273,13 +293,16 @@ class Worker:
 
     def refresh_metadata(self) -> None:
         """Read what others committed and follow it."""
-        for change in self.metadata.refresh():
+        changes = self.metadata.refresh()
+        for change in changes:
             if isinstance(change, TopicDeleted):
                 self.shard.delete_topic(change.record)
                 if self.shard.tiers is not None and self._owns_first(change.record):
                     self.shard.tiers.delete(change.record)
             elif isinstance(change, TopicUpdated):
                 self.shard.update_policy(change.record)
+        if changes and self.cluster is not None:
+            self.cluster.follow(changes)
 
     def _owns_first(self, record: TopicRecord) -> bool:
         """Whether this worker owns the topic's first partition, and so speaks for it."""
@@ -333,6 +356,8 @@ class Worker:
                 )
             )
         self.housekeeping.start()
+        if self.cluster is not None:
+            self.cluster.start()
         if self._metrics is not None:
             self._metrics.start()
         self.context.ready()
@@ -366,12 +391,16 @@ class Worker:
         self.sealer.stop()
         await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
         self.examinations.close()
+        if self.cluster is not None:
+            self.cluster.drain()
         self.proposals.stop()
         self.shard.close()
         if self.shard.tiers is not None and self._mover is not None:
             self.shard.tiers.close()
             self._mover.stop()
             await asyncio.sleep(0)
+        if self.cluster is not None:
+            self.cluster.stop()
         if self._metrics is not None:
             self._metrics.stop()
             await asyncio.sleep(0)

@@ -24,6 +24,8 @@ COMMANDS = {
     "subscriptions": Entry(
         "danube.cli.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
     ),
+    "cluster": Entry("danube.cli.cluster:cluster", "Show and change the members of a cluster."),
+    "brokers": Entry("danube.cli.brokers:brokers", "Show, empty and balance the brokers of a cluster."),
     "storage": Entry("danube.cli.storage:storage", "Show tiered storage; restore from an object store."),
     "schema": Entry("danube.cli.schema:schema", "Register, compare and look up schemas."),
     "verify": Entry("danube.cli.verify:verify", "Check stored data: every segment, manifest and object."),
@@ -35,7 +37,7 @@ COMMANDS = {
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),
 }
-ALIASES = {"topic": "topics", "subscription": "subscriptions", "schemas": "schema"}
+ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "brokers", "schemas": "schema"}
 
 
 class Root(LazyGroup):

@@ -33,6 +33,7 @@ class RunningBroker:
     addresses: dict[str, str]
     workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
     started_at: int
+    controller: str = ""  # of a member of a cluster: its socket
 
     @property
     def url(self) -> str:
@@ -55,6 +56,7 @@ def read_running(data_dir: Path) -> RunningBroker | None:
             addresses={str(name): str(address) for name, address in fields["addresses"].items()},
             workers=list(fields["workers"]),
             started_at=int(fields["started_at_us"]),
+            controller=str(fields.get("controller", "")),
         )
     except FileNotFoundError:
         return None  # it holds the lock and has not come so far yet

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 @config_file_option
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
+@click.option(
+    "--raft-addr", metavar="HOST:PORT", help="Where other members reach this one.  [127.0.0.1:7650]"
+)
+@click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster, alike on each.")
+@click.option("--join", metavar="A:P,...", help="Members of a cluster that this broker joins.")
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
@@ -57,6 +62,9 @@ def start(
     file: Path | None,
     log_level: str | None,
     log_format: str | None,
+    raft_addr: str | None,
+    seed_nodes: str | None,
+    join: str | None,
     detach: bool,
     output_bytes_max: int,
 ) -> int:
@@ -84,6 +92,9 @@ def start(
         "storage.url": storage,
         "storage.mode": storage and ("shared_fs" if storage.startswith("file:") else "object_store"),
         "storage.endpoint": s3_endpoint,
+        "cluster.raft_addr": raft_addr,
+        "cluster.seed_nodes": seed_nodes,
+        "cluster.join": join,
         "log.level": log_level,
         "log.format": log_format,
     }

@@ -31,7 +31,7 @@ def stop(
     """Tell the broker to finish what it accepted and stop; wait until it has."""
     from danube.cli.running import require_running, stop_and_wait
 
-    running = require_running(_data_dir(services, data_dir, file))
+    running = require_running(data_dir_of(services, data_dir, file))
     seconds = stop_and_wait(running, timeout)
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
@@ -52,7 +52,7 @@ def status(
         with explaining(service_addr):
             show({"address": service_addr.url, **_ask(services, service_addr.url)}, output)
         return
-    place = _data_dir(services, data_dir, file)
+    place = data_dir_of(services, data_dir, file)
     running = require_running(place)
     local = plain(running)
     answer = _ask(services, running.url) if running.ready else {}
@@ -67,7 +67,7 @@ def _ask(services: Services, url: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {"broker": answer}
 
 
-def _data_dir(services: Services, data_dir: Path | None, file: Path | None) -> Path:
+def data_dir_of(services: Services, data_dir: Path | None, file: Path | None) -> Path:
     from danube.config import load
 
     return load(file, services.environ, {"data_dir": data_dir}).config.data_dir

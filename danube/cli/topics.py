@@ -1,4 +1,4 @@
-"""``danube topics``: list, create, describe, update and delete."""
+"""``danube topics``: list, create, describe, update, delete, seal, unload and accept-loss."""
 
 from __future__ import annotations
 
@@ -189,6 +189,42 @@ def seal(
         if wait:
             wait_uploaded(client, topic, ends, timeout)
     show({"topic": topic, "sealed_ends": ends, "uploaded": wait}, output)
+
+
+@topics.command("unload", short_help="Let other brokers of a cluster take a topic over.")
+@_topic_argument
+@address_option()
+@output_option()
+@click.pass_obj
+def unload(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
+    """Ask the owners of a topic's partitions to release them; a name like orders-part-3 means that one."""
+    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
+        answer = client.admin.cluster("unload_topic", topic=topic)
+    show(answer, output)
+
+
+@topics.command("accept-loss", short_help="Give up records that only a lost disk had.")
+@_topic_argument
+@address_option()
+@yes_option
+@output_option()
+@click.pass_obj
+def accept_loss(services: Services, /, topic: str, service_addr: Address, yes: bool, output: str) -> None:
+    """Stop waiting for the disks of brokers that will not come back; see holes in `danube topics describe`.
+
+    Subscriptions go on, and what comes back later stays where it is.  Tells how many offsets are given up: at
+    most so many records, as a hole also has offsets that were reserved and never given to one.
+    """
+    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
+        waiting = [one for one in client.admin.open_holes(topic) if one["holes"]]
+        ends = {one["partition"]: one["holes"][-1]["end"] for one in waiting}
+        offsets = sum(hole["end"] - hole["start"] for one in waiting for hole in one["holes"])
+        if ends:
+            brokers = ", ".join(sorted({str(hole["broker_id"]) for one in waiting for hole in one["holes"]}))
+            what = f"up to {offsets} records of {topic} that only the disks of brokers {brokers} may have"
+            confirm(services, topic, f"{what} will be given up", yes)
+            client.admin.accept_loss(ends)
+    show({"topic": topic, "given_up_offsets": offsets, "partitions": waiting}, output)
 
 
 def topic_object(entry: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,8 @@ from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.core.wire import Kind
 from danube.errors import InvalidArgument, ProtocolError
 from danube.ids import check_new_topic_name, check_topic_name
+
+_CLUSTER_READS = frozenset({"brokers", "deciding_broker", "balance"})
 
 Start = str | int | datetime | tuple[str, int]
 
@@ -195,9 +198,24 @@ class AdminPlans:
         answers = yield from self._everywhere("seal", topic)
         return [int(answer["sealed_end"]) for answer in answers]
 
+    def open_holes(self, topic: str) -> Plan[list[dict[str, Any]]]:
+        answers = yield from self._everywhere("accept_loss", topic, dry_run=True)
+        return [dict(answer) for answer in answers]
+
+    def accept_loss(self, ends: Mapping[str, int]) -> Plan[list[dict[str, Any]]]:
+        answers: list[dict[str, Any]] = []
+        for partition, end in ends.items():
+            answers += yield from self._of_partitions("accept_loss", [partition], end_offset=end)
+        return answers
+
     def storage_status(self, topic: str) -> Plan[dict[str, Any]]:
         answer = yield self._session.admin("storage_status", topic=topic)
         return dict(answer)
+
+    def cluster(self, op: str, arguments: dict[str, Any]) -> Plan[Any]:
+        """An operation on brokers or on where partitions are; those that only read may be sent again."""
+        answer = yield self._session.admin(op, repeatable=op in _CLUSTER_READS, **arguments)
+        return answer
 
     def status(self) -> Plan[dict[str, Any]]:
         answer = yield self._session.admin("status")

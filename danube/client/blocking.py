@@ -1,35 +1,33 @@
-"""The blocking shell: the same session over a plain socket, without a loop and without threads of its own.
+"""The blocking shell: the same sessions over plain sockets, without a loop and without threads of its own.
 
-Whoever waits reads the socket; of several threads that wait, one reads for all.  One lock guards the
-session and is not held while a thread sleeps in recv.  Works under gevent's monkey patching, because
-it uses nothing but socket, threading and time.
+Whoever waits reads the sockets; of several threads that wait, one reads for all.  One lock guards the
+sessions and is not held while a thread sleeps in recv or poll.  Works under gevent's monkey patching,
+because it uses nothing but socket, select, threading and time.  There is one socket, except in a cluster,
+where each owner of something that is open has one (see danube.client.brokers).
 """
 
 from __future__ import annotations
 
-import socket
+import select
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from danube.client.address import Address
-from danube.client.dialling import closed_early, refused, tune_socket
+from danube.client.blocking_link import BlockingLink
+from danube.client.dialling import greeting_s
 from danube.client.reply import Plan, Reply
 from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
-from danube.limits import FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S, RECEIVE_BUFFER_BYTES
-from danube.telemetry import events
 
 T = TypeVar("T")
-SEND_STALL_S = 30.0
 READ_TURN_S = 0.5  # a reader looks up so often, for work that other threads left to it
-JOIN_BYTES = 65_536
-_telemetry = events("client")
+OWNER_CONNECT_TIMEOUT_S = 2.0
 
 
 class BlockingConnection:
-    """One socket, read by whoever waits."""
+    """The socket of home and those of owners, read by whoever waits."""
 
     def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
         self.session = session
@@ -37,13 +35,12 @@ class BlockingConnection:
         self._changed = threading.Condition(self.lock)
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
-        self._socket: socket.socket | None = None
         self._reading = False
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
-        session.when_silent = self._drop
+        self._home = BlockingLink(session)
+        self._owners: dict[Session, BlockingLink] = {}
+        self._to_dial: dict[Session, Address] = {}
+        session.brokers.dial = self._to_dial.__setitem__
+        session.brokers.drop = self._drop_owner
 
     def open(self) -> None:
         """Connect once, or raise what went wrong at the last address."""
@@ -51,10 +48,12 @@ class BlockingConnection:
             self._connect()
 
     def close(self) -> None:
-        """Write what is queued and close the socket."""
+        """Write what is queued and close the sockets."""
         with self.lock:
             self.flush()
-            self._drop(ConnectionFailed("the client is closed"), quietly=True)
+            for link in [*self._owners.values(), self._home]:
+                link.drop(ConnectionFailed("the client is closed"), quietly=True)
+            self._changed.notify_all()
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -106,152 +105,122 @@ class BlockingConnection:
 
     def _turn(self, wait_s: float) -> None:
         """Read once, for at most ``wait_s`` or until the next timer, and run what is due."""
-        session = self.session
-        moment_ns = session.next_timer_ns
-        if moment_ns is not None:
-            wait_s = min(wait_s, max(0.0, (moment_ns - session.now_ns()) / 1e9))
-        if self._socket is None:
+        links = [self._home, *self._owners.values()]
+        for link in links:
+            moment_ns = link.session.next_timer_ns
+            if moment_ns is not None:
+                wait_s = min(wait_s, max(0.0, (moment_ns - link.session.now_ns()) / 1e9))
+        if self._to_dial:
+            self._dial_owner()
+        elif self._home.socket is None and not self._owners:
             self._reconnect(wait_s)
         else:
+            if self._home.socket is None:
+                self._reconnect(0.0)
             self._read(wait_s)
-        session.on_time()
+        for link in links:
+            link.session.on_time()
+        for link in [one for one in self._owners.values() if one.socket is None]:
+            self._owner_lost(link, link.reason)
         self.flush()
 
     def _read(self, wait_s: float) -> None:
-        sock = cast(socket.socket, self._socket)
-        view = self._view[self._end :]
-        count = -1
-        failure: DanubeError | None = None
+        links = [link for link in (self._home, *self._owners.values()) if link.socket is not None]
+        if len(links) == 1:
+            self._read_one(links[0], wait_s)
+        elif links:
+            self._read_ready(links, wait_s)
+
+    def _read_one(self, link: BlockingLink, wait_s: float) -> None:
+        sock, room = cast(Any, link.socket), link.room
+        count, why = -1, "the broker closed it"
         self._reading = True
         self.lock.release()  # other threads send meanwhile
         try:
             sock.settimeout(wait_s)
-            count = sock.recv_into(view)
+            count = sock.recv_into(room)
         except (TimeoutError, BlockingIOError, InterruptedError):
             count = -1
         except OSError as error:
-            failure = ConnectionFailed("the connection to the broker was lost", why=str(error))
+            count, why = 0, str(error)
         finally:
             self.lock.acquire()
             self._reading = False
             self._changed.notify_all()
-        if sock is not self._socket:
-            return
-        if count == 0:
-            failure = ConnectionFailed("the connection to the broker was lost", why="the broker closed it")
-        if failure is None and count > 0:
-            failure = self._take(count)
-        if failure is not None:
-            self._drop(failure)
+        if sock is link.socket and count >= 0:
+            link.received(count, why)
 
-    def _take(self, count: int) -> DanubeError | None:
-        self._end += count
-        session = self.session
+    def _read_ready(self, links: list[BlockingLink], wait_s: float) -> None:
+        """Wait for any of several sockets, and read those that have something."""
+        poller = select.poll()
+        by_descriptor = {cast(Any, link.socket).fileno(): link for link in links}
+        for descriptor in by_descriptor:
+            poller.register(descriptor, select.POLLIN)
+        ready: list[tuple[int, int]] = []
+        self._reading = True
+        self.lock.release()
         try:
-            self._start = session.received(self._view, self._start, self._end)
-        except DanubeError as error:
-            return error
-        if self._start == self._end:
-            self._start = self._end = 0
-            if len(self._buffer) > RECEIVE_BUFFER_BYTES:
-                self._resize(RECEIVE_BUFFER_BYTES)
-        elif self._start + session.wanted > len(self._buffer) or self._end == len(self._buffer):
-            self._resize(min(max(session.wanted, RECEIVE_BUFFER_BYTES), FRAME_BYTES_MAX))
-        return None
-
-    def _resize(self, size: int) -> None:
-        """Move the incomplete frame to the front of a buffer that can hold all of it."""
-        rest = bytes(self._view[self._start : self._end])
-        if size != len(self._buffer):
-            self._buffer = bytearray(size)
-            self._view = memoryview(self._buffer)
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+            ready = poller.poll(int(wait_s * 1000) + (wait_s > 0))
+        finally:
+            self.lock.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        for descriptor, _ in ready:
+            by_descriptor[descriptor].read()
 
     def flush(self) -> None:
         """Write what is queued; the lock is held."""
-        sock = self._socket
-        if sock is None or not self.session.has_output:
-            return
-        output = self.session.take_output()
+        self._home.flush()
+        for link in self._owners.values():
+            link.flush()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether a flush would write anything."""
+        return self.session.has_output or any(one.has_output for one in self._owners)
+
+    # -- owners ---------------------------------------------------------------------------------
+
+    def _dial_owner(self) -> None:
+        session, address = next(iter(self._to_dial.items()))
+        del self._to_dial[session]
+        link = self._owners[session] = BlockingLink(session)
         try:
-            small: list[bytes] = []
-            for one in output:
-                if len(one) < JOIN_BYTES:
-                    small.append(one)
-                    continue
-                self._send_all(sock, b"".join(small))
-                small.clear()
-                self._send_all(sock, one)
-            self._send_all(sock, b"".join(small))
-        except OSError as error:
-            self._drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
+            link.connect(address, min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S))
+        except DanubeError as error:
+            self._owner_lost(link, error)
+            return
+        late_ns = session.now_ns() + int(greeting_s(session) * 1e9)
+        session.call_at(late_ns, lambda: None if session.ready else link.drop(_silent(address)))
 
-    def _send_all(self, sock: socket.socket, data: bytes) -> None:
-        """Like sendall, but a reader's shorter timeout on the same socket does not cut it short."""
-        view = memoryview(data)
-        stalled_since = time.monotonic()
-        while view:
-            try:
-                view = view[sock.send(view) :]
-                stalled_since = time.monotonic()
-            except (TimeoutError, BlockingIOError, InterruptedError):
-                if time.monotonic() - stalled_since > SEND_STALL_S:
-                    raise TimeoutError(f"the broker took no bytes for {SEND_STALL_S:g} s") from None
-                time.sleep(0.0005)
+    def _owner_lost(self, link: BlockingLink, error: DanubeError | None) -> None:
+        self._owners.pop(link.session, None)
+        self.session.brokers.lost(link.session, error or ConnectionFailed("the connection is closed"))
 
-    # -- dialling -------------------------------------------------------------------------------
+    def _drop_owner(self, session: Session) -> None:
+        self._to_dial.pop(session, None)
+        link = self._owners.pop(session, None)
+        if link is not None:
+            link.flush()
+            link.drop(ConnectionFailed("nothing is open there any more"), quietly=True)
+
+    # -- dialling home --------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """Try every address once; raise the last failure."""
         failure: DanubeError | None = None
-        for address in self._addresses:
+        timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S) if self._owners else None
+        brokers = self.session.brokers
+        for address in brokers.homes(self._addresses):
             try:
-                self._connect_to(address)
+                self._home.connect(address, timeout_s or self._connect_timeout_s)
+                self._home.shake(address)
+                brokers.found(address)
                 return
             except DanubeError as error:
                 failure = error
         raise failure or ConnectionFailed("no broker address was given")
 
-    def _connect_to(self, address: Address) -> None:
-        try:
-            sock = socket.create_connection(address, self._connect_timeout_s)
-        except OSError as error:
-            raise refused(address, error) from None
-        tune_socket(sock)
-        self._socket = sock
-        self._start = self._end = 0
-        self.session.connected()
-        self.flush()
-        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
-        while not self.session.ready:
-            if self._socket is None:
-                raise closed_early(address, self._reason)
-            if time.monotonic() > deadline:
-                self._drop(ConnectionFailed(f"the broker at {address} did not greet"), quietly=True)
-                raise ConnectionFailed(
-                    f"the broker at {address} did not greet", hint="is this Danube's native port?"
-                )
-            self._read(0.2)
-        self.flush()
-
-    def _drop(self, reason: DanubeError, quietly: bool = False) -> None:
-        sock, self._socket = self._socket, None
-        if sock is None:
-            return
-        self._reason = reason
-        if self.session.ready and not quietly:
-            _telemetry.warning("connection lost", reason=str(reason))
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was closed from the other side
-        sock.close()
-        self._start = self._end = 0
-        self.session.disconnected(reason)
-        self._changed.notify_all()
-
-    _reason: DanubeError | None = None
     _dial_at_ns = 0
     _dial_failure: DanubeError | None = None
 
@@ -270,7 +239,7 @@ class BlockingConnection:
         pause_s = min(wait_s, (self._dial_at_ns - session.now_ns()) / 1e9)
         if pause_s > 0:
             self._changed.wait(pause_s)
-        if not 0 < self._dial_at_ns <= session.now_ns() or self._socket is not None:
+        if not 0 < self._dial_at_ns <= session.now_ns() or self._home.socket is not None:
             return
         self._dial_at_ns = 0
         try:
@@ -280,3 +249,7 @@ class BlockingConnection:
             self._dial_failure = error
             if not error.retryable:
                 session.fail(error)
+
+
+def _silent(address: Address) -> ConnectionFailed:
+    return ConnectionFailed(f"the broker at {address} did not greet", hint="is this Danube's native port?")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 
@@ -376,9 +376,21 @@ class Admin:
         """Seal what each partition has written so far; below which offset, in partition order."""
         return self._run(lambda plans: plans.seal(topic))
 
+    def open_holes(self, topic: str) -> list[dict[str, Any]]:
+        """Offsets of each partition that only the disk of a broker that is away may hold."""
+        return self._run(lambda plans: plans.open_holes(topic))
+
+    def accept_loss(self, ends: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Give up the open holes of partitions (by name) that begin below an offset."""
+        return self._run(lambda plans: plans.accept_loss(ends))
+
     def storage_status(self, topic: str = "") -> dict[str, Any]:
         """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
         return self._run(lambda plans: plans.storage_status(topic))
+
+    def cluster(self, op: str, **arguments: Any) -> Any:
+        """Ask about a cluster's brokers, or have partitions moved: see ``danube brokers``."""
+        return self._run(lambda plans: plans.cluster(op, arguments))
 
     def status(self) -> dict[str, Any]:
         """The broker's own account of itself."""

@@ -123,7 +123,7 @@ class Producer:
         """
         with self._connection.lock:
             group, index = self._box.add(payload, key, attributes)
-            if self._connection.session.has_output:
+            if self._connection.has_output:
                 self._connection.flush()
         return BlockingSend(group, index, self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 
@@ -384,9 +384,21 @@ class Admin:
         """Seal what each partition has written so far; below which offset, in partition order."""
         return await self._client._live.run(self._plans.seal(topic))
 
+    async def open_holes(self, topic: str) -> list[dict[str, Any]]:
+        """Offsets of each partition that only the disk of a broker that is away may hold."""
+        return await self._client._live.run(self._plans.open_holes(topic))
+
+    async def accept_loss(self, ends: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Give up the open holes of partitions (by name) that begin below an offset."""
+        return await self._client._live.run(self._plans.accept_loss(ends))
+
     async def storage_status(self, topic: str = "") -> dict[str, Any]:
         """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
         return await self._client._live.run(self._plans.storage_status(topic))
+
+    async def cluster(self, op: str, **arguments: Any) -> Any:
+        """Ask about a cluster's brokers, or have partitions moved: see ``danube brokers``."""
+        return await self._client._live.run(self._plans.cluster(op, arguments))
 
     async def status(self) -> dict[str, Any]:
         """The broker's own account of itself."""

@@ -11,15 +11,17 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from danube import tcp
 from danube.client.address import Address
-from danube.client.dialling import closed_early, refused, tune_socket
+from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.reply import Plan, Reply
 from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
-from danube.limits import FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S, RECEIVE_BUFFER_BYTES
+from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
 from danube.telemetry import events
 
 T = TypeVar("T")
+OWNER_CONNECT_TIMEOUT_S = 2.0
 _telemetry = events("client")
 
 
@@ -38,7 +40,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        tune_socket(transport.get_extra_info("socket"))
+        tcp.tune(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]
@@ -107,7 +109,11 @@ class Link(asyncio.BufferedProtocol):
 
 
 class Connection:
-    """Keeps the session connected until closed: dials, greets, dials again with growing pauses."""
+    """Keeps the session connected until closed: dials, greets, dials again with growing pauses.
+
+    That of home has one for each owner that its session names, which is connected once: when it is lost
+    all that was there comes home.
+    """
 
     def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
         self.session = session
@@ -118,6 +124,7 @@ class Connection:
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._owners: dict[Session, Connection] = {}
         session.when_output = self.schedule_flush
         session.when_timer = self._arm
         session.when_silent = self._on_silence
@@ -126,9 +133,45 @@ class Connection:
         """Connect once, or raise what went wrong at the last address."""
         await self._connect()
         self._keeper = self._loop.create_task(self._keep(), name="danube client connection")
+        brokers = self.session.brokers
+        brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
+
+    def _dial_owner(self, session: Session, address: Address) -> None:
+        timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S)
+        owner = self._owners[session] = Connection(session, [address], timeout_s)
+        owner._keeper = self._loop.create_task(owner._serve_owner(), name="danube client connection")
+
+    def _drop_owner(self, session: Session) -> None:
+        owner = self._owners.pop(session, None)
+        if owner is None:
+            return
+        owner.flush()
+        if owner._timer is not None:
+            owner._timer.cancel()
+        if owner._link is not None and owner._link.transport is not None:
+            owner._link.transport.close()
+
+    async def _serve_owner(self) -> None:
+        try:
+            error = await self.serve_once()
+        except DanubeError as failure:
+            error = failure
+        self.session.brokers.lost(self.session, error)
+
+    async def serve_once(self) -> DanubeError:
+        """Connect and be connected until that is over; return why it is, or raise why it never was."""
+        await self._connect()
+        if self._link is not None:
+            await asyncio.shield(self._link.lost)
+            if self._link.reason is not None:
+                return self._link.reason
+        return ConnectionFailed("the connection is closed")
 
     async def close(self) -> None:
         """Write what is queued, as far as the broker takes it at once, and close the socket."""
+        for owner in list(self._owners.values()):
+            await owner.close()
+        self._owners.clear()
         self.flush()
         if self._keeper is not None:
             self._keeper.cancel()
@@ -161,6 +204,8 @@ class Connection:
             output = self.session.take_output()
             if output:
                 link.write(output)
+        for owner in self._owners.values():
+            owner.flush()
 
     def _arm(self) -> None:
         moment_ns = self.session.next_timer_ns
@@ -219,9 +264,13 @@ class Connection:
     async def _connect(self) -> None:
         """Try every address once; raise the last failure."""
         failure: DanubeError | None = None
-        for address in self._addresses:
+        brokers = self.session.brokers
+        at_home = brokers.home is self.session
+        for address in brokers.homes(self._addresses) if at_home else self._addresses:
             try:
                 await self._connect_to(address)
+                if at_home:
+                    brokers.found(address)
                 return
             except DanubeError as error:
                 failure = error
@@ -239,7 +288,7 @@ class Connection:
         self.session.connected()
         self.flush()
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(greeting_s(self.session)):
                 while not self.session.ready:
                     if link.lost.done():
                         raise closed_early(address, link.reason)

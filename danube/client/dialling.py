@@ -1,31 +1,24 @@
-"""What both shells need to open a socket: its options, and errors that say what to do."""
+"""What both shells need to open a socket: how long to wait, and errors that say what to do."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
+from typing import TYPE_CHECKING
 
 from danube.client.address import Address
 from danube.errors import ConnectionFailed, DanubeError
+from danube.limits import HANDSHAKE_TIMEOUT_S
 
-_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
-
-
-def tune_socket(sock: socket.socket) -> None:
-    """No delay for small frames; on loopback the cubic congestion control where the kernel has it."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if _on_loopback(sock):
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, b"cubic")
-        except OSError:
-            pass  # another kernel: its default is right too, only slower on loopback
+if TYPE_CHECKING:
+    from danube.client.session import Session
 
 
-def _on_loopback(sock: socket.socket) -> bool:
-    try:
-        return ipaddress.ip_address(sock.getpeername()[0].partition("%")[0]).is_loopback
-    except (OSError, ValueError, IndexError, AttributeError):
-        return False
+def greeting_s(session: Session) -> float:
+    """How long a broker may take to greet: where silent ones are left early, so is one that never spoke.
+
+    A host that is stopped or hangs still takes connections, and another broker may be there to ask.
+    """
+    return min(HANDSHAKE_TIMEOUT_S, 2 * session.silence_ns / 1e9)
 
 
 def refused(address: Address, error: OSError | TimeoutError) -> ConnectionFailed:

@@ -225,8 +225,9 @@ class PartitionProducer:
         """An ERROR answered this batch: it is not in the log."""
         if isinstance(error, OwnerMoved):
             outgoing.correlation = 0
-            self._reopen()
-            self.session.credit.give_back(outgoing.size)
+            credit = self.session.credit
+            self._reopen(error)
+            credit.give_back(outgoing.size)
             return
         self._take_from_unacked(outgoing)
         if isinstance(error, Fenced | NotFound):
@@ -322,24 +323,51 @@ class PartitionProducer:
     def _on_open_failed(self, error: BaseException) -> None:
         if not isinstance(error, DanubeError):
             error = DanubeError("the producer could not be opened", why=str(error))
-        self.last_error = error
+        if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
+            self.last_error = error
         if not error.retryable:
             self._fail(error)
         elif self.session.ready:
-            self._reopen()
+            self._reopen(error)
         # Without a connection on_connected() comes when there is one.
 
-    def _reopen(self) -> None:
-        """Resume after a pause; what is out is sent again then."""
+    def _reopen(self, error: DanubeError) -> None:
+        """Resume after a pause, where ``error`` points to; what is out is sent again then."""
         if self._retry is not None or self._state in (State.CLOSED, State.FAILED):
             return
         if self._state is State.SETTLING:
             self.producer_id = self.epoch = 0
         self._state = State.OPENING
         self._give_up_handle()
-        pause_ns = self.session.pause_ns(self._attempts - 1) if self._attempts else 0
+        self._go_to(self.session.brokers.after(self.session, error))
+        self._open_later()
+
+    def _open_later(self) -> None:
+        session = self.session
+        pause_ns = session.pause_before_ns(self._attempts)
         self._attempts += 1
-        self._retry = self.session.call_at(self.session.now_ns() + pause_ns, self._open)
+        self._retry = session.call_at(session.now_ns() + pause_ns, self._open)
+
+    def _go_to(self, session: Session) -> None:
+        """Be served by another broker from now on."""
+        if session is self.session:
+            return
+        self.session.unregister(self)
+        self.session = session
+        session.register(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
+            self._expiry = session.call_at(min(waiting), self._expire) if waiting else None
+
+    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
+        if self._state in (State.CLOSED, State.FAILED):
+            return
+        self.last_error = error
+        if self._retry is not None:
+            self._retry.cancel()
+        self._go_to(home)
+        self._open_later()
 
     def _give_up_handle(self) -> None:
         """Nothing that was sent on the handle will be answered any more."""
@@ -370,7 +398,7 @@ class PartitionProducer:
         if self._state in (State.CLOSED, State.FAILED):
             return
         if error.retryable:
-            self._reopen()
+            self._reopen(error)
         else:
             self._give_up_handle()
             self._fail(error)

@@ -19,9 +19,11 @@ import os
 import random
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from danube.client.brokers import Brokers
 from danube.client.credit import PublishCredit
+from danube.client.opened import Awaited, Opened
 from danube.client.requests import ANSWERS, Request, Statistics
 from danube.client.timers import Timer, Timers
 from danube.clock import monotonic_ns
@@ -41,6 +43,7 @@ from danube.telemetry import events
 
 BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000
+CLUSTER_ATTEMPTS_MAX = 3
 REQUESTS_MAX = 10_000
 SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
 
@@ -48,35 +51,8 @@ _telemetry = events("client")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Opened(Protocol):
-    """What a handle belongs to: a producer or consumer of one partition."""
-
-    def on_connected(self) -> None:
-        """The connection is ready; open yourself on it."""
-
-    def on_disconnected(self) -> None:
-        """The connection is gone; the session will be back or fail."""
-
-    def on_handle_closed(self, error: DanubeError) -> None:
-        """The broker closed the handle."""
-
-    def on_deliver(self, body: memoryview) -> None:
-        """Batches came; raise to drop the connection."""
-
-    def on_session_failed(self, error: DanubeError) -> None:
-        """There will be no further connection."""
-
-
-class Awaited(Protocol):
-    """What a correlation belongs to."""
-
-    def on_answer(self, kind: int, flags: int, body: memoryview) -> None: ...
-
-    def on_error(self, error: DanubeError) -> None: ...
-
-
 class Session(Timers):
-    """One client's state over all its connections, of which there is at most one at a time."""
+    """One client's state with one broker over all its connections, of which there is one at a time."""
 
     def __init__(
         self,
@@ -97,7 +73,9 @@ class Session(Timers):
         self.when_output: Callable[[], None] = _nothing
         self.when_ready: Callable[[], None] = _nothing
         self.when_silent: Callable[[DanubeError], None] = _ignore
+        self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
+        self.brokers = Brokers(self)
         self._hello = wire.Hello(client=client, token=token)
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
@@ -206,6 +184,15 @@ class Session(Timers):
         bound = min(BACKOFF_FIRST_NS << min(attempt, 10), BACKOFF_LAST_NS)
         return int(bound * (0.5 + self._jitter() / 2))
 
+    def pause_before_ns(self, attempt: int) -> int:
+        """A pause before attempt 0, 1, ... to open a partition: none before the first.
+
+        The brokers of a cluster keep the question while there is no owner, so it is asked again soon.
+        """
+        if not attempt:
+            return 0
+        return self.pause_ns(min(attempt - 1, CLUSTER_ATTEMPTS_MAX) if self.brokers.known else attempt - 1)
+
     def fail(self, error: DanubeError) -> None:
         """End for good: everything that waits fails with ``error``, and so does every later call."""
         if self.failure is not None:
@@ -221,6 +208,8 @@ class Session(Timers):
             opened.on_session_failed(error)
         for request in requests:
             request.on_error(error)
+        if self.brokers.home is self:
+            self.brokers.fail(error)
 
     def abandon(self, error: DanubeError) -> None:
         """Refuse every later call with ``error`` and write nothing more; nobody is told."""
@@ -228,6 +217,24 @@ class Session(Timers):
         self.ready = self._open = False
         self._output = []
         self._dirty = {}
+
+    def sibling(self) -> Session:
+        """A session of the same client with another broker."""
+        other = Session(
+            reconnect_timeout_ns=self._reconnect_timeout_ns, request_timeout_ns=self.request_timeout_ns,
+            now_ns=self.now_ns, jitter=self._jitter,
+        )  # fmt: skip
+        other.statistics, other.brokers, other._hello = self.statistics, self.brokers, self._hello
+        return other
+
+    @property
+    def in_use(self) -> bool:
+        """Whether producers, consumers or requests need it."""
+        return bool(self._opened or self._awaited or self._waiting)
+
+    def opened(self) -> list[Opened]:
+        """The producers and consumers of partitions that are served here."""
+        return list(self._opened)
 
     def check_usable(self) -> None:
         if self.failure is not None:
@@ -415,7 +422,7 @@ class Session(Timers):
         self._lost_since_ns = -1
         self._attempts = 0
         self._pinged = False
-        self._listening = self.call_at(self.now_ns() + SILENCE_NS, self._listen)
+        self._listening = self.call_at(self.now_ns() + self.silence_ns, self._listen)
         waiting, self._waiting = self._waiting, {}
         for opened in list(self._opened):
             opened.on_connected()
@@ -434,12 +441,12 @@ class Session(Timers):
             self.when_silent(
                 ConnectionFailed(
                     "the connection to the broker was lost",
-                    why=f"it answered nothing for {SILENCE_NS * 2 // 1_000_000_000} s",
+                    why=f"it answered nothing for {self.silence_ns * 2 // 1_000_000_000} s",
                 )
             )
             return
         self._heard = False
-        self._listening = self.call_at(self.now_ns() + SILENCE_NS, self._listen)
+        self._listening = self.call_at(self.now_ns() + self.silence_ns, self._listen)
 
     def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
         if correlation:

@@ -159,8 +159,9 @@ def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
             why=f"the producer asked for reliable={options.reliable}",
             hint="leave reliable out to take the topic as it is",
         )
+    session.brokers.learn(view)
     partitions = [
-        PartitionProducer(session, options.name, name, index, options.timeout_ns)
+        PartitionProducer(session.brokers.serving(view, index), options.name, name, index, options.timeout_ns)
         for index, name in enumerate(view.partitions)
     ]
     yield from _open_all(session, partitions, f"opening the producer on {options.topic}")
@@ -184,9 +185,10 @@ def open_consumer(
     size_bytes = max(options.prefetch_bytes // len(view.partitions), PREFETCH_BYTES_MIN)
     size_bytes = min(size_bytes, options.prefetch_bytes)
     records = options.prefetch_records or WINDOW_FIRST
+    session.brokers.learn(view)
     partitions = [
         PartitionConsumer(
-            session,
+            session.brokers.serving(view, index),
             wire.Subscribe(
                 partition=name,
                 subscription=options.subscription,
@@ -236,10 +238,11 @@ def _time_out(
     partitions: Sequence[PartitionProducer | PartitionConsumer], what: str, timeout_ns: int
 ) -> None:
     for partition in partitions:
+        error = partition.last_error
         partition.opened.fail(
             OperationTimeout(
                 f"{what} took longer than {timeout_ns / 1e9:g} s",
-                why=str(partition.last_error or "the broker did not answer"),
-                hint="try again, or look at the broker's log",
+                why=str(error or "the broker did not answer"),
+                hint=getattr(error, "hint", "") or "try again, or look at the broker's log",
             )
         )

@@ -27,7 +27,7 @@ from danube.client.session import Session
 from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
-from danube.errors import ClosedError, Damage, DanubeError
+from danube.errors import ClosedError, Damage, DanubeError, OwnerMoved
 
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
@@ -291,18 +291,40 @@ class PartitionConsumer:
                 self.session.mark_dirty(self)
             self.opened.resolve(request.value)
             return
-        self.last_error = error
+        if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
+            self.last_error = error
         self.session.drop_handle(handle)
         if isinstance(error, DanubeError) and not error.retryable:
             self._fail(error)
         elif self.session.ready:
-            self._reopen()
+            self._reopen(error)
 
-    def _reopen(self) -> None:
+    def _reopen(self, error: BaseException) -> None:
+        """Subscribe again after a pause, where ``error`` points to."""
         self._forget_deliveries()
-        pause_ns = self.session.pause_ns(self._attempts - 1) if self._attempts else 0
+        self._go_to(self.session.brokers.after(self.session, error))
+        self._open_later()
+
+    def _open_later(self) -> None:
+        session = self.session
+        pause_ns = session.pause_before_ns(self._attempts)
         self._attempts += 1
-        self._retry = self.session.call_at(self.session.now_ns() + pause_ns, self._open)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = session.call_at(session.now_ns() + pause_ns, self._open)
+
+    def _go_to(self, session: Session) -> None:
+        """Be served by another broker from now on."""
+        if session is not self.session:
+            self.session.unregister(self)
+            self.session = session
+            session.register(self)
+
+    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
+        if not self._closed:
+            self.last_error = error
+            self._go_to(home)
+            self._open_later()
 
     def _forget_deliveries(self) -> None:
         """What was prefetched on the old subscription will come again."""
@@ -326,7 +348,7 @@ class PartitionConsumer:
         if self._closed:
             return
         if error.retryable:
-            self._reopen()
+            self._reopen(error)
         else:
             self._fail(error)
 

@@ -23,24 +23,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 from danube.clock import monotonic_ns
 from danube.cluster import log_file
+from danube.cluster.acceptance import accept
 from danube.cluster.log_file import ENTRY_BYTES_MAX
 from danube.core.commands import (
     Change,
     Command,
-    NamespaceCreated,
-    NamespaceDeleted,
-    OtherCommand,
-    TopicCommand,
-    TopicRecord,
+    Outcome,
     decode_commands,
-    encode_command,
     join_commands,
 )
 from danube.core.metadata import Metadata
+from danube.core.metadata_snapshot import version_of
+from danube.core.outcomes import outcome_of
+from danube.core.ports import Consensus
 from danube.errors import (
     CallerError,
     ClosedError,
@@ -53,18 +52,13 @@ from danube.errors import (
     StorageFull,
     broken,
 )
-from danube.limits import (
-    METADATA_COMMANDS_PER_ENTRY_MAX,
-    MIB,
-    TOPICS_MAX,
-)
+from danube.limits import MIB, TOPICS_MAX
 
 COMPACT_BYTES_MIN: Final = 4 * MIB
 COMPACT_RATIO: Final = 4
 LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_POLL_S: Final = 0.001
 _CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
-_LIST_BYTES: Final = 5  # what a MessagePack list takes besides its elements
 
 
 class Statistics(NamedTuple):
@@ -75,15 +69,7 @@ class Statistics(NamedTuple):
     compaction_failure_count: int
 
 
-class _Accepted(NamedTuple):
-    """A command on its way into an entry, and the place of its result."""
-
-    place: int
-    command: Command
-    encoded: bytes
-
-
-class LocalLog:
+class LocalLog(Consensus):
     """The Consensus port over files in ``directory``, which is made (0700) where it is missing.
 
     With ``create`` False a missing log is NotFound; use it where losing the log would be noticed too
@@ -151,32 +137,14 @@ class LocalLog:
 
     # Propose
 
-    @overload
-    def propose(self, command: TopicCommand) -> TopicRecord: ...
-
-    @overload
-    def propose(self, command: OtherCommand) -> None: ...
-
-    def propose(self, command: Command) -> TopicRecord | None:
-        """Make one command durable and apply it; blocks for the lock and a sync (some ms).
-
-        Returns the topic that was made, changed or deleted, or the one that was there.  Raises a
-        CallerError where the command is not allowed; StorageFull or StorageFailed when it was not
-        stored; OperationTimeout when another process keeps the lock.
-        """
-        result = self.propose_many([command])[0]
-        if isinstance(result, DanubeError):
-            raise result
-        return result
-
-    def propose_many(self, commands: Sequence[Command]) -> list[TopicRecord | DanubeError | None]:
+    def propose_many(self, commands: Sequence[Command]) -> list[Outcome]:
         """Like propose for each in turn, with one sync for as many of them as one entry holds.
 
         Where a command is refused, or its entry could not be stored, the error stands in its place.
         """
         if len(self._changes) > _CHANGES_WAITING_MAX:
             raise Overloaded("too many metadata changes wait to be taken", hint="call refresh")
-        results: list[TopicRecord | DanubeError | None] = [None] * len(commands)
+        results: list[Outcome] = [None] * len(commands)
         with self._locked(), self._storage_errors():
             self._catch_up()
             self._mend_tail()
@@ -186,11 +154,9 @@ class LocalLog:
             self._compact_if_grown()
         return results
 
-    def _propose_entry(
-        self, commands: Sequence[Command], start: int, results: list[TopicRecord | DanubeError | None]
-    ) -> int:
+    def _propose_entry(self, commands: Sequence[Command], start: int, results: list[Outcome]) -> int:
         """Check, store and apply the commands from ``start`` on that make up one entry; return their end."""
-        accepted, end = self._accept(commands, start, results)
+        accepted, end = accept(self._state, commands, start, results, ENTRY_BYTES_MAX)
         if not accepted:
             return end
         completed = False
@@ -209,34 +175,6 @@ class LocalLog:
             if not completed:
                 self.close()
         return end
-
-    def _accept(
-        self, commands: Sequence[Command], start: int, results: list[TopicRecord | DanubeError | None]
-    ) -> tuple[list[_Accepted], int]:
-        """The commands of one entry that would change something, and the place after the last one looked
-        at; the results of all others are filled in."""
-        end = min(start + METADATA_COMMANDS_PER_ENTRY_MAX, len(commands))
-        # Later commands may depend on earlier ones that are not stored yet, so a copy runs ahead.
-        ahead = self._state if end - start == 1 else self._state.copy()
-        accepted: list[_Accepted] = []
-        free_bytes = ENTRY_BYTES_MAX - _LIST_BYTES
-        for place in range(start, end):
-            command = commands[place]
-            try:
-                if not ahead.check(command):
-                    results[place] = _topic_named(ahead, command)
-                    continue
-                encoded = encode_command(command)
-            except CallerError as error:
-                results[place] = error
-                continue
-            if len(encoded) > free_bytes:
-                return accepted, place
-            if ahead is not self._state:
-                ahead.apply(ahead.version + 1, command)
-            free_bytes -= len(encoded)
-            accepted.append(_Accepted(place, command, encoded))
-        return accepted, end
 
     def _append_or_forget(self, content: bytes) -> StorageFull | StorageFailed | None:
         try:
@@ -276,13 +214,10 @@ class LocalLog:
             self._descriptor_failed = True
             raise
 
-    def _apply(self, command: Command) -> TopicRecord | None:
+    def _apply(self, command: Command) -> Outcome:
         changes = self._state.apply(self._state.version + 1, command)
         self._changes.extend(changes)
-        for change in changes:
-            if not isinstance(change, NamespaceCreated | NamespaceDeleted):
-                return change.record
-        return _topic_named(self._state, command)
+        return outcome_of(self._state, command, changes)
 
     # Refresh
 
@@ -338,15 +273,32 @@ class LocalLog:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             head = log_file.read_head(descriptor, self._path)
-            state = Metadata.restore(head.snapshot)
-            if state.version < self._state.version:
-                raise self._damage("the file was replaced by an older one")
+            if self._descriptor < 0 or version_of(head.snapshot) > self._state.version:
+                state, position = Metadata.restore(head.snapshot), head.entries_start
+            else:  # what is here goes on: only the place has to be found
+                state, position = self._state, self._place_in(descriptor, head)
         except BaseException:
             os.close(descriptor)
             raise
-        self._changes += state.changes_since(self._state)
-        self._state = state
+        if state is not self._state:
+            self._changes += state.changes_since(self._state)
+            self._state = state
         self._install(descriptor, head.generation, head.entries_start)
+        self._position = position
+
+    def _place_in(self, descriptor: int, head: log_file.FileHead) -> int:
+        """Where the first command lies in another file that is not applied here yet."""
+        committed_end = log_file.read_mark(descriptor, self._path)
+        content = log_file.read_all(descriptor, head.entries_start, committed_end, self._path)
+        version, position = version_of(head.snapshot), head.entries_start
+        for entry in log_file.committed_entries(content, head.entries_start, self._path):
+            if version >= self._state.version:
+                break
+            version += len(decode_commands(entry.content))
+            position = entry.end
+        if version != self._state.version:
+            raise self._damage("the file was replaced by an older one")
+        return position
 
     def _install(self, descriptor: int, generation: int, entries_start: int) -> None:
         former, self._descriptor = self._descriptor, descriptor
@@ -486,7 +438,3 @@ class LocalLog:
 
     def _damage(self, why: str) -> Damage:
         return log_file.damage(self._path, self._position, why)
-
-
-def _topic_named(state: Metadata, command: Command) -> TopicRecord | None:
-    return state.topic(command.topic) if isinstance(command, TopicCommand) else None

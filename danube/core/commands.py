@@ -3,18 +3,32 @@
 A *command* is a proposed edit; it is stored and replicated as MessagePack.  A *change* is what one
 applied command did.  Everything is stored in full, defaults included: a default that moves in a
 later version must not move the topics that were made under the old one.
+
+Those of the cluster are in :mod:`danube.core.cluster_commands`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
+from danube.core.cluster_commands import (
+    AnyClusterCommand,
+    ClusterChange,
+    ClusterRecord,
+    CompareAndSet,
+    PutKey,
+)
 from danube.core.policy import FailurePolicy, TopicPolicy
-from danube.errors import LimitExceeded, StorageIncompatible
+from danube.errors import DanubeError, InvalidArgument, InvalidName, LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
-from danube.limits import METADATA_COMMAND_BYTES_MAX, METADATA_SCHEMA_COMMAND_BYTES_MAX
+from danube.limits import (
+    METADATA_COMMAND_BYTES_MAX,
+    METADATA_KEY_COMMAND_BYTES_MAX,
+    METADATA_SCHEMA_COMMAND_BYTES_MAX,
+)
 
 
 class TopicSchema(msgspec.Struct, frozen=True):
@@ -214,7 +228,7 @@ NamespaceCommand = CreateNamespace | DeleteNamespace
 SchemaCommand = RegisterSchema | DeleteSchemaVersion | DeleteSubject | SetCompatibility
 AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding
 OtherCommand = NamespaceCommand | SchemaCommand | AccessCommand | KnowConsumer
-Command = TopicCommand | OtherCommand
+Command = TopicCommand | OtherCommand | AnyClusterCommand
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -265,8 +279,13 @@ class NamespaceDeleted(msgspec.Struct, frozen=True):
     namespace: str
 
 
-Change = TopicCreated | TopicDeleted | TopicUpdated | NamespaceCreated | NamespaceDeleted
+TopicChange = TopicCreated | TopicDeleted | TopicUpdated
+Change = TopicChange | NamespaceCreated | NamespaceDeleted | ClusterChange
 
+# What a proposer is told: the record that its command made, changed or found; or why nothing was done.
+Outcome = TopicRecord | ClusterRecord | DanubeError | None
+
+_SCALARS: Final = {int, float, str, bytes, bool, type(None)}
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Command])
 
@@ -284,11 +303,29 @@ def in_full(value: Any) -> Any:
     return value
 
 
+@cache
+def _flat(kind: type[msgspec.Struct]) -> bool:
+    """Whether the encoder by itself writes every field: the usual commands need no detour then."""
+    named = get_type_hints(kind).values()
+    return not kind.__struct_config__.omit_defaults and all(
+        set(get_args(one) or (one,)) <= _SCALARS for one in named
+    )
+
+
 def encode_command(command: Command) -> bytes:
-    """The command in full; raises LimitExceeded where it is larger than any sound one of its kind."""
-    encoded = _encoder.encode(in_full(command))
-    schema = isinstance(command, RegisterSchema)
-    limit = METADATA_SCHEMA_COMMAND_BYTES_MAX if schema else METADATA_COMMAND_BYTES_MAX
+    """The command in full; raises a CallerError where it is larger than any sound one of its kind, or
+    holds what cannot be stored."""
+    try:
+        encoded = _encoder.encode(command if _flat(type(command)) else in_full(command))
+    except UnicodeEncodeError as error:
+        raise InvalidName("a text is not Unicode", why=str(error)) from None
+    except OverflowError as error:
+        raise InvalidArgument("a number is out of range", why=str(error)) from None
+    limit = METADATA_COMMAND_BYTES_MAX
+    if isinstance(command, RegisterSchema):
+        limit = METADATA_SCHEMA_COMMAND_BYTES_MAX
+    elif isinstance(command, PutKey | CompareAndSet):
+        limit = METADATA_KEY_COMMAND_BYTES_MAX
     if len(encoded) > limit:
         why = f"it has {len(encoded)} bytes; the limit is {limit}"
         raise LimitExceeded("metadata command is too large", why=why, limit=limit)
@@ -304,7 +341,7 @@ def decode_commands(content: bytes | memoryview) -> list[Command]:
     """The commands of a joined list; raises StorageIncompatible for what this version cannot read."""
     try:
         return _decoder.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StorageIncompatible(
             "metadata command cannot be read", why=str(error), hint="it was written by a newer version"
         ) from None

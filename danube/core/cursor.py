@@ -3,9 +3,10 @@
 The store that keeps the bytes adds the checksum.  Little-endian:
 
     position  size  field
-           0     1  version        1
+           0     1  version        1; 2 with wide ranges
            1     1  mode           see grants.Mode
-           2     1  form           0: ranges, 1: bitmap; the smaller is written
+           2     1  form           0: ranges, 1: bitmap; the smaller is written; 2: wide ranges, where
+                                   a gap or a range has 2**32 records and more
            3     1  flags          bit 0: a failure policy follows
            4     4  max_unacked    0: the topic's
            8     8  ack_floor
@@ -14,10 +15,10 @@ The store that keeps the bytes adds the checksum.  Little-endian:
           24        policy         padded to 8
                     acked          ranges: uint32[count][2], the gap since the last end (first: since
                                    ack_floor) and the length; bitmap: bit i, least significant first,
-                                   says whether ack_floor + i is acked
+                                   says whether ack_floor + i is acked; wide ranges: uint64[count][2]
 
-A hole therefore costs 8 bytes at most.  Only the first ACKED_RANGES_STORED_MAX ranges are stored:
-leaving a range out repeats its records after a crash, and loses none.
+A range therefore costs 8 bytes at most, a wide one 16.  Only the first ACKED_RANGES_STORED_MAX ranges are
+stored: leaving a range out repeats its records after a crash, and loses none.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ from danube.errors import Damage, StorageIncompatible
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
 
 VERSION: Final = 1
+VERSION_WIDE: Final = 2
 _HEAD: Final = struct.Struct("<BBBBIQII")
 _RANGES: Final = 0
 _BITMAP: Final = 1
+_WIDE: Final = 2
 _POLICY: Final = 1
+_FORMS: Final = {VERSION: (_RANGES, _BITMAP), VERSION_WIDE: (_WIDE,)}
 _OFFSET_MAX: Final = 1 << 62
 _BITS_MAX: Final = MAX_UNACKED_LIMIT * 2
 _policy_decoder = msgspec.msgpack.Decoder(FailurePolicy)
@@ -69,12 +73,19 @@ class CursorState:
         return cls(mode, offset, no_ranges(), max_unacked, failure)
 
     def encode(self) -> bytes:
-        """The bytes above; at most 8 * ACKED_RANGES_STORED_MAX and the policy."""
+        """The bytes above; at most 16 * ACKED_RANGES_STORED_MAX and the policy."""
         policy = b"" if self.failure is None else msgspec.msgpack.encode(self.failure)
         form, count, body = _encode_ranges(self.acked[:ACKED_RANGES_STORED_MAX], self.ack_floor)
         flags = 0 if self.failure is None else _POLICY
         head = _HEAD.pack(
-            VERSION, self.mode, form, flags, self.max_unacked, self.ack_floor, len(policy), count
+            VERSION_WIDE if form == _WIDE else VERSION,
+            self.mode,
+            form,
+            flags,
+            self.max_unacked,
+            self.ack_floor,
+            len(policy),
+            count,
         )
         return head + policy + bytes(-len(policy) % 8) + body
 
@@ -84,10 +95,10 @@ class CursorState:
         if len(encoded) < _HEAD.size:
             raise Damage("stored cursor is cut", size=len(encoded))
         version, mode, form, flags, max_unacked, floor, policy_size, count = _HEAD.unpack_from(encoded)
-        if version != VERSION:
+        if version not in (VERSION, VERSION_WIDE):
             raise StorageIncompatible(f"stored cursor has version {version}", hint="start a newer Danube")
         body_start = _HEAD.size + policy_size + (-policy_size % 8)
-        if mode > max(Mode) or form > _BITMAP or flags > _POLICY or floor > _OFFSET_MAX:
+        if mode > max(Mode) or form not in _FORMS[version] or flags > _POLICY or floor > _OFFSET_MAX:
             raise Damage("stored cursor is malformed", mode=mode, form=form, flags=flags, ack_floor=floor)
         if len(encoded) < body_start:
             raise Damage("stored cursor is cut", size=len(encoded))
@@ -108,23 +119,25 @@ def _encode_ranges(acked: Offsets, floor: int) -> tuple[int, int, bytes]:
         bits = np.cumsum(steps[:-1], dtype=np.int8)
         return _BITMAP, span, np.packbits(bits, bitorder="little").tobytes()
     edges = np.diff(acked.reshape(-1), prepend=floor)
-    # A gap of 2**32 records ends what is stored: the ranges above are repeated after a crash.
-    wide = np.flatnonzero(edges >= 1 << 32)
-    count = int(wide[0]) // 2 if len(wide) else len(acked)
-    return _RANGES, count, edges[: 2 * count].astype("<u4").tobytes()
+    if (edges >= 1 << 32).any():
+        return _WIDE, len(acked), edges.astype("<u8").tobytes()
+    return _RANGES, len(acked), edges.astype("<u4").tobytes()
 
 
 def _decode_ranges(form: int, count: int, body: bytes, floor: int) -> Offsets:
-    size = (count + 7) // 8 if form == _BITMAP else 8 * count
+    size = {_RANGES: 8 * count, _BITMAP: (count + 7) // 8, _WIDE: 16 * count}[form]
     if size != len(body) or count > (_BITS_MAX if form == _BITMAP else ACKED_RANGES_STORED_MAX):
         raise Damage("stored cursor's ranges have the wrong size", count=count, size=len(body))
     if form == _BITMAP:
         bits = np.unpackbits(np.frombuffer(body, np.uint8), count=count, bitorder="little")
         return ranges_of(bits.view(np.bool_), floor)
-    edges = np.frombuffer(body, "<u4").astype(np.int64)
-    if count and not edges.all():
-        raise Damage("stored cursor has an empty range", count=count)
-    return (np.cumsum(edges) + floor).reshape(-1, 2)
+    edges = np.frombuffer(body, "<u8" if form == _WIDE else "<u4")
+    if count and (not edges.all() or int(edges.max()) > _OFFSET_MAX):
+        raise Damage("stored cursor has a range that cannot be", count=count)
+    acked = (np.cumsum(edges.astype(np.int64)) + floor).reshape(-1, 2)
+    if len(acked) and (int(acked.min()) < 0 or int(acked.max()) > _OFFSET_MAX):
+        raise Damage("stored cursor has ranges that cannot be", count=count)
+    return acked
 
 
 def _decode_policy(encoded: bytes) -> FailurePolicy:

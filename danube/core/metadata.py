@@ -12,8 +12,9 @@ and system are always there;  a namespace is deleted only when it is empty.
 
 Parts with rules of their own: schemas (:mod:`danube.core.registry`), roles and bindings
 (:mod:`danube.core.access`), consumers that clients know by a number
-(:mod:`danube.core.known_consumers`).  What belongs to a topic (its schema, its subscriptions' settings,
-its known consumers) goes with it.  Bytes: :mod:`danube.core.metadata_snapshot`.
+(:mod:`danube.core.known_consumers`), and what only a cluster has (:mod:`danube.core.cluster_state`).  What
+belongs to a topic (its schema, its subscriptions' settings, its known consumers, who owns its partitions)
+goes with it.  Bytes: :mod:`danube.core.metadata_snapshot`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import re
 from itertools import islice
 from typing import Final
 
-from danube.core import metadata_snapshot
+from danube.core import metadata_changes, metadata_snapshot
 from danube.core.access import Access
+from danube.core.cluster_commands import ClusterCommand
+from danube.core.cluster_state import ClusterState
 from danube.core.commands import (
     AccessCommand,
     AddPartitions,
@@ -47,6 +50,7 @@ from danube.core.commands import (
     TopicCommand,
     TopicCreated,
     TopicDeleted,
+    TopicEdit,
     TopicRecord,
     TopicUpdated,
     UpdatePolicy,
@@ -84,8 +88,8 @@ _SUGGESTION_CANDIDATES_MAX: Final = 200
 class Metadata:
     """All that one broker or cluster agreed on.  ``version`` is the index of the last applied command."""
 
-    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "consumers", "next_topic_id",
-                 "registry", "settings_count", "version")  # fmt: skip
+    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "cluster", "consumers",
+                 "next_topic_id", "registry", "settings_count", "version")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0
@@ -97,6 +101,7 @@ class Metadata:
         self.registry = Registry()
         self.access = Access()
         self.consumers = KnownConsumers()
+        self.cluster = ClusterState()
 
     # Lookup
 
@@ -192,6 +197,8 @@ class Metadata:
 
     def check(self, command: Command) -> bool:
         """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        if isinstance(command, ClusterCommand):
+            return self.cluster.check(command, self._partitions_with_id)
         if isinstance(command, SchemaCommand):
             return self.registry.check(command)
         if isinstance(command, AccessCommand):
@@ -334,6 +341,8 @@ class Metadata:
         if index != self.version + 1:
             broken("a metadata command is out of order", index=index, version=self.version)
         self.version = index
+        if isinstance(command, ClusterCommand):
+            return [*self.cluster.apply(index, command, self._partitions_with_id)]
         if isinstance(command, SchemaCommand):
             self.registry.apply(index, command)
             return []
@@ -347,9 +356,11 @@ class Metadata:
         if self._unneeded(command):
             return []
         self._refuse(command)
+        if isinstance(command, DeleteTopic):
+            return self._remove(self.topic(command.topic))
         return [self._change(command)]
 
-    def _change(self, command: TopicCommand | NamespaceCommand) -> Change:
+    def _change(self, command: CreateTopic | TopicEdit | NamespaceCommand) -> Change:
         """Carry out what is needed and allowed."""
         match command:
             case CreateTopic():
@@ -359,10 +370,6 @@ class Metadata:
                 self.next_topic_id += 1
                 self._install(record)
                 return TopicCreated(record)
-            case DeleteTopic():
-                record = self.topic(command.topic)
-                self._remove(record)
-                return TopicDeleted(record)
             case CreateNamespace():
                 self._namespaces[command.namespace] = {}
                 return NamespaceCreated(command.namespace)
@@ -404,13 +411,19 @@ class Metadata:
         self._by_id[record.topic_id] = record
         self._count(record, 1)
 
-    def _remove(self, record: TopicRecord) -> None:
+    def _remove(self, record: TopicRecord) -> list[Change]:
         namespace, _ = check_topic_name(record.topic)
         del self._namespaces[namespace][record.topic]
         del self._by_id[record.topic_id]
         self._count(record, -1)
         for consumer_id in self.consumers.ids_of(record.topic_id):
             self.consumers.forget(consumer_id)
+        return [TopicDeleted(record), *self.cluster.forget_topic(record.topic_id, record.partition_count)]
+
+    def _partitions_with_id(self, topic_id: int) -> int:
+        """Partitions of the topic of this id; 0 where there is none."""
+        record = self._by_id.get(topic_id)
+        return record.partition_count if record is not None else 0
 
     def _count(self, record: TopicRecord, change: int) -> None:
         """A topic with this schema and these settings is there (1), or no longer (-1)."""
@@ -431,32 +444,28 @@ class Metadata:
         other.settings_count = self.settings_count
         other.registry, other.access = self.registry.copy(), self.access.copy()
         other.consumers = self.consumers.copy()
+        if self.cluster.used:
+            other.cluster = self.cluster.copy()
         return other
 
     def changes_since(self, earlier: Metadata) -> list[Change]:
-        """What turns ``earlier``'s topics into this machine's, in an order in which it can be done."""
-        changes: list[Change] = []
-        for topic_id, record in earlier._by_id.items():
-            if topic_id not in self._by_id:
-                changes.append(TopicDeleted(record))
+        """What turns ``earlier`` into this machine, in an order in which it can be done."""
+        changes: list[Change] = [*metadata_changes.topic_deletions(earlier._by_id, self._by_id)]
         changes.extend(NamespaceDeleted(name) for name in earlier._namespaces if name not in self._namespaces)
         changes.extend(NamespaceCreated(name) for name in self._namespaces if name not in earlier._namespaces)
-        for topic_id, record in self._by_id.items():
-            former = earlier._by_id.get(topic_id)
-            if former is None:
-                changes.append(TopicCreated(record))
-            elif former != record:
-                changes.append(TopicUpdated(record))
+        changes += metadata_changes.topic_additions(earlier._by_id, self._by_id)
+        changes += metadata_changes.cluster_changes(earlier.cluster, self.cluster, self.version)
         return changes
 
     def snapshot(self) -> bytes:
         """The whole machine as bytes; equal machines give equal bytes."""
-        topics = [record for _, record in sorted(self._by_id.items())]
+        topics = [self._by_id[topic_id] for topic_id in sorted(self._by_id)]
         return metadata_snapshot.encode(
             Stored(
                 self.version, self.next_topic_id, sorted(self._namespaces), topics,
                 self.registry.next_schema_id, self.registry.stored(),
                 list(self.consumers), self.access.roles(), self.access.bindings(),
+                self.cluster if self.cluster.used else None,
             )
         )  # fmt: skip
 
@@ -470,6 +479,7 @@ class Metadata:
         machine.registry.load(stored.next_schema_id, stored.subjects)
         machine.access.load(stored.roles, stored.bindings)
         machine.consumers.load(stored.known)
+        machine.cluster = stored.cluster or machine.cluster
         for record in stored.topics:
             machine._install(record)
         return machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, overload
 
-from danube.core.commands import Change, Command, OtherCommand, TopicCommand, TopicRecord
+from danube.core.cluster_commands import AnyClusterCommand, ClusterRecord
+from danube.core.commands import Change, Command, OtherCommand, Outcome, TopicCommand, TopicRecord
 from danube.core.metadata import Metadata
 from danube.errors import DanubeError
 
@@ -21,7 +22,7 @@ class Clock(Protocol):
 
 
 class Consensus(Protocol):
-    """The metadata machine behind an agreed, durable order of commands.
+    """The metadata machine behind an agreed, durable order of commands.  Its logs inherit ``propose``.
 
     ``state`` is the machine as far as it was applied here; it is read freely and never changed by
     the reader, and it may be replaced by another object, so it is not kept across calls.
@@ -41,14 +42,22 @@ class Consensus(Protocol):
     @overload
     def propose(self, command: OtherCommand) -> None: ...
 
-    def propose(self, command: Command) -> TopicRecord | None:
-        """Make a command durable, then apply it; return the topic it made, changed or deleted.
+    @overload
+    def propose(self, command: AnyClusterCommand) -> ClusterRecord | None: ...
 
-        Blocks.  Raises a CallerError where the command is not allowed (nothing was done) and
-        Unavailable where its outcome is not known.
+    def propose(self, command: Command) -> TopicRecord | ClusterRecord | None:
+        """Make a command durable, then apply it; return what :mod:`danube.core.outcomes` says of it.
+
+        Blocks.  Raises a CallerError where the command is not allowed (nothing was done), StorageFull
+        or StorageFailed where it was not stored, OperationTimeout where another process keeps the log,
+        and Unavailable where its outcome is not known.
         """
+        result = self.propose_many([command])[0]
+        if isinstance(result, DanubeError):
+            raise result
+        return result
 
-    def propose_many(self, commands: Sequence[Command]) -> list[TopicRecord | DanubeError | None]:
+    def propose_many(self, commands: Sequence[Command]) -> list[Outcome]:
         """Like propose for each in turn, made durable together; a refusal takes its command's place."""
 
     def refresh(self) -> list[Change]:

@@ -110,6 +110,11 @@ class Subscription:
         return self._window.floor
 
     @property
+    def settled_end(self) -> int:
+        """Below it nothing is left to deliver now."""
+        return self._window.floor
+
+    @property
     def in_flight_count(self) -> int:
         return self._window.counts[IN_FLIGHT]
 

@@ -86,6 +86,7 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     worker: int = 0
     frame_bytes_max: int = FRAME_BYTES_MAX
     publish_credit_bytes: int = 0  # un-answered PUBLISH bytes this connection may have in flight
+    address: str = ""  # in a cluster: host:port by which other brokers name this one
 
 
 class Lookup(msgspec.Struct, omit_defaults=True):
@@ -99,12 +100,17 @@ class Lookup(msgspec.Struct, omit_defaults=True):
 
 
 class TopicView(msgspec.Struct, omit_defaults=True):
+    """In a cluster ``owners`` says where each partition is served: host:port, or "" for this broker or
+    nobody; ``brokers`` are the addresses of all that are there."""
+
     topic: str
     topic_id: int
     partitions: list[str]  # physical names, one for a topic that is not partitioned
     reliable: bool
     durability: str
     max_record_bytes: int
+    owners: list[str] = []
+    brokers: list[str] = []
 
 
 class OpenProducer(msgspec.Struct, omit_defaults=True):
@@ -157,11 +163,15 @@ class Nack(msgspec.Struct, omit_defaults=True):
 
 
 class Admin(msgspec.Struct, omit_defaults=True):
-    """``partition`` routes the request to the partition's owner; "" is answered by any worker."""
+    """``partition`` routes the request to the partition's owner; "" is answered by any worker.
+
+    A broker that is not the owner asks it, with ``forwarded``, which is asked no further.
+    """
 
     op: str
     partition: str = ""
     args: dict[str, Any] = {}
+    forwarded: bool = False
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):

@@ -55,6 +55,7 @@ class Counter(IntEnum):
     CONSUMERS_OPEN = 33
     SCHEMA_REJECTED = 34  # records refused because they break their topic's schema
     SCHEMA_WARNINGS = 35  # records that break it and were let through
+    BACKLOG_RECORDS = 36  # above the ack floors of all subscriptions, a moment ago
 
 
 class State(IntEnum):
@@ -74,6 +75,7 @@ GAUGES: Final = (
     Counter.SUBSCRIPTIONS_OPEN,
     Counter.PRODUCERS_OPEN,
     Counter.CONSUMERS_OPEN,
+    Counter.BACKLOG_RECORDS,
 )
 
 if len(Counter) * 8 > COUNTER_BLOCK_BYTES:

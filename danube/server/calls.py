@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from danube.broker.identity import broker_id
 from danube.broker.listeners import address_text
-from danube.errors import DanubeError
+from danube.cluster.controller_client import ControllerClient
+from danube.errors import DanubeError, OwnerMoved, TopicNotFound
 from danube.server.broker_session import BrokerSession
 
 if TYPE_CHECKING:
-    from danube.broker.proposals import Outcome
     from danube.broker.worker import Worker
+    from danube.cluster.calls import Answer, Request
     from danube.config import BrokerConfig
-    from danube.core.commands import Command
+    from danube.core.commands import Command, Outcome
     from danube.core.metadata import Metadata
     from danube.server.services import ports
 
+OWNER_WAIT_S = 1.0
+OWNER_POLL_S = 0.02
+CONTROLLER_TIMEOUT_S = 11.0  # it gives up itself a moment before
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 
 
@@ -49,7 +53,7 @@ class BrokerCalls:
     def __init__(self, worker: Worker, session: BrokerSession) -> None:
         self._worker = worker
         self._session = session
-        self.broker_id = broker_id(worker.data_dir)
+        self.broker_id = broker_id(worker.data_dir, clustered=self.clustered)
         self.ask = session.ask
         self.ask_partition = session.ask_partition
 
@@ -89,10 +93,52 @@ class BrokerCalls:
         self._worker.proposals.submit(command, committed)
         return await future
 
+    @property
+    def clustered(self) -> bool:
+        return bool(self._worker.context.controller_address)
+
+    async def ask_controller(self, request: Request) -> Answer:
+        """In a thread of its own: the controller may wait for the other members."""
+        client = ControllerClient(self._worker.context.controller_address)
+        try:
+            return await asyncio.to_thread(client.ask, request, CONTROLLER_TIMEOUT_S)
+        finally:
+            client.close()
+
+    async def served_at(self, topic_id: int, partition: int) -> str:
+        """URL of another broker that serves a partition; "" where this one does.
+
+        Waits a moment while nobody does, as of a topic that was just made, and raises NotFound then: that
+        is what clients look up again for.
+        """
+        cluster = self._worker.cluster
+        if cluster is None:
+            return ""
+        directory = cluster.directory
+        deadline_s = asyncio.get_running_loop().time() + OWNER_WAIT_S
+        while (elsewhere := directory.elsewhere(topic_id, partition)) is not None:
+            owner = directory.owner(topic_id, partition)
+            if isinstance(elsewhere, OwnerMoved) and owner is not None:
+                return f"{self._scheme}://{owner.grpc_address}"
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise TopicNotFound(
+                    "the topic is served by nobody now", why=elsewhere.why, hint="look it up again"
+                )
+            await asyncio.sleep(OWNER_POLL_S)
+        return ""
+
+    def serves(self, topic_id: int, partition: int) -> bool:
+        """Whether this broker is where clients of a partition belong."""
+        cluster = self._worker.cluster
+        return cluster is None or cluster.directory.elsewhere(topic_id, partition) is None
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.config.grpc.cert_file else "http"
+
     def address_for(self, call: ports.Call) -> str:
         """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
-        config = self.config.grpc
-        scheme = "https" if config.cert_file else "http"
+        config, scheme = self.config.grpc, self._scheme
         if config.advertised:
             return f"{scheme}://{config.advertised}"
         host, _, port = call.dialled.rpartition(":")

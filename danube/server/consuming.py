@@ -157,6 +157,8 @@ class Consuming:
         except BaseException:
             self._forget(consumer)
             raise
+        if not consumer.handle:  # closed in the turn in which it joined: nobody would say so again
+            raise OwnerMoved("the consumer was closed while it joined", hint="subscribe again")
         return consumer
 
     def find(self, consumer_id: int) -> GrpcConsumer | None:
@@ -177,7 +179,7 @@ class Consuming:
                     why="its topic or subscription was deleted, or it was never made",
                     hint="subscribe again",
                 )
-            consumer = await self.subscribe(identity, connection)
+            consumer = await self._subscribe_again(identity, connection)
         if stream.local_closed:  # the client went away meanwhile
             self.leave(consumer)
             return
@@ -186,6 +188,13 @@ class Consuming:
         connection.send_head(stream, RESPONSE_HEAD)
         share = CONNECTION_CREDIT_BYTES // len(self._by_connection[connection])
         self.credit(consumer, CREDIT_RECORDS, min(CREDIT_BYTES, share))
+
+    async def _subscribe_again(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+        try:
+            return await self.subscribe(identity, connection)
+        except OwnerMoved:
+            await asyncio.sleep(UNKNOWN_DELAY_S)
+            raise
 
     def credit(self, consumer: GrpcConsumer, records: int, size_bytes: int) -> None:
         if consumer.handle:

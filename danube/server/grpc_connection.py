@@ -22,8 +22,9 @@ from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSuppor
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.calls import Call
 from danube.server.consuming import GrpcConsumer
+from danube.server.half_open import tune_socket
 from danube.server.methods import Method, MethodKind
-from danube.server.native import HIGH_WATER_BYTES, tune_socket
+from danube.server.native import HIGH_WATER_BYTES
 from danube.server.receive_buffers import ReceiveBuffer
 from danube.server.request_stream import RequestStream, check_framing
 from danube.server.statuses import trailers_of
@@ -431,6 +432,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.flush()
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the connection with all that was to be sent."""
+        transport, self._transport = self._transport, None
+        self._http2.output = []
+        if transport is not None:
+            transport.abort()
 
 
 def _write_eof(transport: asyncio.Transport) -> None:

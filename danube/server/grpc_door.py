@@ -170,3 +170,9 @@ class GrpcDoor:
     def close_all(self) -> None:
         for connection in list(self.connections):
             connection.close()
+
+    def abort_all(self) -> None:
+        """Drop every connection, with what it was to be sent."""
+        self._dirty.clear()
+        for connection in list(self.connections):
+            connection.abort()

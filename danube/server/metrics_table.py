@@ -103,8 +103,51 @@ MOVER_RESTARTS: Final = Family(
     "danube_storage_mover_restarts_total", "counter", (), "How often the mover was replaced."
 )
 
+CONTROLLER_UP: Final = Family(
+    "danube_cluster_controller_up", "gauge", (), "1 if this host's controller answered, 0 if it did not."
+)
+LEADS: Final = Family(
+    "danube_cluster_leads", "gauge", (), "1 if this member leads; one of a cluster does, or none."
+)
+LED: Final = Family(
+    "danube_cluster_leader_known", "gauge", (), "1 if this member knows who leads, 0 if it does not."
+)
+ELECTION: Final = Family(
+    "danube_cluster_term", "gauge", (), "The term of the agreement; it grows with elections."
+)
+COMMIT_INDEX: Final = Family(
+    "danube_cluster_commit_index", "gauge", (), "The last entry that is known here to be agreed on."
+)
+APPLIED_INDEX: Final = Family(
+    "danube_cluster_applied_index", "gauge", (), "The last entry that this host's metadata holds."
+)
+MEMBERS: Final = Family("danube_cluster_members", "gauge", ("kind",), "Members by kind: voter or learner.")
+REACHED: Final = Family(
+    "danube_cluster_members_reached", "gauge", (), "Other members to which there is a connection."
+)
+LEASE_SECONDS: Final = Family(
+    "danube_cluster_lease_seconds", "gauge", (),
+    "For how long this broker may serve without another renewal; 0 when its lease is over.",
+)  # fmt: skip
+MOVING: Final = Family(
+    "danube_cluster_partitions_moving", "gauge", (),
+    "Partitions on their way to another broker; the leader tells it.",
+)  # fmt: skip
+COOLING: Final = Family(
+    "danube_cluster_partitions_cooling", "gauge", (),
+    "Partitions that were moved lately and stay for a while; the leader tells it.",
+)  # fmt: skip
+IMBALANCE: Final = Family(
+    "danube_cluster_imbalance", "gauge", (),
+    "The deviation of the brokers' loads by their mean, 0 when they are equal; the leader tells it.",
+)  # fmt: skip
+OF_THE_CLUSTER: Final = (
+    CONTROLLER_UP, LEADS, LED, ELECTION, COMMIT_INDEX, APPLIED_INDEX, MEMBERS, REACHED, LEASE_SECONDS,
+    MOVING, COOLING, IMBALANCE,
+)  # fmt: skip
+
 FAMILIES: Final[tuple[Family, ...]] = (
     BUILD_INFO, START_TIME, TOPICS_OWNED, *COUNTED.values(), WORKER_UP, WORKER_RESTARTS, TIERED,
     PENDING_BYTES, PENDING_SECONDS, HOST_PENDING_BYTES, HOST_PENDING_SECONDS, UNKNOWN_PARTITIONS, STORE_UP,
-    MOVER_UP, MOVER_RESTARTS, UPLOAD_SHARE,
+    MOVER_UP, MOVER_RESTARTS, UPLOAD_SHARE, *OF_THE_CLUSTER,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from danube.cluster.calls import ClusterStatus
 from danube.core.measured import HostMeasured
 from danube.server import metrics_table as table
 from danube.server.metrics_table import Family
@@ -38,6 +39,15 @@ class Observed:
     mover_starts: int
     store_answers: bool
     upload_share: float
+    member: ObservedMember | None = None  # where the broker is part of a cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedMember:
+    """This host's part of a cluster; without a ``status`` its controller did not answer."""
+
+    status: ClusterStatus | None
+    lease_s: float
 
 
 def text(observed: Observed) -> bytes:
@@ -54,6 +64,8 @@ class _Everything(Collector):
     def collect(self) -> Iterator[Metric]:
         observed = self._observed
         found = {**_of_the_broker(observed), **_of_the_storage(observed)}
+        if observed.member is not None:
+            found |= _of_the_cluster(observed.member)
         for family in table.FAMILIES:
             series = found.get(family)
             if series is not None:
@@ -114,4 +126,28 @@ def _of_the_storage(observed: Observed) -> dict[Family, list[Series]]:
     found[table.MOVER_RESTARTS] = _one(max(0, observed.mover_starts - 1))
     if observed.mover_alive:
         found[table.UPLOAD_SHARE] = _one(observed.upload_share)
+    return found
+
+
+def _of_the_cluster(member: ObservedMember) -> dict[Family, list[Series]]:
+    """What is placed where is known to the leader alone; what a silent controller knows, to nobody."""
+    status = member.status
+    found: dict[Family, list[Series]] = {
+        table.CONTROLLER_UP: _one(status is not None), table.LEASE_SECONDS: _one(member.lease_s)
+    }  # fmt: skip
+    if status is None:
+        return found
+    found |= {
+        table.LEADS: _one(status.role == "leader"),
+        table.LED: _one(bool(status.leader_id)),
+        table.ELECTION: _one(status.current_term),
+        table.COMMIT_INDEX: _one(status.commit_index),
+        table.APPLIED_INDEX: _one(status.last_applied),
+        table.MEMBERS: [(("voter",), len(status.voters)), (("learner",), len(status.learners))],
+        table.REACHED: _one(len(status.reached)),
+    }
+    if status.placing is not None:
+        found[table.MOVING] = _one(status.placing.moving)
+        found[table.COOLING] = _one(status.placing.cooling)
+        found[table.IMBALANCE] = _one(status.placing.imbalance)
     return found

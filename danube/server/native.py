@@ -7,9 +7,8 @@ of the turn.  Output is collected during a turn and handed to the transport in o
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from danube import __version__, telemetry
 from danube.broker.router import RoutedSession, Router
@@ -28,13 +27,14 @@ from danube.limits import (
     OUTPUT_BUFFER_BYTES_MAX,
     PUBLISH_CREDIT_BYTES,
 )
+from danube.server.half_open import gone, tune_socket
 from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
 
 _log = telemetry.events("native")
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
-TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
+SWEPT_MAX = 512  # connections whose peer is looked after in one second
 
 
 class NativeServer:
@@ -49,7 +49,10 @@ class NativeServer:
         handshake_timeout_s: float,
         schedule_turn: Callable[[], None],
         count: Callable[[str, int], None],
+        address: Callable[[], str] = str,
     ) -> None:
+        """``address``: host:port by which other brokers name this one; "" on a single host."""
+        self.address = address
         self.worker = worker
         self.router = router
         self.connections: dict[int, NativeConnection] = {}
@@ -62,6 +65,7 @@ class NativeServer:
         self._next_id = 0
         self._dirty: dict[NativeConnection, None] = {}
         self._blocked: dict[NativeConnection, None] = {}
+        self._unswept: list[NativeConnection] = []  # what is left of a round over all of them
         self._shaking: dict[NativeConnection, float] = {}
         self._flush_due = False  # the turn that runs will come to flush()
 
@@ -129,10 +133,15 @@ class NativeServer:
         self.buffers.end_turn()
 
     def sweep(self, now_s: float) -> None:
-        """Close connections that did not finish the handshake in time."""
+        """Close connections that did not finish the handshake in time, and those whose peer is gone."""
         late = [connection for connection, deadline_s in self._shaking.items() if deadline_s <= now_s]
         for connection in late:
             connection.refuse(OperationTimeout("no HELLO came in time", hint="is this a Danube client?"))
+        if not self._unswept:
+            self._unswept = list(self.connections.values())
+        for connection in self._unswept[-SWEPT_MAX:]:
+            connection.leave_gone_peer()
+        del self._unswept[-SWEPT_MAX:]
 
     def drain(self) -> None:
         """Tell every client that this broker stops; they close or come back elsewhere."""
@@ -145,6 +154,11 @@ class NativeServer:
     def close_all(self) -> None:
         for connection in list(self.connections.values()):
             connection.close()
+
+    def abort_all(self) -> None:
+        """Drop every connection, with what it was to be sent."""
+        for connection in list(self.connections.values()):
+            connection.abort()
 
 
 class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
@@ -290,6 +304,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._server.worker,
             FRAME_BYTES_MAX,
             PUBLISH_CREDIT_BYTES,
+            self._server.address(),
         )
         self.send(wire.control_frame(Kind.WELCOME, welcome, frame.correlation))
 
@@ -325,16 +340,14 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self.flush()
             self._transport.close()
 
+    def leave_gone_peer(self) -> None:
+        """End the connection where the kernel hears nothing of the other side any more."""
+        if self._transport is not None and gone(self._transport.get_extra_info("socket")):
+            _log.limited("a client is gone without a word", source=self.peer)
+            self.abort()
 
-def tune_socket(raw: Any) -> None:
-    """Send small frames at once; on loopback use a congestion control made for no loss."""
-    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    address = raw.getpeername()[0]
-    if address.startswith("127.") or address == "::1":
-        try:
-            raw.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"cubic")
-        except OSError:
-            _log.debug("cubic congestion control is not available")
+    def abort(self) -> None:
+        self._output.clear()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()

@@ -154,9 +154,10 @@ class Publishing:
             await future
         return target
 
-    def known(self, producer_id: int) -> bool:
-        """Whether a producer with this id was created or used on this worker."""
-        return producer_id in self._by_id
+    def partition_of(self, producer_id: int) -> str:
+        """Of a producer with this id that was created or used on this worker; "" for others."""
+        target = self._by_id.get(producer_id)
+        return "" if target is None else target.partition
 
     def _target(self, partition: str, name: str) -> Target:
         target = self._targets.get((partition, name))

@@ -5,17 +5,18 @@
     spark.read.format("danube").option("storage", "/var/lib/danube").option("topic", "/default/orders").load()
 
 The modules that plan, fetch and decode need neither Spark nor Java; pyspark is imported by
-:func:`session`, :func:`register` and the modules ``source`` and ``stream`` alone.
+:func:`session`, :func:`read`, :func:`register` and the modules ``frame``, ``source`` and ``stream`` alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["register", "session"]
+__all__ = ["read", "register", "session"]
 
 
 def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSession:
@@ -36,3 +37,15 @@ def register(spark: SparkSession) -> None:
     from danube.spark.source import DanubeDataSource
 
     spark.dataSource.register(DanubeDataSource)
+
+
+def read(spark: SparkSession, options: Mapping[str, Any], columns: Sequence[str] | None = None) -> DataFrame:
+    """The rows of ``format("danube")`` with the same ``options``, at up to twice its speed.
+
+    ``columns`` are names; without them a frame has all, and reads all: Spark cannot tell this reader which
+    of them a query uses.  InvalidArgument for a column or an option that there is not; ConfigInvalid where
+    pandas is missing, which Spark wants for this.
+    """
+    from danube.spark.frame import read_frame
+
+    return read_frame(spark, options, columns)

@@ -116,7 +116,8 @@ class StorePlace:
         manifest = self.manifest(identity)
         if manifest is None:
             return PartitionHistory(identity, 0, [])
-        return PartitionHistory(identity, manifest.start_offset, list(_segments_of(manifest)))
+        segments, holes = list(_segments_of(manifest)), tuple(manifest.all_holes())
+        return PartitionHistory(identity, manifest.start_offset, segments, holes)
 
     def manifest(self, identity: LogIdentity) -> Manifest | None:
         """The manifest in force; None where nothing was uploaded."""

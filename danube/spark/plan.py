@@ -12,13 +12,17 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from danube.errors import Damage, OffsetOutOfRange
+from danube.errors import Damage, DanubeError, OffsetOutOfRange, Unavailable
 from danube.limits import MIB
 from danube.spark.segments import PartitionHistory, SegmentRef
+from danube.wal.holes import Hole, HoleKind
 
 SPLIT_BYTES: Final = 128 * MIB  # as Spark cuts files
 PIECE_BYTES_MAX: Final = 128 * MIB  # of one read: a task holds two
 SPLITS_MAX: Final = 10_000
+EXPIRED: Final = "the records have expired"
+WAITING: Final = "only the disk of a broker that is away may have them"
+GIVEN_UP: Final = "an operator gave them up: the disk that may have had them was lost"
 _SLACK: Final = 0.25  # a segment that is this little too large for a split is not cut
 
 
@@ -93,19 +97,27 @@ def pieces_of(selection: Selection) -> tuple[list[Piece], list[Lost]]:
     """The segments that hold a selection's records, each record once, and what none holds.
 
     Where two places hold the same records the first place is read.  Lost is what lies below every
-    place's start or between segments; not what lies behind the last one.
+    place's start or between segments; not what lies behind the last one, and not offsets of which a
+    manifest says that they were never given to a record.
     """
     pieces: list[Piece] = []
     lost: list[Lost] = []
     at, ended = selection.start, max((each.end_offset for each in selection.histories), default=0)
     end = min(selection.end, ended)
+    holes = sorted(hole for history in selection.histories for hole in history.holes)
     places = [_Walk(number, history.segments) for number, history in enumerate(selection.histories)]
     while at < end:
         holder = next((walk for walk in places if walk.holds(at)), None)
         if holder is None:
             following = min((walk.next_start(end) for walk in places), default=end)
-            why = "the records have expired" if _expired(selection, following) else "a segment is missing"
-            lost.append(Lost(selection.topic, selection.partition, at, following, why))
+            hole = next((one for one in holes if one.start <= at < one.end), None)
+            if hole is not None:
+                following = min(following, hole.end)
+            else:
+                following = min([following, *(one.start for one in holes if one.start > at)])
+            why = _why(selection, following, hole)
+            if why:
+                lost.append(Lost(selection.topic, selection.partition, at, following, why))
             at = following
             continue
         segment = holder.segment
@@ -140,6 +152,13 @@ class _Walk:
         if self._next < len(self._segments):
             return min(self._segments[self._next].start, otherwise)
         return otherwise
+
+
+def _why(selection: Selection, following: int, hole: Hole | None) -> str:
+    """Why records are in no segment; empty where there never were any."""
+    if hole is None:
+        return EXPIRED if _expired(selection, following) else "a segment is missing"
+    return {HoleKind.OPEN: WAITING, HoleKind.UNUSED: "", HoleKind.GIVEN_UP: GIVEN_UP}[hole.kind]
 
 
 def _expired(selection: Selection, following: int) -> bool:
@@ -268,7 +287,10 @@ def refuse_lost(lost: Sequence[Lost]) -> None:
         return
     first = lost[0]
     more = f" (and {len(lost) - 1} more ranges)" if len(lost) > 1 else ""
-    kind = OffsetOutOfRange if first.why == "the records have expired" else Damage
+    kinds: dict[str, type[DanubeError]] = {
+        EXPIRED: OffsetOutOfRange, GIVEN_UP: OffsetOutOfRange, WAITING: Unavailable,
+    }  # fmt: skip
+    kind = kinds.get(first.why, Damage)
     raise kind(
         f"records {first.start} to {first.end} of {first.topic} partition {first.partition} are gone{more}",
         why=first.why,

@@ -16,7 +16,7 @@ from danube.core.joined_columns import load_kernels
 from danube.errors import ObjectMissing
 from danube.spark.decode import Decoder, Losses, Skipped
 from danube.spark.fetch import Fetcher
-from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
+from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
 from danube.spark.tail import Tail
 from danube.wal.segment import LogIdentity
 
@@ -105,7 +105,7 @@ def _found_again(run: Run, start: int, places: Sequence[AnyPlace], losses: Losse
     pieces, lost = pieces_of(selection)
     reached = pieces[-1].end if pieces else start
     if reached < run.end:
-        lost.append(Lost(run.topic, run.partition, reached, run.end, "the records have expired"))
+        lost.append(Lost(run.topic, run.partition, reached, run.end, EXPIRED))
     if not losses.allowed:
         refuse_lost(lost)
     for one in lost:

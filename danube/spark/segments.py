@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from danube.wal.holes import Hole
 from danube.wal.segment import LogIdentity
 
 
@@ -33,12 +34,18 @@ class SegmentRef(NamedTuple):
 
 
 class PartitionHistory(NamedTuple):
-    """What a place holds of a partition: records from ``start_offset`` on, in ``segments`` by offset."""
+    """What a place holds of a partition: records from ``start_offset`` on, in ``segments`` by offset.
+
+    ``holes``: what it knows of offsets that are in none, by offset.
+    """
 
     identity: LogIdentity
     start_offset: int
     segments: list[SegmentRef]
+    holes: tuple[Hole, ...] = ()
 
     @property
     def end_offset(self) -> int:
-        return self.segments[-1].end if self.segments else self.start_offset
+        """Behind the last record and the last hole."""
+        ends = [*(one.end for one in self.segments[-1:]), *(one.end for one in self.holes[-1:])]
+        return max(ends, default=self.start_offset)

@@ -52,12 +52,17 @@ class Known(NamedTuple):
         return Selection(self.key.topic, self.key.topic_id, self.key.partition, start, end, self.histories)
 
 
+def places_of(options: ReadOptions) -> list[AnyPlace]:
+    """The places that ``storage`` names, in its order."""
+    return [open_place(text, _settings(options, text)) for text in options.storage]
+
+
 class Catalogue:
     """The places and the broker of one read, on the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.places: list[AnyPlace] = [open_place(text, _settings(options, text)) for text in options.storage]
+        self.places = places_of(options)
         self._tail = Tail(options.broker) if options.broker else None
 
     def close(self) -> None:

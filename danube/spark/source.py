@@ -13,7 +13,7 @@ from danube.spark.decode import Decoder, Losses
 from danube.spark.failures import hinted
 from danube.spark.options import ReadOptions, read_options
 from danube.spark.places import AnyPlace
-from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.reading import freeze_once, read_split, speak_up
 from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
@@ -152,7 +152,7 @@ def _tail_of(part: Known, start: int, end: int, lost: list[Lost]) -> list[Split]
         return []
     first = max(start, part.told.start)
     if first > start:
-        lost.append(Lost(topic, partition, start, min(first, end), "the records have expired"))
+        lost.append(Lost(topic, partition, start, min(first, end), EXPIRED))
     if first >= end:
         return []
     return [Split((Run(topic, topic_id, partition, first, end, (), part.physical),))]

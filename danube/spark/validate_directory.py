@@ -22,7 +22,7 @@ from danube.spark.validate_order import check_order, without_leftovers
 from danube.spark.validate_task import SegmentWork
 from danube.wal.manifest_keys import PARTITIONS_PREFIX, parse_partition
 from danube.wal.mark import Mark, read_mark
-from danube.wal.segment import LogIdentity, base_offset_of
+from danube.wal.segment import LogIdentity, base_offset_of, spare_epoch_of
 from danube.wal.verify_state import Cursors, read_cursors
 
 ATTEMPTS: Final = 5
@@ -72,7 +72,7 @@ def plan_directory(identity: LogIdentity, directory: Path) -> DirectoryPlan:
     for name, size, _ in plan.state:
         base_offset = base_offset_of(name)
         if base_offset is None:
-            if name.endswith((".aside", ".new")):
+            if name.endswith((".aside", ".new")) and spare_epoch_of(name) is None:
                 plan.remarks.append(f"{directory / name}: left by an opening, never read")
             continue
         expected = Expected(

@@ -16,7 +16,8 @@ def check_order(
 ) -> list[Finding]:
     """Findings about neighbours; ``segments`` by base offset.
 
-    ``hole_known``: the records before it are lost, and that is stated.
+    ``hole_known``: the records before it are lost, and that is stated.  Then another host, with another
+    clock, may have gone on.
     """
     found: list[Finding] = []
     for before, after in pairwise(segments):
@@ -30,7 +31,7 @@ def check_order(
             detail = f"it is of epoch {after.first_epoch}, the segment before it of epoch {before.epoch}"
             found.append(finding(Damage.EPOCH_ORDER, after.where, detail, 40, after.base_offset))
         counted = before.batch_count and after.batch_count and after.base_offset >= before.end_offset
-        if counted and after.first_append_us < before.last_append_us:
+        if counted and after.first_append_us < before.last_append_us and not hole_known(after):
             detail = f"appended at {after.first_append_us} us, before the end of the segment in front of it"
             found.append(finding(Damage.TIME_ORDER, after.where, detail, 64, after.base_offset))
     copied = {before.where for before, after in pairwise(segments) if _taken_over(before, after)}

@@ -169,7 +169,15 @@ def judge_store(plan: StorePlan, segments: Sequence[SegmentFacts]) -> list[Findi
         if entry is not None and not any(one.severity == "error" for one in facts.findings):
             found += _against_entry(facts, entry)
     holes = {key for key, entry in plan.entries.items() if entry.flags & EntryFlag.HOLE_BEFORE}
-    plan.remarks += [f"{key}: records before it are lost, as the manifest states" for key in sorted(holes)]
+    named = plan.manifest.all_holes() if plan.manifest is not None else []
+    plan.remarks += [
+        f"{plan.where}: offsets {hole.start} to {hole.end} are a hole: {hole.kind.words}" for hole in named
+    ]
+    plan.remarks += [
+        f"{key}: records before it are lost, as the manifest states"
+        for key in sorted(holes)
+        if plan.manifest is not None and plan.manifest.hole_at(plan.entries[key].base_offset - 1) is None
+    ]
     found += check_order(segments, lambda facts: facts.where in holes)
     return found
 

@@ -51,12 +51,16 @@ def last_compacted(manifest: Manifest) -> int:
 def compaction_plan(
     manifest: Manifest, now_us: int, tombstone_retention_ms: int, settings: CompactionSettings
 ) -> CompactionPlan | None:
-    """What of a partition's objects is to be compacted now; None where nothing is."""
+    """What of a partition's objects is to be compacted now; None where nothing is.
+
+    Nothing behind an open hole: what comes back there could show what a removed tombstone had hidden.
+    """
     names = ("base_offset", "end_offset", "size_bytes", "record_count", "last_append_us", "flags")
     pieces = [
         Piece(base, end, size, count, last_us, compacted, compacted or count == end - base)
         for base, end, size, count, last_us, flags in zip(
-            *(manifest.entries[name].tolist() for name in names), strict=True
+            *(manifest.entries[: manifest.find(manifest.open_start)][name].tolist() for name in names),
+            strict=True,
         )
         for compacted in [bool(flags & EntryFlag.COMPACTED)]
     ]

@@ -76,10 +76,16 @@ class Descriptors:
                 return file.fd
             return self._opened(file, self._retry_when_full(file))  # takes the lock unless it is lost
 
-    def create(self, file: LogFile) -> int:
-        """Create the file (FileExistsError when it is there) and open it for writing."""
+    def create(self, file: LogFile, spare: Path | None = None) -> int:
+        """Create the file (FileExistsError when it is there) and open it for writing.
+
+        With ``spare`` that file gets the name.  Nobody else makes a file under its own, so what is opened
+        is what is named, whatever a newer owner does meanwhile.
+        """
         with self._lock:
-            return self._opened(file, files.open_new(file.path))
+            return self._opened(
+                file, files.open_new(file.path) if spare is None else _named(spare, file.path)
+            )
 
     def pin(self, file: LogFile) -> int:
         with self._lock:
@@ -167,6 +173,16 @@ class Descriptors:
             self._idle.pop(file, None)
             fd, file.fd = file.fd, -1
             files.close(fd)
+
+
+def _named(spare: Path, path: Path) -> int:
+    fd = files.open_existing(spare, writable=True)
+    try:
+        files.rename_new(spare, path)
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
 
 
 descriptors = Descriptors()

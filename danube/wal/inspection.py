@@ -211,10 +211,14 @@ def _manifest(data: bytes) -> Inspection:
         "start_offset": manifest.start_offset,
         "uploaded_end": manifest.uploaded_end,
         "objects": len(entries),
+        "holes": len(manifest.holes),
         "records": records,
         "bytes": size,
     }
-    return Inspection("manifest", words, facts, {"entries": rows}, manifest.problems)
+    tables = {"entries": rows}
+    if manifest.holes:
+        tables["holes"] = [{**hole._asdict(), "words": hole.words} for hole in manifest.holes]
+    return Inspection("manifest", words, facts, tables, manifest.problems)
 
 
 def _cursors(data: bytes) -> Inspection:

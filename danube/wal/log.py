@@ -4,6 +4,7 @@
     write()      one pwritev of all that is queued                 written_end moves
     sync_job()   run in the syncer's thread, then synced()         synced_end moves
     roll()       a new file from here on; the old one is sealed by a SealJob
+    spare        that new file, made in a thread for a log that fills segments quickly
     read()       whole, verified batches at any offset below written_end
     retain()     deletes sealed segments from the front; evict() does so up to an offset
     replace()    lets a compacted segment take the place of sealed ones
@@ -38,6 +39,7 @@ from danube.wal.recovery import Recovered, Recovery, RecoveryReport
 from danube.wal.replacing import replace
 from danube.wal.retention import below, deletable, expired, remove
 from danube.wal.segment import NO_HASH, LogIdentity
+from danube.wal.spare import Spare
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.writer import Buffer, LogOptions, SegmentWriter
 
@@ -78,6 +80,7 @@ class Log:
         self._unsealed_snapshot: Checkpoint | None = None
         self.front_hash = NO_HASH  # content hash of the segment before the first one here, if known
         self._failure: DanubeError | None = None
+        self.spare = Spare(directory, epoch, options)
 
     @classmethod
     def open(
@@ -138,8 +141,8 @@ class Log:
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of all segment files, space reserved ahead included."""
-        return sum(segment.size_bytes for segment in self._segments)
+        """Bytes of all segments; space reserved ahead is not counted."""
+        return sum(segment.stored_bytes for segment in self._segments)
 
     @property
     def should_roll(self) -> bool:
@@ -196,8 +199,7 @@ class Log:
         if not self._pending:
             return self._written_end
         try:
-            writer = self._writer or self._create_writer()
-            writer.write(self._pending, self._pending_bytes, self._headers[0].append_time_us)
+            segment = self._write_pending()
         except OSError as error:
             self.discard_pending()
             if error.errno in files.FULL_ERRNOS:
@@ -208,17 +210,23 @@ class Log:
         except DanubeError as error:
             self.discard_pending()
             self._fence(error, error)
-        self._count_written(writer.segment)
+        self._count_written(segment)
         return self._written_end
 
+    def _write_pending(self) -> StoredSegment:
+        """A full disk is asked once more, without the spare segment where there is one."""
+        while True:
+            try:
+                writer = self._writer or self._create_writer()
+                writer.write(self._pending, self._pending_bytes, self._headers[0].append_time_us)
+            except OSError as error:
+                if error.errno not in files.FULL_ERRNOS or not self.spare.give_up():
+                    raise
+            else:
+                return writer.segment
+
     def _count_written(self, segment: StoredSegment) -> None:
-        position = segment.data_end
-        count = segment.count
-        for header in self._headers:
-            base_offset = header.base_offset
-            count(base_offset, base_offset + header.record_count, position, header.append_time_us)
-            position += header.size
-        segment.data_end = position
+        segment.count_written(self._headers)
         if segment.file not in self._unsynced:
             descriptors.pin(segment.file)
         self._unsynced[segment.file] = self._written_end = self._log_end
@@ -240,9 +248,8 @@ class Log:
     def _create_writer(self) -> SegmentWriter:
         segment = StoredSegment(self.directory, self.identity, self._written_end, self.epoch)
         segment.file = LogFile(segment.file.path, locked=True)
-        writer = self._writer_of(segment, created=True)
-        writer.create()
-        self._writer = writer
+        segment.size_bytes = self.spare.create(segment.file)
+        self._writer = writer = self._writer_of(segment, created=True)
         self._files_created += 1
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
@@ -294,7 +301,7 @@ class Log:
                 descriptors.unpin(file)
         if job.end_offset > self._synced_end:
             self._synced_end = job.end_offset
-            self._rewrite_mark(job.end_offset, job.base_offset, job.position)
+            self._mark.write(job.end_offset, job.base_offset, job.position, self.epoch)
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         """``job`` failed: the log is fenced, and none of its descriptors is synced again."""
@@ -305,14 +312,8 @@ class Log:
             self._failure = StorageFailed("sync failed", why=str(error))
 
     def _write_mark(self) -> None:
-        last = self._segments[-1]
-        self._rewrite_mark(self._synced_end, last.base_offset, last.data_end)
-
-    def _rewrite_mark(self, end_offset: int, base_offset: int, position: int) -> None:
-        try:
-            self._mark.write(end_offset, base_offset, position, self.epoch)
-        except OSError:
-            return  # an older mark is safe: recovery then scans and copies more
+        base_offset, position = self._segments[-1].base_offset, self._segments[-1].data_end
+        self._mark.write(self._synced_end, base_offset, position, self.epoch)
 
     # -- roll and seal ----------------------------------------------------------------------------
 
@@ -463,6 +464,7 @@ class Log:
         if self._failure is not None:
             self.abandon()
             return
+        self.spare.give_up()  # a footer may need the room
         try:
             self.write()
             job = self.sync_job()
@@ -487,9 +489,9 @@ class Log:
 
     def abandon(self) -> None:
         """Release files and locks as they are: nothing is written, synced or sealed."""
-        if self._failure is None:
-            self._failure = Fenced("the log was closed")
+        self._failure = self._failure or Fenced("the log was closed")
         self.discard_pending()
+        self.spare.give_up()
         for file in self._unsynced:
             descriptors.unpin(file)
         self._unsynced.clear()

@@ -6,11 +6,12 @@ Little-endian, all parts 8-aligned.
           0       header, 64 bytes
          64       topic name, UTF-8, padded to 8
                   entries, 128 bytes each, in the order of their offsets
+                  holes, 48 bytes each, in the order of their offsets; see holes
     size - 8      trailer: u32 CRC32C of all bytes before it, u32 zero
 
     header                                 entry
      0   8  magic       b"DANUBMAN"         0   8  base_offset
-     8   2  version     1                   8   8  end_offset
+     8   2  version     1, or 2 with holes  8   8  end_offset
     10   2  header size 64                 16   8  record_count
     12   4  partition                      24   8  batch_count
     16   8  topic_id                       32   8  size_bytes      of the object
@@ -20,9 +21,12 @@ Little-endian, all parts 8-aligned.
     44   4  generation                     64   8  uploaded_us     signed
     48   2  bytes of the topic name        72   4  epoch
     50   2  entry size  128                76   4  flags           see EntryFlag
-    52   8  zero                           80  16  content_hash
-    60   4  CRC32C of bytes 0 .. 60        96  16  previous_hash
-                                          112  16  chain_hash
+    52   4  hole count                     80  16  content_hash
+    56   2  hole size   48, or 0 without   96  16  previous_hash
+    58   2  zero                          112  16  chain_hash
+    60   4  CRC32C of bytes 0 .. 60
+
+A manifest without holes is of version 1, and of that alone, byte for byte.
 
 A manifest is written once under a name of its own and never changed; see manifest_keys.  What each
 field promises stands in docs/formats/manifest.md.
@@ -31,7 +35,8 @@ field promises stands in docs/formats/manifest.md.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -41,9 +46,11 @@ from numpy.typing import NDArray
 from danube.core.batch import padded
 from danube.core.checksum import crc32c
 from danube.errors import Damage, InvalidArgument, StorageIncompatible
+from danube.wal.holes import HOLE, HOLE_BYTES, NO_HOLES, Hole, flaw_in, hole_of, rows_of
 from danube.wal.segment import LogIdentity, Summary
 
 VERSION: Final = 1
+VERSION_HOLES: Final = 2
 MAGIC: Final = b"DANUBMAN"
 HEADER_BYTES: Final = 64
 ENTRY_BYTES: Final = 128
@@ -66,7 +73,7 @@ SEGMENT_ENTRY: Final = np.dtype(
         ("chain_hash", "V16"),
     ]
 )
-_HEADER: Final = struct.Struct("<8sHHIQQQIIHHQ")
+_HEADER: Final = struct.Struct("<8sHHIQQQIIHHIHH")
 _CRC: Final = struct.Struct("<I")
 _TRAILER: Final = struct.Struct("<II")
 _OFFSET_MAX: Final = 2**63 - 1
@@ -127,6 +134,7 @@ class Manifest:
     ``entries``: read-only array of SEGMENT_ENTRY, ascending and without overlap.  Where one does
     not begin at the end of the one before (the first: above ``start_offset``) it has HOLE_BEFORE.
     ``start_offset``: records below it have expired; the first entry may begin before it.
+    ``holes``: what is known of offsets that no entry has; read-only array of HOLE (:mod:`danube.wal.holes`).
     """
 
     topic: str
@@ -136,12 +144,15 @@ class Manifest:
     generation: int
     start_offset: int
     entries: NDArray[np.void]
+    holes: NDArray[np.void] = field(default_factory=lambda: NO_HOLES)
 
     def __post_init__(self) -> None:
-        if self.entries.flags.writeable:
-            entries = self.entries.copy()
-            entries.flags.writeable = False
-            object.__setattr__(self, "entries", entries)
+        for name in ("entries", "holes"):
+            rows: NDArray[np.void] = getattr(self, name)
+            if rows.flags.writeable:
+                rows = rows.copy()
+                rows.flags.writeable = False
+                object.__setattr__(self, name, rows)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Manifest) and self.encode() == other.encode()
@@ -157,14 +168,23 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __bool__(self) -> bool:
+        return True  # also without entries: it may have holes, and a start
+
     @property
     def identity(self) -> LogIdentity:
         return LogIdentity(self.topic_id, self.partition)
 
     @property
     def uploaded_end(self) -> int:
-        """Offset behind the last uploaded record; the start where nothing is held."""
-        return max(self.start_offset, int(self.entries["end_offset"][-1])) if len(self) else self.start_offset
+        """Offset behind the last uploaded record or hole; the start where nothing is held."""
+        return max(self.start_offset, self.named_end)
+
+    @property
+    def named_end(self) -> int:
+        """Offset behind the last entry or hole; 0 where there is none."""
+        entries_end = int(self.entries["end_offset"][-1]) if len(self) else 0
+        return max(entries_end, int(self.holes["end"][-1])) if len(self.holes) else entries_end
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +194,21 @@ class Manifest:
     def entry(self, index: int) -> SegmentEntry:
         values: Any = self.entries[index]
         return SegmentEntry._make(values.item())
+
+    def all_holes(self) -> list[Hole]:
+        """In order; few."""
+        return [hole_of(row) for row in self.holes]
+
+    @property
+    def open_start(self) -> int:
+        """Where the first open hole begins; behind everything where there is none."""
+        return next((hole.start for hole in self.all_holes() if hole.open), _OFFSET_MAX)
+
+    def hole_at(self, offset: int) -> Hole | None:
+        """The hole that ``offset`` lies in."""
+        number = int(np.searchsorted(self.holes["end"], np.uint64(max(offset, 0)), "right"))
+        found = hole_of(self.holes[number]) if number < len(self.holes) else None
+        return found if found is not None and found.start <= offset else None
 
     def find(self, offset: int) -> int:
         """Index of the entry that holds ``offset``, else of the next one behind it; ``len`` behind all."""
@@ -222,15 +257,33 @@ class Manifest:
         row = _rows((merged._replace(flags=merged.flags & ~EntryFlag.HOLE_BEFORE | hole),))
         return self._with(np.concatenate([self.entries[:first], row, self.entries[last + 1 :]]))
 
+    def with_holes(self, holes: list[Hole], added: Sequence[SegmentEntry] = ()) -> Manifest:
+        """The next generation with other holes, and with segments where holes were.
+
+        InvalidArgument where they do not fit.
+        """
+        entries = np.concatenate([self.entries, _rows(tuple(added))])
+        entries = entries[np.argsort(entries["base_offset"], kind="stable")]
+        if len(entries):
+            before = np.concatenate([np.array([self.start_offset], np.uint64), entries["end_offset"][:-1]])
+            gap = entries["base_offset"] > before
+            entries["flags"] = entries["flags"] & ~np.uint32(EntryFlag.HOLE_BEFORE) | gap * np.uint32(1)
+        return self._with(entries, holes=rows_of(holes))
+
     def trimmed(self, start_offset: int) -> Manifest:
-        """The next generation without the entries that lie wholly below ``start_offset``."""
+        """The next generation without what lies wholly below ``start_offset``."""
         start_offset = max(start_offset, self.start_offset)
         entries = self.entries[self.find(start_offset) :].copy()
         if len(entries):
             entries["flags"][0] &= ~np.uint32(EntryFlag.HOLE_BEFORE)
             if int(entries["base_offset"][0]) > start_offset:
                 entries["flags"][0] |= np.uint32(EntryFlag.HOLE_BEFORE)
-        return self._with(entries, start_offset)
+        holes = [
+            hole._replace(start=max(hole.start, start_offset))
+            for hole in self.all_holes()
+            if hole.end > start_offset
+        ]
+        return self._with(entries, start_offset, rows_of(holes))
 
     def taken_over(self, epoch: int) -> Manifest:
         """The next generation, of a new owner; a lower epoch is refused."""
@@ -238,9 +291,17 @@ class Manifest:
             raise InvalidArgument(f"epoch {epoch} cannot follow epoch {self.epoch}")
         return replace(self, epoch=epoch, generation=self.generation + 1)
 
-    def _with(self, entries: NDArray[np.void], start_offset: int | None = None) -> Manifest:
-        start = self.start_offset if start_offset is None else start_offset
-        after = replace(self, generation=self.generation + 1, start_offset=start, entries=entries)
+    def _with(
+        self,
+        entries: NDArray[np.void],
+        start_offset: int | None = None,
+        holes: NDArray[np.void] | None = None,
+    ) -> Manifest:
+        after = replace(
+            self, generation=self.generation + 1, entries=entries,
+            start_offset=self.start_offset if start_offset is None else start_offset,
+            holes=self.holes if holes is None else holes,
+        )  # fmt: skip
         flaw = _flaw(after)
         if flaw:
             raise InvalidArgument("the manifest would not be valid", why=flaw)
@@ -251,9 +312,10 @@ class Manifest:
         name = self.topic.encode()
         if len(name) > 0xFFFF or not 0 <= self.generation <= _U32:
             raise InvalidArgument("the manifest cannot be written", why="its name or generation is too large")
+        version, size = (VERSION_HOLES, HOLE_BYTES) if len(self.holes) else (VERSION, 0)
         head = _HEADER.pack(
-            MAGIC, VERSION, HEADER_BYTES, self.partition, self.topic_id, self.start_offset, len(self),
-            self.epoch, self.generation, len(name), ENTRY_BYTES, 0,
+            MAGIC, version, HEADER_BYTES, self.partition, self.topic_id, self.start_offset, len(self),
+            self.epoch, self.generation, len(name), ENTRY_BYTES, len(self.holes), size, 0,
         )  # fmt: skip
         body = b"".join(
             (
@@ -262,6 +324,7 @@ class Manifest:
                 name,
                 bytes(padded(len(name)) - len(name)),
                 self.entries.tobytes(),
+                self.holes.tobytes(),
             )
         )
         return body + _TRAILER.pack(crc32c(body), 0)
@@ -270,9 +333,11 @@ class Manifest:
     def decode(cls, data: bytes) -> Manifest:
         """Read and check a manifest; Damage where it differs, StorageIncompatible for a newer version."""
         fields = _read_head(data)
-        _, _, _, partition, topic_id, start_offset, count, epoch, generation, name_size, _, _ = fields
+        _, _, _, partition, topic_id, start_offset, count, epoch, generation, name_size, *_ = fields
+        hole_count = fields[11]
         begin = HEADER_BYTES + padded(name_size)
-        if begin + count * ENTRY_BYTES + TRAILER_BYTES != len(data):
+        holes_begin = begin + count * ENTRY_BYTES
+        if holes_begin + hole_count * HOLE_BYTES + TRAILER_BYTES != len(data):
             raise Damage("manifest is cut or too long", size=len(data), entries=count)
         if _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES) != (crc32c(data[:-TRAILER_BYTES]), 0):
             raise Damage("manifest fails its checksum")
@@ -281,7 +346,8 @@ class Manifest:
         except UnicodeDecodeError as error:
             raise Damage("manifest names a topic that is not UTF-8") from error
         entries = np.frombuffer(data, SEGMENT_ENTRY, count, begin)
-        manifest = cls(topic, topic_id, partition, epoch, generation, start_offset, entries)
+        holes = np.frombuffer(data, HOLE, hole_count, holes_begin) if hole_count else NO_HOLES
+        manifest = cls(topic, topic_id, partition, epoch, generation, start_offset, entries, holes)
         flaw = _flaw(manifest)
         if flaw:
             raise Damage("manifest contradicts itself", why=flaw)
@@ -294,14 +360,17 @@ def _read_head(data: bytes) -> tuple[Any, ...]:
     if _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(data[: HEADER_BYTES - 4]):
         raise Damage("manifest header fails its checksum")
     fields = _HEADER.unpack_from(data)
-    if fields[1] != VERSION:
+    if fields[1] not in (VERSION, VERSION_HOLES):
         raise StorageIncompatible(
             f"manifest has format version {fields[1]}",
-            why=f"this program reads version {VERSION}",
+            why=f"this program reads versions {VERSION} and {VERSION_HOLES}",
             hint="start the newer Danube that wrote it; nothing was touched",
             version=fields[1],
         )
     if (fields[2], fields[10]) != (HEADER_BYTES, ENTRY_BYTES):
+        raise Damage("manifest header has sizes that cannot be")
+    holes = fields[11:]
+    if holes != (0, 0, 0) if fields[1] == VERSION else holes[1:] != (HOLE_BYTES, 0) or not holes[0]:
         raise Damage("manifest header has sizes that cannot be")
     return fields
 
@@ -317,10 +386,17 @@ def _rows(entries: tuple[SegmentEntry, ...]) -> NDArray[np.void]:
 
 
 def _flaw(manifest: Manifest) -> str:
-    """What contradicts the format in a manifest's entries; empty when nothing does."""
+    """What contradicts the format in a manifest; empty when nothing does."""
     entries = manifest.entries
     if manifest.start_offset > _OFFSET_MAX:
         return "the start offset is too large"
+    return _flaw_in_entries(manifest) or flaw_in(
+        manifest.holes, entries, manifest.start_offset, manifest.epoch
+    )
+
+
+def _flaw_in_entries(manifest: Manifest) -> str:
+    entries = manifest.entries
     if not len(entries):
         return ""
     bases, ends, flags = entries["base_offset"], entries["end_offset"], entries["flags"]

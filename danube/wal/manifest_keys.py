@@ -7,6 +7,7 @@
         manifest-<epoch, 10 digits>-<generation, 10 digits>               what the partition's objects are
         cursors-<epoch, 10 digits>-<generation, 10 digits>                its subscriptions' states
         owner-<epoch, 10 digits>                                          empty: that owner is at work
+        returned-<broker id, 20 digits>-<epoch, 10 digits>                what that broker's disk brought back
 
 Numbers have all their digits, so the order of names is the order of numbers.  A segment is named
 after its content: the same name is never given to other bytes.  Epoch and generation name a manifest
@@ -32,6 +33,7 @@ _PATTERN: Final = re.compile(
     + _PARTITION
     + r"(?:(?P<base>[0-9]{20})-(?P<end>[0-9]{20})-(?P<hash>[0-9a-f]{16})\.seg"
     r"|owner-(?P<owner>[0-9]{10})"
+    r"|returned-(?P<broker>[0-9]{20})-(?P<last>[0-9]{10})"
     r"|(?P<kind>manifest|cursors)-(?P<epoch>[0-9]{10})-(?P<generation>[0-9]{10}))"
 )
 _U32: Final = 0xFFFF_FFFF
@@ -44,6 +46,7 @@ class KeyKind(StrEnum):
     MANIFEST = "manifest"
     CURSORS = "cursors"
     OWNER = "owner"
+    RETURNED = "returned"
 
 
 class StoreKey(NamedTuple):
@@ -100,6 +103,14 @@ def owner_key(identity: LogIdentity, epoch: int) -> str:
     return f"{partition_prefix(identity)}owner-{epoch:010d}"
 
 
+def returned_prefix(identity: LogIdentity) -> str:
+    return f"{partition_prefix(identity)}returned-"
+
+
+def returned_key(identity: LogIdentity, broker_id: int, epoch: int) -> str:
+    return f"{returned_prefix(identity)}{broker_id:020d}-{epoch:010d}"
+
+
 def metadata_key(version: int) -> str:
     return f"{METADATA_PREFIX}{version:020d}"
 
@@ -119,6 +130,9 @@ def parse_key(key: str) -> StoreKey | None:
     if match["owner"] is not None:
         epoch = int(match["owner"])
         return StoreKey(KeyKind.OWNER, identity, epoch=epoch) if epoch <= _U32 else None
+    if match["last"] is not None:
+        epoch = int(match["last"])
+        return StoreKey(KeyKind.RETURNED, identity, epoch=epoch) if epoch <= _U32 else None
     if match["kind"] is None:
         return StoreKey(KeyKind.SEGMENT, identity, int(match["base"]), int(match["end"]), match["hash"])
     epoch, generation = int(match["epoch"]), int(match["generation"])

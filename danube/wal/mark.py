@@ -20,6 +20,7 @@ safe, one that is too new cannot exist unless the device lied.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -96,15 +97,17 @@ class MarkWriter:
         self._number = mark.number if mark else 0
 
     def write(self, synced_end: int, base_offset: int, position: int, epoch: int) -> None:
-        """Raise OSError where the file takes it not; the older mark stays in force."""
+        """Where the file does not take it the older mark stays in force, which is safe: recovery then scans
+        and copies more."""
         number = self._number + 1
         mark = Mark(number, synced_end, base_offset, position, epoch)
-        try:
-            fd = descriptors.fd(self._file)
-        except FileNotFoundError:
-            fd = descriptors.create(self._file)
-        files.write_all(fd, pack_slot(self._identity, mark), number % 2 * SLOT_BYTES)
-        self._number = number
+        with suppress(OSError):
+            try:
+                fd = descriptors.fd(self._file)
+            except FileNotFoundError:
+                fd = descriptors.create(self._file)
+            files.write_all(fd, pack_slot(self._identity, mark), number % 2 * SLOT_BYTES)
+            self._number = number
 
     def close(self) -> None:
         descriptors.close(self._file)

@@ -27,14 +27,17 @@ def sweep_partition(
 ) -> Sweep:
     """Delete the partition's orphans; hand ``unnamed_since`` of the answer in at the next round.
 
-    ``expected_keys``: objects that may be named at any time.  Raises Fenced when a newer owner is there: then
-    it is its work.
+    ``expected_keys``: objects that may be named at any time.  What lies in an open hole stays: it may be all
+    that there is of a dead owner's records.  Raises Fenced when a newer owner is there: then it is its work.
     """
     named = uploader.named() | set(expected_keys)
     listed: list[ListedObject] = []
     for found in uploader.store.list(partition_prefix(uploader.identity)):
         parsed = parse_key(found.key)
-        if parsed is not None and parsed.kind is KeyKind.SEGMENT and found.key not in named:
+        if parsed is None or parsed.kind is not KeyKind.SEGMENT or found.key in named:
+            continue
+        hole = uploader.manifest.hole_at(parsed.base_offset)
+        if hole is None or not hole.open:
             listed.append(ListedObject(found.key, parsed.base_offset, found.modified_us))
     uploaded_end = uploader.manifest.uploaded_end
     found_now = sweep(listed, named, uploaded_end, unnamed_since, now_us, settings, ROUND_OBJECTS_MAX)

@@ -50,15 +50,8 @@ def write_checkpoint(
     end_offset, snapshot = checkpoint
     head = _HEAD.pack(_MAGIC, _VERSION, 0, partition, topic_id, end_offset, len(snapshot), crc32c(snapshot))
     data = head + _CRC.pack(crc32c(head), 0) + snapshot
-    try:
-        files.replace_durably(directory / FILE_NAME, data)
-    except OSError as error:
-        if (
-            not urgent
-            or error.errno not in files.FULL_ERRNOS
-            or not reserve.replace(directory / FILE_NAME, data)
-        ):
-            raise
+    replace = reserve.replace_durably if urgent else files.replace_durably
+    replace(directory / FILE_NAME, data)
 
 
 def read_checkpoint(directory: Path, identity: LogIdentity) -> Checkpoint | None:

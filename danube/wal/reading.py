@@ -8,6 +8,7 @@ import numpy as np
 
 from danube.core.batch import read_header
 from danube.limits import KIB
+from danube.wal.holes import HoleKind
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.walk import Gap, Place, Run, read_run
 
@@ -28,7 +29,7 @@ class Chunk(NamedTuple):
     batch it starts); reading goes on at ``next_offset``.  ``damage`` holds the ranges between the
     offset asked for and ``next_offset`` that cannot be read any more.  Of a compacted segment there may
     be offsets that no batch holds: before ``first_offset``, between batches and inside them; then
-    ``sparse`` is true.
+    ``sparse`` is true.  ``hole``: the offsets before ``next_offset`` are in a hole of this kind.
     """
 
     data: bytes
@@ -36,6 +37,7 @@ class Chunk(NamedTuple):
     next_offset: int
     damage: tuple[OffsetRange, ...] = ()
     sparse: bool = False
+    hole: HoleKind | None = None
 
 
 class SegmentReading(NamedTuple):

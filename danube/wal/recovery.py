@@ -25,6 +25,7 @@ of step 4, or the file of an owner that came later.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -263,7 +264,8 @@ class Recovery:
 
     def _tidy(self, inventory: Inventory, removable: list[FoundFile]) -> None:
         for path in inventory.temporary:
-            files.unlink(path)
+            with suppress(FileNotFoundError):  # a fenced log of this process may drop its spare meanwhile
+                files.unlink(path)
         bases = [file.base_offset for file in inventory.files]
         for file, reason in inventory.foreign:
             aside = file.path.with_name(f"{file.path.name}{ASIDE_SUFFIX}")

@@ -17,6 +17,7 @@ from typing import Final
 from danube import files
 from danube.errors import broken
 from danube.wal.descriptors import descriptors
+from danube.wal.freeing import freeing
 from danube.wal.index import index_cache
 from danube.wal.merge import Merged
 from danube.wal.segment import file_name
@@ -51,5 +52,5 @@ def replace(
         index_cache.drop(source.file)
     files.fsync_directory(directory)
     for source in sources[1:]:
-        files.unlink(source.file.path)
+        freeing.delete(source.file.path)
     files.fsync_directory(directory)

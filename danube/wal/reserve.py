@@ -1,17 +1,20 @@
 """A little of the disk that is kept for what makes room on it.
 
 Evicting a partition's only segment needs a file first: the snapshot of its producers, which must be on disk
-before the segment goes.  On a full disk there is no room for that, and without it none is made.  So each
-worker keeps a file of some blocks in the data directory, and on a full disk that file, with its blocks,
-becomes the snapshot: it is overwritten, synced and renamed.  It is made again once there is room.
+before the segment goes.  A mover that starts needs one too, the word that the store is its own, before it
+uploads anything.  On a full disk there is no room for that, and without it none is made.  So each worker and
+the mover keep a file of some blocks in the data directory, and on a full disk that file, with its blocks,
+becomes the one that is needed: it is overwritten, synced and renamed.  It is made again once there is room.
 
-    data directory / reserve-<worker>      zeros; of no use to anybody after a crash, made anew at the start
+    data directory / reserve-<worker>      zeros, RESERVE_BYTES; one that a crash left is kept for the next,
+    data directory / reserve-mover         which may start on a full disk
 
-One per process, for the thread that evicts.
+One per process, for one thread at a time.
 """
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +35,7 @@ class Reserve:
 
     def keep(self, path: Path) -> None:
         """Keep it in the file ``path`` from now on, on the file system of the logs."""
-        self._path, self._there = path, False
+        self._path, self._there = path, _whole(path)
         self.fill()
 
     def fill(self) -> None:
@@ -51,14 +54,17 @@ class Reserve:
         else:
             self._there = True
 
-    def replace(self, path: Path, data: bytes) -> bool:
-        """Give ``path`` the content ``data`` as files.replace_durably does, without asking the disk for room.
+    def replace_durably(self, path: Path, data: bytes) -> None:
+        """As files.replace_durably; on a full disk with what is kept, where ``data`` fits into it."""
+        try:
+            files.replace_durably(path, data)
+        except OSError as error:
+            kept = self._path if self._there else None
+            if error.errno not in files.FULL_ERRNOS or kept is None or len(data) > RESERVE_BYTES:
+                raise
+            self._become(kept, path, data)
 
-        False, and nothing was changed, where nothing is kept or ``data`` is too large.  Raises OSError.
-        """
-        source = self._path
-        if source is None or not self._there or len(data) > RESERVE_BYTES:
-            return False
+    def _become(self, source: Path, path: Path, data: bytes) -> None:
         self._there = False
         fd = files.open_existing(source, writable=True)
         try:
@@ -69,7 +75,15 @@ class Reserve:
             files.close(fd)
         files.rename(source, path)
         files.fsync_directory(path.parent)
-        return True
+
+
+def _whole(path: Path) -> bool:
+    """Whether an earlier process kept it, with its blocks: what a crash cut short is shorter."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == RESERVE_BYTES <= found.st_blocks * 512
 
 
 reserve: Final = Reserve()

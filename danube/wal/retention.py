@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from danube import files
 from danube.wal.descriptors import descriptors
+from danube.wal.freeing import freeing
 from danube.wal.index import index_cache
 from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.reading import OffsetRange
@@ -23,9 +24,9 @@ def expired(
     for segment in candidates:
         too_old = cutoff_us is not None and segment.last_append_us < cutoff_us
         needed = keep_from is not None and segment.end_offset > keep_from
-        if needed or not (too_old or excess_bytes >= segment.size_bytes):
+        if needed or not (too_old or excess_bytes >= segment.stored_bytes):
             break
-        excess_bytes -= segment.size_bytes
+        excess_bytes -= segment.stored_bytes
         doomed.append(segment)
     return doomed
 
@@ -49,7 +50,7 @@ def remove(doomed: list[StoredSegment], segments: list[StoredSegment], bases: li
     for segment in doomed:
         descriptors.close(segment.file)
         index_cache.drop(segment.file)
-        files.unlink(segment.file.path)
+        freeing.delete(segment.file.path)
         del segments[0], bases[0]
         deleted.append(OffsetRange(segment.base_offset, bases[0]))
     return deleted
@@ -60,13 +61,14 @@ def deletable(
 ) -> list[StoredSegment]:
     """``doomed``, the front of ``segments``, when its producer snapshot is kept; on a full disk so much of
     its front as needs no room: deleting that makes room to delete the rest."""
-    try:
-        keep_snapshot(doomed, segments[len(doomed) :], unsealed)
-    except OSError as error:
-        if error.errno not in files.FULL_ERRNOS or len(doomed) == 1:
-            raise
-        return deletable(doomed[:-1], segments, unsealed)
-    return doomed
+    while True:
+        try:
+            keep_snapshot(doomed, segments[len(doomed) :], unsealed)
+            return doomed
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS or len(doomed) == 1:
+                raise
+            doomed = doomed[:-1]
 
 
 def keep_snapshot(

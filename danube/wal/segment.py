@@ -67,6 +67,7 @@ _FLAG_COMPACTED: Final = 2
 _FLAG_CHAINED: Final = 4
 _FLAGS_KNOWN: Final = 7
 _NAME: Final = re.compile(r"([0-9]{20})\.seg\Z")
+_SPARE: Final = re.compile(r"next-([0-9]+)\.seg\.new\Z")
 
 if (_HEADER.size, _SUMMARY.size) != (HEADER_BYTES - 4, SUMMARY_BYTES - 16):
     raise ImportError("the table above is the format")
@@ -120,6 +121,17 @@ class Summary(NamedTuple):
 
 def file_name(base_offset: int) -> str:
     return f"{base_offset:020d}.seg"
+
+
+def spare_name(epoch: int) -> str:
+    """Of the file that owner ``epoch`` makes ahead for its next segment; to any reader it is unfinished."""
+    return f"next-{epoch}.seg.new"
+
+
+def spare_epoch_of(name: str) -> int | None:
+    """Its owner's epoch in a spare's file name; None for any other file."""
+    match = _SPARE.match(name)
+    return int(match[1]) if match else None
 
 
 def base_offset_of(name: str) -> int | None:

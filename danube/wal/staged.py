@@ -135,6 +135,8 @@ def objection(one: Staged, manifest: Manifest, rules: Rules, expected: Container
         return "its sources are not what the manifest names at its offsets any more"
     if rules.trim_offset >= sources[0].end_offset:
         return "its oldest records have expired"
+    if one.keys and made.end_offset > manifest.open_start:
+        return "records may come back in a hole before it, which a removed tombstone would have hidden"
     first = manifest.find(made.base_offset)
     before = manifest.entry(first - 1).content_hash if first else b""
     return (
@@ -219,7 +221,7 @@ def examine_staged(uploader: Uploader, one: Staged, sources: Sequence[SegmentEnt
     try:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True, mode=0o700)
-        _examine(uploader, one, sources, _fetched(uploader, made, key, work))
+        _examine(uploader, one, sources, fetched(uploader, made, key, work))
     except StoreDamaged:
         raise
     except (Damage, InvalidArgument) as error:
@@ -230,7 +232,8 @@ def examine_staged(uploader: Uploader, one: Staged, sources: Sequence[SegmentEnt
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _fetched(uploader: Uploader, made: SegmentEntry, key: str, work: Path) -> Path:
+def fetched(uploader: Uploader, made: SegmentEntry, key: str, work: Path) -> Path:
+    """The object in a file of ``work``; ObjectMissing or Damage where it is not of that size."""
     info = uploader.store.head(key)
     if info is None:
         raise ObjectMissing(f"object {key} is not in the store", hint="stage it again")

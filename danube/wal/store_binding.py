@@ -8,6 +8,9 @@ restore.
 Copies of a data directory, and one that a restore took the place of, have the same id, and would use the
 same epochs.  So each mover that starts writes a new *holder* into ``store.json`` and remembers which ones it
 has written.  Who finds one there that it never wrote knows that another host has taken over, and stops.
+
+The store of a cluster has the cluster's id.  A cluster that was recovered after most of its journals were
+lost has a new id, and the store becomes its own: brokers that know only the former one are refused then.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from danube.clock import wall_us
 from danube.errors import ObjectMissing, StorageFailed, StorageIncompatible, StoreDamaged, WrongState
 from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, STORE_KEY
 from danube.wal.objects import ObjectStore
+from danube.wal.reserve import reserve
 
 FORMAT: Final = 1
 FILE_NAME: Final = "store"
@@ -48,6 +52,12 @@ class _Binding(StoreIdentity, frozen=True):
     held: tuple[str, ...] = ()
 
 
+class _Moved(StoreIdentity, frozen=True):
+    """The same of a member that was recovered: the store may have one of the ids ``former`` still."""
+
+    former: tuple[str, ...] = ()
+
+
 def bound_store(data_dir: Path) -> StoreIdentity | None:
     """The store that the data directory belongs to; None when it never had one."""
     path = data_dir / FILE_NAME
@@ -62,7 +72,7 @@ def bound_store(data_dir: Path) -> StoreIdentity | None:
 def bind(data_dir: Path, identity: StoreIdentity) -> None:
     """From now on the data directory belongs to that store."""
     try:
-        files.replace_durably(data_dir / FILE_NAME, msgspec.json.encode(identity) + b"\n")
+        reserve.replace_durably(data_dir / FILE_NAME, msgspec.json.encode(identity) + b"\n")
     except OSError as error:
         raise StorageFailed(f"{data_dir / FILE_NAME} cannot be written", why=str(error)) from None
 
@@ -115,6 +125,42 @@ def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
     bind(data_dir, _Binding(there.format, there.store_id, there.created_us, there.holder, held))
     taken = StoreIdentity(there.format, there.store_id, there.created_us, holder)
     store.put(STORE_KEY, msgspec.json.encode(taken) + b"\n")
+
+
+def share(store: ObjectStore, data_dir: Path, cluster_id: str) -> None:
+    """Bind to the store that the brokers of a cluster share: its id is theirs, and none holds it alone.
+
+    Raises WrongState where store or data directory belong to another.
+    """
+    here, there = bound_store(data_dir), stored_identity(store)
+    member = here is not None and here.store_id == cluster_id
+    former = _former_ids(data_dir) if member else ()
+    unused = there is None and (here is None or bool(former))  # else the objects are in another one
+    if unused or (there is not None and there.store_id in former):
+        store.put(STORE_KEY, msgspec.json.encode(StoreIdentity(FORMAT, cluster_id, wall_us())) + b"\n")
+        there = stored_identity(store)
+    if there is None or there.store_id != cluster_id or not (here is None or member):
+        raise WrongState(
+            f"{store.name} is not the store of this cluster",
+            why="it, or this data directory, belongs to another",
+            hint="use another bucket or prefix; its data is not touched",
+        )
+    if here != there:  # or another member put its word at the same time: the ids are the same then
+        bind(data_dir, there)
+
+
+def rebind(data_dir: Path, cluster_id: str, former_id: str) -> None:
+    """The cluster ``former_id`` goes on under another id, and its store is to follow; may be called again."""
+    here = bound_store(data_dir)
+    if here is not None and here.store_id == cluster_id:
+        return
+    former = (former_id,) if here is None else (*_former_ids(data_dir), here.store_id)
+    bind(data_dir, _Moved(FORMAT, cluster_id, here.created_us if here is not None else 0, former=former))
+
+
+def _former_ids(data_dir: Path) -> tuple[str, ...]:
+    path = data_dir / FILE_NAME
+    return _decode(files.read_bounded(path, _FILE_BYTES_MAX), path, _Moved).former
 
 
 def _binding(data_dir: Path) -> _Binding | None:

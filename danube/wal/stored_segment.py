@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from danube import files
+from danube.core.batch import BatchHeader
 from danube.core.checksum import content_hasher
 from danube.errors import Damage
 from danube.wal.descriptors import LogFile, descriptors
@@ -91,6 +92,11 @@ class StoredSegment:
     def name(self) -> str:
         return self.file.path.name
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the file that hold something; without the space that is reserved ahead."""
+        return self.size_bytes if self.sealed else self.data_end
+
     def count(self, base_offset: int, end_offset: int, position: int, append_time_us: int) -> None:
         """Count one batch that lies at ``position``; the caller moves data_end."""
         if not self.batch_count:
@@ -114,6 +120,16 @@ class StoredSegment:
                 index = SparseIndex()
             index_cache.put(self.file, index)
         return index
+
+    def count_written(self, headers: list[BatchHeader]) -> None:
+        """Count batches that were written at data_end, and move it behind them."""
+        position = self.data_end
+        count = self.count
+        for header in headers:
+            base_offset = header.base_offset
+            count(base_offset, base_offset + header.record_count, position, header.append_time_us)
+            position += header.size
+        self.data_end = position
 
     def load_snapshot(self) -> bytes | None:
         """The producer snapshot in the footer; Damage when the footer differs."""

@@ -352,8 +352,8 @@ def _name(manifest: Manifest) -> Name:
 
 
 def entries_end(manifest: Manifest) -> int:
-    """Offset behind the last entry; 0 where there is none (unlike uploaded_end, which knows the start)."""
-    return int(manifest.entries["end_offset"][-1]) if len(manifest) else 0
+    """Offset behind the last entry or hole; 0 where there is none (uploaded_end knows the start)."""
+    return manifest.named_end
 
 
 def adding(entries: Iterable[SegmentEntry]) -> Change:
@@ -361,6 +361,7 @@ def adding(entries: Iterable[SegmentEntry]) -> Change:
 
     def change(manifest: Manifest) -> Manifest | None:
         end = entries_end(manifest)
+        held_end = int(manifest.entries["end_offset"][-1]) if len(manifest) else 0
         added: list[SegmentEntry] = []
         for entry in sorted(entries):
             if entry.end_offset <= max(end, manifest.start_offset):
@@ -371,10 +372,10 @@ def adding(entries: Iterable[SegmentEntry]) -> Change:
                     why=f"the store holds records up to {end} in other segments",
                     hint="see `danube verify`; nothing was changed",
                 )
-            begin = max(end, manifest.start_offset)
+            begin = max(held_end, manifest.start_offset)
             hole = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
             added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | hole))
-            end = entry.end_offset
+            end = held_end = entry.end_offset
         return manifest.with_added(*added) if added else None
 
     return change

@@ -171,6 +171,7 @@ def _verify_partition(
         stored.where, stored.manifest = list(manifests.items())[-1]
         _verify_entries(store, stored, {info.key: info for info, _ in listed}, local)
         _compare_generations(manifests, stored)
+        stored.remarks += [f"{stored.where}: {hole.words}" for hole in stored.manifest.holes]
     _verify_orphans(listed, manifests, now_us, stored)
     _verify_cursors(store, listed, stored)
     return stored

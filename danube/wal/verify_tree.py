@@ -17,14 +17,15 @@ from typing import Final
 from danube.errors import NotFound, StorageFailed
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_objects import ManifestFacts, read_manifest
-from danube.wal.verify_segment import OnBatch, Problem, Segment, read_segment
+from danube.wal.verify_segment import HEADER_BYTES, OnBatch, Problem, Segment, read_segment
 from danube.wal.verify_state import Identity, Mark, read_cursors, read_mark, read_metadata_log, read_producers
 
 ATTEMPTS: Final = 5
 _STATE_BYTES_MAX: Final = 2 << 30
 _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
-_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b", "manifest"}
+_SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
+_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b", "manifest", "owner"}
 
 Progress = Callable[[str], None]
 Wanted = Callable[[Identity], bool]
@@ -148,7 +149,10 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     partition = LocalPartition(identity, path)
     verified.partitions += 1
     mark = _verify_mark(path, identity, verified)
-    names = _read_segments(partition, mark, verified)
+    try:
+        names = _read_segments(partition, mark, verified)
+    except FileNotFoundError:
+        return partition
     verified.segments += len(partition.segments)
     for _, segment in partition.segments:
         verified.records += segment.record_count
@@ -167,9 +171,9 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     for name in names:
         if ".seg.aside" in name:
             verified.remarks.append(f"{path / name}: set aside at an opening, never read")
-        elif name.endswith(".new"):
+        elif name.endswith(".new") and not _SPARE.match(name):
             verified.remarks.append(f"{path / name}: an unfinished replacement")
-        elif name not in _KNOWN_FILES and not _SEGMENT.match(name):
+        elif name not in _KNOWN_FILES and not _SEGMENT.match(name) and not _SPARE.match(name):
             verified.remarks.append(f"{path / name}: not one of Danube's files")
     return partition
 
@@ -177,7 +181,8 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
 def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) -> list[str]:
     """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
 
-    A file that is gone before it was read takes with it what was read of those in front of it.
+    A file that is gone before it was read takes with it what was read of those in front of it.  Raises
+    FileNotFoundError where the directory itself is gone.
     """
     path = partition.directory
     known: dict[tuple[str, int], Segment] = {}
@@ -210,7 +215,7 @@ def _inodes(path: Path) -> dict[str, int]:
         with os.scandir(path) as entries:
             return {entry.name: entry.inode() for entry in entries}
     except FileNotFoundError:
-        return {}
+        raise
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
 
@@ -256,7 +261,10 @@ def _verify_file(
     segment = read_file(path, base_offset)
     if segment is None:
         return None
-    verified.add(str(path), segment.problems)
+    if _never_written(segment) and mark.base_offset < base_offset:
+        verified.remarks.append(f"{path}: room for a segment whose first record was never written")
+    else:
+        verified.add(str(path), segment.problems)
     if segment.has_header or segment.sealed:
         _check_identity((segment.topic_id, segment.partition), identity, path, verified)
     if segment.tail is not None:
@@ -273,6 +281,16 @@ def _verify_file(
         else:
             verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
     return segment
+
+
+def _never_written(segment: Segment) -> bool:
+    """Whether all of the file is zeros; records that are missing for it are found by their offsets."""
+    unheaded = [(problem.kind, problem.position) for problem in segment.problems]
+    return (
+        unheaded == [(FindingKind.TRUNCATED, HEADER_BYTES)]
+        and segment.tail is None
+        and not segment.batch_count
+    )
 
 
 def _verify_order(partition: LocalPartition, verified: Verified) -> None:

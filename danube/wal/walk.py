@@ -147,6 +147,11 @@ def intact_header(data: bytes | memoryview) -> BatchHeader | None:
 def first_nonzero(fd: int, position: int, limit: int) -> int | None:
     """Position of the window that holds the first byte that is not zero; None when all are."""
     while position < limit:
+        # A segment may have been reserved as a whole: what was never written of it is not read.
+        written = files.next_data(fd, position)
+        if written is None or written >= limit:
+            return None
+        position = max(position, written)
         data = files.pread(fd, min(WINDOW_BYTES, limit - position), position)
         if not data:
             return None

@@ -34,6 +34,11 @@ class LogOptions(NamedTuple):
     preallocate_step_max: int = SEGMENT_PREALLOCATE_STEP_MAX
 
 
+def footer_room(entries: int) -> int:
+    """Bytes that the footer of a segment with so many index entries may need."""
+    return _FOOTER_ROOM + (entries + 2) * ENTRY_BYTES
+
+
 class SegmentWriter:
     """Appends to one segment.  ``segment.data_end`` is the good end; the caller moves it."""
 
@@ -46,10 +51,6 @@ class SegmentWriter:
         self._allocated = segment.size_bytes
         self._headed = not created
         self._inode = 0
-
-    def create(self) -> None:
-        """Create the file; FileExistsError when another owner did."""
-        descriptors.create(self.segment.file)
 
     def write(self, buffers: Sequence[Buffer], size: int, created_us: int) -> None:
         """Write ``size`` bytes at the segment's good end; on OSError nothing of them stays."""
@@ -74,7 +75,7 @@ class SegmentWriter:
     def _footer_room(self, size: int) -> int:
         """Bytes that the footer may need once ``size`` more bytes are written."""
         entries = 0 if self.segment.index is None else len(self.segment.index)
-        return _FOOTER_ROOM + (entries + size // ENTRY_EVERY_BYTES + 2) * ENTRY_BYTES
+        return footer_room(entries + size // ENTRY_EVERY_BYTES)
 
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 NATIVE = "The native protocol"
 GRPC = "The gRPC ports"
 TIERS = "Tiered storage"
+METADATA = "Metadata of a cluster"
 OTHERS = "Other workloads"
-GROUPS = (NATIVE, GRPC, TIERS, OTHERS)
+GROUPS = (NATIVE, GRPC, TIERS, METADATA, OTHERS)
 
 TITLES: dict[str, tuple[str, str]] = {
     "publish": (NATIVE, "publish, `send_many`"),
@@ -34,6 +35,13 @@ TITLES: dict[str, tuple[str, str]] = {
     "tier-first": (TIERS, "first record of a cold read (floor: two round trips)"),
     "tier-plan": (TIERS, "planning over many segments (floor: copying)"),
     "tier-cold-readers": (TIERS, "p99 beside many readers of history (floor: without)"),
+    "meta-sequential": (METADATA, "one write after the other, three members (floor: syncs of a file)"),
+    "meta-concurrent": (METADATA, "512 writes at once, three members (floor: syncs of a file)"),
+    "meta-later": (METADATA, "one after the other, behind a million (floor: behind few)"),
+    "meta-one-down": (METADATA, "one after the other, one of three down (floor: all up)"),
+    "meta-failover": (METADATA, "first write after kill -9 of the leader (floor: 5 heartbeats)"),
+    "meta-restart": (METADATA, "a member level again, behind a million (floor: behind few)"),
+    "meta-disk": (METADATA, "files of a member, behind a million (floor: its state)"),
 }
 # What distinguishes two runs of a workload beside size, level and workers: the detail, and its words.
 VARIED_BY = {

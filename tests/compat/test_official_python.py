@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import danube
+from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, die_with_parent
 
 pytestmark = pytest.mark.e2e
@@ -144,6 +145,25 @@ def test_scenario(running: BrokerProcess, tmp_path: Path, script: str, name: str
         create_topic(running, topic, {**FAST, **letters})
     with started(running, script, name, tmp_path) as scenario:
         scenario.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    with BrokerCluster(tmp_path_factory.mktemp("cluster"), 3) as cluster:
+        yield cluster
+
+
+# These ask the broker whose address they were given, or expect that address in an answer.
+ADDRESSED = [("messages", name) for name in ("refusals", "fields", "health")]
+# This sends on the heels of a change of settings; other brokers know it some milliseconds later.
+AT_ONCE = [("schemas", "enforced")]
+ANYWHERE = [one for one in QUIET if one not in ADDRESSED + AT_ONCE]
+
+
+@pytest.mark.parametrize(("script", "name"), ANYWHERE, ids=[f"{script}-{name}" for script, name in ANYWHERE])
+def test_in_a_cluster(cluster: BrokerCluster, tmp_path: Path, script: str, name: str) -> None:
+    """The same by way of a broker of three: lookups send the client to the owner, wherever that is."""
+    test_scenario(cluster.brokers[0], tmp_path, script, name)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -8,15 +8,21 @@ that begins with the name of the broken promise:
     invented      a record that nobody sent, or whose bytes are not what was sent
     repeated      a record of an idempotent producer is in the log twice
     reused        one offset was seen with two records
-    hole          an offset between the first and the last one is missing
+    hole          an offset between the first and the last one is missing, and nobody says that it is unused
     order         a producer's records lie in the log, or first came to a subscription, out of order
     undelivered   an acknowledged record was never delivered to, or never acked by, a subscription:
                   the cursor went ahead of the acks
+    vanished      a record was delivered and is not in the log
     liveness      too little was acknowledged for the run to say anything, or no fault fired
+
+In a cluster a log has *lives*: the offsets between two ranges that are unused, because an owner that died
+had reserved them.  A batch that had no answer is sent again in the next life; where the dead owner had
+stored it as well it is there twice, with the acknowledged one last.  Within a life nothing is twice.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +31,7 @@ from typing import Any
 from tests.crash.journal import Event, Identity
 
 Place = tuple[str, int, int]  # topic, partition, offset
+Ranges = list[tuple[int, int]]  # half-open, in order
 SHOWN_MAX = 20
 
 
@@ -39,6 +46,8 @@ class Expectation:
     acknowledged_after_fault_min: int = 0
     log_was_read: bool = True
     log_starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where the log must begin
+    unused: dict[tuple[str, int], Ranges] = field(default_factory=dict)  # offsets of no record, by the broker
+    delivered_stays: bool = False  # what was delivered must be in the log: nothing expires
     acks_are_known: bool = True  # not where clients were killed between an ack and its line
 
 
@@ -166,13 +175,15 @@ def check(events: Iterable[Event], expected: Expectation) -> Verdict:
     verdict = Verdict()
     ledger = _Ledger(events, verdict)
     _check_invented(ledger)
-    places = _check_log(ledger, expected.log_starts) if expected.log_was_read else {}
+    places = _check_log(ledger, expected) if expected.log_was_read else {}
     for subscription, mode in expected.modes.items():
         # A fault gives back what a shared consumer had not looked at yet, and another one gets it late.
         if mode != "shared" or not ledger.faults:
-            _check_first_deliveries(ledger, subscription, mode)
+            _check_first_deliveries(ledger, subscription, mode, expected.unused)
     for subscription, topic in expected.topics.items():
         _check_delivered(ledger, subscription, topic, places, expected.acks_are_known)
+    if expected.delivered_stays:
+        _check_vanished(ledger)
     _check_liveness(ledger, expected)
     verdict.statistics = _statistics(ledger)
     return verdict
@@ -186,38 +197,92 @@ def _check_invented(ledger: _Ledger) -> None:
             ledger.verdict.add("invented", f"{identity} at {place} is not what was sent")
 
 
-def _check_log(ledger: _Ledger, starts: Mapping[tuple[str, int], int]) -> dict[Identity, Place]:
-    """Where the log has each record; the first place of one that is there twice."""
-    places: dict[Identity, Place] = {}
-    for (topic, partition), records in ledger.log.items():
+def _check_log(ledger: _Ledger, expected: Expectation) -> dict[Identity, Place]:
+    """Where the log has each record: as acknowledged, else the first place of one that is there twice."""
+    places: dict[Identity, list[Place]] = {}
+    for key, records in ledger.log.items():
         records.sort()
-        last_sequence: dict[str, int] = {}
-        expected_offset = starts.get((topic, partition), records[0][0])
-        for offset, identity in records:
-            place = (topic, partition, offset)
-            if offset > expected_offset:
-                ledger.verdict.add(
-                    "hole", f"{topic} {partition}: offsets {expected_offset} to {offset} are missing"
-                )
-            expected_offset = offset + 1
-            if places.setdefault(identity, place) != place:
-                ledger.verdict.add("repeated", f"{identity} at {places[identity]} and {place}")
-            elif identity.sequence < last_sequence.get(identity.producer, -1):
-                ledger.verdict.add(
-                    "order", f"{identity} at {place} comes after {last_sequence[identity.producer]}"
-                )
-            last_sequence[identity.producer] = identity.sequence
+        unused = expected.unused.get(key, [])
+        _check_dense(ledger, key, expected.log_starts.get(key, records[0][0]), unused)
+        _check_sequences(ledger, key, unused, places)
     for identity, told in ledger.acknowledged.items():
         found = places.get(identity)
         if found is None:
             ledger.verdict.add("lost", f"{identity}, acknowledged at {told or 'a place unknown'}")
-        elif told is not None and found != told:
-            ledger.verdict.add("moved", f"{identity}, acknowledged at {told}, is at {found}")
-    return places
+        elif told is not None and told not in found:
+            ledger.verdict.add("moved", f"{identity}, acknowledged at {told}, is at {found[0]}")
+        elif told is not None and told != found[-1]:
+            ledger.verdict.add("repeated", f"{identity}, acknowledged at {told}, also at {found[-1]}")
+    return {identity: found[0] for identity, found in places.items()}
 
 
-def _check_first_deliveries(ledger: _Ledger, subscription: str, mode: str) -> None:
-    """First deliveries come in offset order: for the subscription, a key of it, or each shared consumer."""
+def _check_dense(ledger: _Ledger, key: tuple[str, int], start: int, unused: Ranges) -> None:
+    """Every offset has a record, or is said to be unused; none is both."""
+    topic, partition = key
+    following = start
+    for offset, identity in ledger.log[key]:
+        if offset > following and not _covered(following, offset, unused):
+            ledger.verdict.add("hole", f"{topic} {partition}: offsets {following} to {offset} are missing")
+        if _covered(offset, offset + 1, unused):
+            ledger.verdict.add(
+                "hole", f"{topic} {partition}: {offset} has {identity} and is said to be unused"
+            )
+        following = offset + 1
+
+
+def _covered(start: int, end: int, unused: Ranges) -> bool:
+    """Whether all offsets of a range are unused."""
+    for first, last in unused:
+        if first <= start < last:
+            start = last
+    return start >= end
+
+
+def _check_sequences(
+    ledger: _Ledger, key: tuple[str, int], unused: Ranges, places: dict[Identity, list[Place]]
+) -> None:
+    """Nothing twice in a life, each producer in order in it; what was acknowledged in order in all."""
+    last: dict[tuple[str, int], int] = {}
+    last_acknowledged: dict[str, int] = {}
+    for offset, identity in ledger.log[key]:
+        place, life = (*key, offset), _life(offset, unused)
+        found = places.setdefault(identity, [])
+        if any(one[:2] != key or _life(one[2], unused) == life for one in found):
+            ledger.verdict.add("repeated", f"{identity} at {found[0]} and {place}")
+            continue
+        found.append(place)
+        if identity.sequence < last.get((identity.producer, life), -1):
+            before = last[identity.producer, life]
+            ledger.verdict.add("order", f"{identity} at {place} comes after {before}")
+        elif ledger.acknowledged.get(identity) == place:
+            if identity.sequence < last_acknowledged.get(identity.producer, -1):
+                before = last_acknowledged[identity.producer]
+                ledger.verdict.add("order", f"{identity}, acknowledged at {place}, comes after {before}")
+            last_acknowledged[identity.producer] = identity.sequence
+        last[identity.producer, life] = identity.sequence
+
+
+def _life(offset: int, unused: Ranges) -> int:
+    """How many ranges of unused offsets come before an offset."""
+    return bisect_right(unused, offset, key=lambda one: one[0])
+
+
+def _check_vanished(ledger: _Ledger) -> None:
+    kept = {
+        (topic, partition, offset) for (topic, partition), found in ledger.log.items() for offset, _ in found
+    }
+    for place, identity, _, _ in ledger.received:
+        if place not in kept:
+            ledger.verdict.add("vanished", f"{identity}, delivered at {place}, is not in the log")
+
+
+def _check_first_deliveries(
+    ledger: _Ledger, subscription: str, mode: str, unused: Mapping[tuple[str, int], Ranges]
+) -> None:
+    """First deliveries come in offset order: for the subscription, a key of it, or each shared consumer.
+
+    Each life has an order of its own, as what comes back of a dead owner's disk comes after younger records.
+    """
     seen: set[Place] = set()
     last: dict[tuple[Any, ...], int] = {}
     for _, consumer, place, identity, key in sorted(ledger.deliveries[subscription], key=lambda one: one[0]):
@@ -225,11 +290,12 @@ def _check_first_deliveries(ledger: _Ledger, subscription: str, mode: str) -> No
             continue
         seen.add(place)
         topic, partition, offset = place
-        stream: tuple[Any, ...] = (topic, partition)
+        life = _life(offset, unused.get((topic, partition), []))
+        stream: tuple[Any, ...] = (topic, partition, life)
         if mode == "shared":
-            stream = (topic, partition, consumer)
+            stream = (*stream, consumer)
         elif mode == "key_shared":
-            stream = (topic, partition, key)
+            stream = (*stream, key)
         if offset < last.get(stream, -1):
             ledger.verdict.add(
                 "order",

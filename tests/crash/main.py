@@ -1,4 +1,4 @@
-"""``scripts/crash``: run crash cycles or syscall points and print what they found.
+"""``scripts/crash``: run crash cycles, syscall points or clusters, and print what they found.
 
 Every finished cycle or point is one line of JSON in RESULTS, so that a long run that was stopped goes
 on where it was.  Runs that failed keep their directory; the others are removed.
@@ -13,11 +13,12 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.broker_process import ROOT
+from tests.crash import cluster_main
 from tests.crash.checker import Verdict
 from tests.crash.run import Plan, crash_run
 from tests.crash.syscalls import Point, PointRun, dry_run, missing_tool, sample
@@ -38,6 +39,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=None, help="seed of the first cycle")
     parser.add_argument("--syscalls", action="store_true", help="kill at write-path system calls with strace")
+    parser.add_argument("--cluster", action="store_true", help="brokers on hosts that are cut off too")
+    parser.add_argument("--nodes", type=int, default=3, choices=(3, 5), help="brokers of a cluster")
+    parser.add_argument(
+        "--rough", action="store_true", help="of a cluster: its network loses, delays and holds back packets"
+    )
     parser.add_argument("--points", type=int, default=0, help="how many points (0: 4 short, all long)")
     parser.add_argument("--directory", type=Path, default=ROOT / "crash-runs", help="results and failed runs")
     parser.add_argument("--restart", action="store_true", help="forget earlier results")
@@ -73,9 +79,13 @@ class Results:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         state = "ok" if verdict.passed else "FAILED"
-        print(f"{state:6} {name} seed {seed} {seconds:.1f} s {json.dumps(verdict.statistics)}", flush=True)
+        shown = {name: value for name, value in verdict.statistics.items() if name != "times"}
+        print(f"{state:6} {name} seed {seed} {seconds:.1f} s {json.dumps(shown)}", flush=True)
         if not verdict.passed:
             print(verdict, flush=True)
+
+
+Runner = Callable[[argparse.Namespace, Results, int], None]
 
 
 def run_one(results: Results, directory: Path, name: str, seed: int, run: Any) -> None:
@@ -119,6 +129,18 @@ def run_cycles(options: argparse.Namespace, results: Results, first_seed: int) -
             return crash_run(plan), True
 
         run_one(results, options.directory / f"cycle-{seed}", "cycle", seed, run)
+
+
+def run_clusters(options: argparse.Namespace, results: Results, first_seed: int) -> None:
+    deadline = time.monotonic() + options.minutes * 60 if options.minutes else None
+    for number in cycles(options, results):
+        seed = first_seed + number
+
+        def run(directory: Path, seed: int = seed) -> tuple[Verdict, bool]:
+            return cluster_main.run_round(options, seed, deadline, directory)
+
+        run_one(results, options.directory / f"cluster-{seed}", "cluster", seed, run)
+    print(cluster_main.histograms(results.lines), flush=True)
 
 
 def run_points(options: argparse.Namespace, results: Results, seed: int) -> None:
@@ -176,19 +198,27 @@ def markdown(kind: str, found: dict[str, Any]) -> str:
     )
 
 
+def chosen(options: argparse.Namespace) -> tuple[str, str, Runner, str]:
+    """What is run, where its results are, by whom, and why it cannot be run here (or nothing)."""
+    if options.syscalls:
+        return "syscall points", "points.jsonl", run_points, missing_tool() or ""
+    if options.cluster:
+        return "a cluster", "clusters.jsonl", run_clusters, cluster_main.missing_hosts(options)
+    return "random faults", "cycles.jsonl", run_cycles, ""
+
+
 def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if not (options.short or options.long or options.cycles or options.minutes):
         options.short = True
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
-    kind = "syscall points" if options.syscalls else "random faults"
-    if options.syscalls and (reason := missing_tool()):
-        print(f"skipped: {reason}")
+    kind, name, run, missing = chosen(options)
+    if missing:
+        print(f"skipped: {missing}")
         return SKIPPED
-    name = "points.jsonl" if options.syscalls else "cycles.jsonl"
     results = Results(options.directory / name, options.restart or options.short)
     print(f"{kind}, seed {seed}, results in {results.path}", flush=True)
-    (run_points if options.syscalls else run_cycles)(options, results, seed)
+    run(options, results, seed)
     found = summary(results)
     print(markdown(kind, found) if options.markdown else json.dumps(found))
     nothing_fired = found["runs"] and found["not_fired"] == found["runs"]

@@ -29,8 +29,8 @@ CALLS = (
     *("write", "writev", "pwrite64", "pwritev", "pwritev2", "fdatasync", "fsync", "sync_file_range"),
     *("rename", "renameat", "renameat2", "unlink", "unlinkat", "ftruncate", "fallocate", "copy_file_range"),
 )
-STEPS = 5
-SIZES = (0, 120_000)  # enough for a segment of the smallest size to roll
+STEPS = 8
+SIZES = (0, 120_000)  # enough for a segment of the smallest size to roll, and for one reserved ahead to begin
 ENVIRONMENT = {"DANUBE_WAL__SEGMENT_SIZE": "16MiB"}
 START_TIMEOUT_S = 60.0
 _CALL = re.compile(r"^(\d+) +(\w+)\((.*)")

@@ -218,3 +218,69 @@ def test_a_journal_with_a_cut_last_line_is_read_up_to_there(tmp_path: Path) -> N
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write('["ok", "p"')
     assert list(read_journals([tmp_path / "one.jsonl"])) == [["try", "p", TOPIC, 0, 1, None]]
+
+
+# -- the lives of a log in a cluster ------------------------------------------------------------------
+
+
+def two_lives() -> list[Event]:
+    """Offsets 0 to 5, then 100 to 102 of the next owner; p0's last record was stored by both."""
+    events = honest()[:-1]
+    one(events, "ok", 4)[6] = 100
+    for offset, producer, sequence in ((100, "p0", 2), (101, "p1", 3), (102, "p0", 3)):
+        if sequence == 3:
+            events.append(["try", producer, TOPIC, sequence, sequence + 1, None])
+            events.append(["ok", producer, TOPIC, sequence, sequence + 1, 0, offset, "written", 900])
+        events.append(["got", "s", "c0", TOPIC, 0, offset, producer, sequence, None, True, 150 + offset])
+        events.append(["ack", "s", TOPIC, 0, offset])
+        events.append(["log", TOPIC, 0, offset, producer, sequence, None, True])
+    return events
+
+
+UNUSED = {(TOPIC, 0): [(COUNT, 100)]}
+
+
+def test_a_record_of_two_lives_and_deliveries_of_the_first_one_after_the_second_are_no_violation() -> None:
+    events = two_lives()
+    for offset in (4, 5):  # they came back from a disk after the younger ones had been delivered
+        one(events, "got", offset)[-1] = 500 + offset
+    verdict = judged(events, unused=UNUSED, delivered_stays=True)
+    assert verdict.passed, verdict
+
+
+def test_offsets_that_nobody_says_are_unused_are_a_hole() -> None:
+    assert judged(two_lives()).counts["hole"] == 1
+    assert judged(two_lives(), unused={(TOPIC, 0): [(COUNT, 99)]}).counts["hole"] == 1
+    assert judged(two_lives(), unused={(TOPIC, 0): [(COUNT, 50), (50, 100)]}).counts["hole"] == 0
+
+
+def test_a_record_at_an_offset_that_is_said_to_be_unused_is_found() -> None:
+    assert judged(two_lives(), unused={(TOPIC, 0): [(COUNT, 101)]}).counts["hole"] == 1
+
+
+def test_a_record_twice_in_one_life_is_found() -> None:
+    events = [*two_lives(), ["log", TOPIC, 0, 103, "p0", 3, None, True]]
+    assert judged(events, unused=UNUSED).counts == {"repeated": 1}
+
+
+def test_a_record_that_was_acknowledged_in_an_earlier_life_is_not_stored_again() -> None:
+    events = two_lives()
+    next(event for event in events if event[:5] == ["ok", "p0", TOPIC, 2, 3])[6] = 4
+    assert judged(events, unused=UNUSED).counts == {"repeated": 1}
+
+
+def test_acknowledged_records_that_change_places_between_lives_are_found() -> None:
+    """The journals agree with the log, and each life is in order: nothing but the order of lives is wrong."""
+    events = two_lives()
+    for kind, field in (("log", 5), ("got", 7), ("ok", 6)):
+        early, late = one(events, kind, 5), one(events, kind, 101)
+        early[field], late[field] = late[field], early[field]
+    assert judged(events, unused=UNUSED).counts == {"order": 1}
+
+
+def test_a_delivered_record_that_is_not_in_the_log_is_found() -> None:
+    events = two_lives()
+    events.append(["try", "p0", TOPIC, 4, 5, None])
+    events.append(["got", "s", "c0", TOPIC, 0, 103, "p0", 4, None, True, 990])
+    assert judged(events, unused=UNUSED).passed
+    assert judged(events, unused=UNUSED, delivered_stays=True).counts == {"vanished": 1}

@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,36 @@ import pytest
 import danube
 from danube.core import wire
 from danube.core.wire import Kind, Subscribe
+from tests.broker_process import BrokerProcess
 from tests.e2e.test_native_door import RawPeer
 
 pytestmark = pytest.mark.e2e
 
 FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 50, "ack_timeout_ms": 2_000}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the tests that harm nothing but a topic of their own.
+
+    Retention is looked at every ten seconds: what is to expire for the last of them is published first.
+    """
+    place = tmp_path_factory.mktemp("shared") / "data"
+    with BrokerProcess(place, workers=2, environment={"DANUBE_WAL__SEGMENT_SIZE": "16MiB"}) as process:
+        asyncio.run(publish_more_than_is_kept(process))
+        yield process
+
+
+async def publish_more_than_is_kept(process: BrokerProcess) -> None:
+    """80 MB on a topic that keeps 20 MiB, with a subscription that has had none of it."""
+    async with danube.connect(process.address) as client:
+        await client.admin.create_topic("/default/b17", retention_bytes=20 * 1024 * 1024)
+        async with client.producer("/default/b17") as producer:
+            await producer.send(b"first")
+            async with client.consumer("/default/b17", subscription="slow", start="earliest"):
+                pass
+            for _ in range(80):
+                await producer.send_many([bytes(1000)] * 1000)
 
 
 async def publish(client: Any, topic: str, payloads: list[bytes], keys: list[str] | None = None) -> None:
@@ -40,8 +66,8 @@ async def take(client: Any, topic: str, count: int, subscription: str, **options
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared", "failover", "key_shared"])
-def test_consumers_that_vanish_lose_nothing(broker: Any, mode: str, source: random.Random) -> None:
-    process = broker(workers=2)
+def test_consumers_that_vanish_lose_nothing(shared: BrokerProcess, mode: str, source: random.Random) -> None:
+    process, topic = shared, f"/default/h3-{mode}"
     count = 2_000
     keys = [f"k{index % 16}" for index in range(count)]
     acked: Counter[int] = Counter()
@@ -53,7 +79,7 @@ def test_consumers_that_vanish_lose_nothing(broker: Any, mode: str, source: rand
         async with danube.connect(process.address, reconnect_timeout=10) as client:
             try:
                 async with client.consumer(
-                    "/default/h3", "s", mode, start="earliest", name=f"c{number}", failure=FAST
+                    topic, "s", mode, start="earliest", name=f"c{number}", failure=FAST
                 ) as consumer:
                     limit = source.randrange(20, 200)
                     async with asyncio.timeout(1.5):
@@ -74,7 +100,7 @@ def test_consumers_that_vanish_lose_nothing(broker: Any, mode: str, source: rand
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/h3", [b"%d" % index for index in range(count)], keys)
+            await publish(client, topic, [b"%d" % index for index in range(count)], keys)
         async with asyncio.timeout(60):
             number = 0
             while len(acked) < count:
@@ -154,8 +180,8 @@ def test_a_consumer_that_crawls_holds_up_nobody_and_stays_within_bounds(broker: 
     asyncio.run(scenario())
 
 
-def test_a_dispatch_rate_delays_and_delivers_every_record(broker: Any) -> None:
-    process = broker()
+def test_a_dispatch_rate_delays_and_delivers_every_record(shared: BrokerProcess) -> None:
+    process = shared
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -168,36 +194,6 @@ def test_a_dispatch_rate_delays_and_delivers_every_record(broker: Any) -> None:
             await client.admin.update_topic("/default/h5", max_dispatch_rate=0)
             started = time.monotonic()
             assert len(await take(client, "/default/h5", 500, "again")) == 500
-
-    asyncio.run(scenario())
-
-
-def test_retention_moves_a_slow_subscription_on_and_counts_what_expired(broker: Any) -> None:
-    process = broker(environment={"DANUBE_WAL__SEGMENT_SIZE": "16MiB"})
-
-    async def scenario() -> None:
-        async with danube.connect(process.address) as client:
-            await client.admin.create_topic("/default/b17", retention_bytes=20 * 1024 * 1024)
-            async with client.producer("/default/b17") as producer:
-                await producer.send(b"first")
-                async with client.consumer("/default/b17", subscription="slow", start="earliest"):
-                    pass
-                for _ in range(80):
-                    await producer.send_many([bytes(1000)] * 1000)
-            async with asyncio.timeout(40):
-                while True:
-                    entry = str(await client.admin.describe_subscription("/default/b17", "slow"))
-                    if "'expired': 0" not in entry and "expired=0" not in entry:
-                        break
-                    await asyncio.sleep(0.2)
-            async with client.consumer("/default/b17", subscription="slow") as consumer:
-                async with asyncio.timeout(10):
-                    async for message in consumer:
-                        assert message.offset > 0
-                        break
-            with pytest.raises(danube.DanubeError, match="holds"):
-                async with client.consumer("/default/b17", subscription="exact", start=0):
-                    pass
 
     asyncio.run(scenario())
 
@@ -237,3 +233,26 @@ def test_bits_that_flip_in_a_live_log_are_never_served(broker: Any, source: rand
 
     asyncio.run(scenario())
     assert process.running
+
+
+def test_retention_moves_a_slow_subscription_on_and_counts_what_expired(shared: BrokerProcess) -> None:
+    process = shared
+
+    async def scenario() -> None:
+        async with danube.connect(process.address) as client:
+            async with asyncio.timeout(40):
+                while True:
+                    entry = str(await client.admin.describe_subscription("/default/b17", "slow"))
+                    if "'expired': 0" not in entry and "expired=0" not in entry:
+                        break
+                    await asyncio.sleep(0.2)
+            async with client.consumer("/default/b17", subscription="slow") as consumer:
+                async with asyncio.timeout(10):
+                    async for message in consumer:
+                        assert message.offset > 0
+                        break
+            with pytest.raises(danube.DanubeError, match="holds"):
+                async with client.consumer("/default/b17", subscription="exact", start=0):
+                    pass
+
+    asyncio.run(scenario())

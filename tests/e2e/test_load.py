@@ -13,6 +13,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tests.broker_process import (
     free_port,
     wait_until,
 )
+from tests.e2e.side_by_side import Bench, beside
+from tests.e2e.side_by_side import lanes as lanes
 
 pytestmark = [
     pytest.mark.e2e,
@@ -78,18 +81,33 @@ class Load:
             self.process.wait()
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., Load]]:
-    """Start ``danube load``; whatever is left of it is killed after the test."""
+@contextmanager
+def loads(place: Path) -> Iterator[Callable[..., Load]]:
+    """Start ``danube load``; whatever is left of it is killed at the end."""
     made: list[Load] = []
 
     def start(*words: str, **options: Any) -> Load:
-        made.append(Load(_folder(tmp_path, len(made)), *words, **options))
+        made.append(Load(_folder(place, len(made)), *words, **options))
         return made[-1]
 
-    yield start
-    for one in made:
-        one.kill()
+    try:
+        yield start
+    finally:
+        for one in made:
+            one.kill()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., Load]]:
+    with loads(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the runs that come to their end: each takes its topic away."""
+    with BrokerProcess(tmp_path_factory.mktemp("served") / "data", workers=2) as process:
+        yield process
 
 
 def _folder(tmp_path: Path, number: int) -> Path:
@@ -156,11 +174,10 @@ def check_latencies(report: dict[str, Any], protocols: tuple[str, ...], level: s
 
 
 def test_native_load_with_all_its_results(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load], tmp_path: Path
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    one = broker(workers=2)
     out = tmp_path / "out"
-    words = [*addresses(one), "--run-time", "2s", "-u", "9", "--consumers", "2", "--partitions", "2"]
+    words = [*addresses(served), "--run-time", "2s", "-u", "9", "--consumers", "2", "--partitions", "2"]
     text = load(*words, "--out", str(out)).end(0)
     report = json.loads((out / "load.json").read_text())
     check_passed(report, ("native",))
@@ -170,7 +187,7 @@ def test_native_load_with_all_its_results(
     check_csv(out, report)
     page = (out / "load.html").read_text()
     assert page.lstrip().lower().startswith("<!doctype html") and "native exclusive written" in page
-    assert run_topics(one) == []
+    assert run_topics(served) == []
 
 
 def check_csv(out: Path, report: dict[str, Any]) -> None:
@@ -190,19 +207,17 @@ def check_csv(out: Path, report: dict[str, Any]) -> None:
     assert {"e2e", "publish"} <= {row["Type"] for row in history}
 
 
-def test_grpc_load(broker: Callable[..., BrokerProcess], load: Callable[..., Load]) -> None:
-    one = broker(workers=2)
-    words = [*addresses(one), "--protocol", "grpc", "--run-time", "2s", "-u", "6", "--partitions", "2"]
+def test_grpc_load(served: BrokerProcess, load: Callable[..., Load]) -> None:
+    words = [*addresses(served), "--protocol", "grpc", "--run-time", "2s", "-u", "6", "--partitions", "2"]
     report = json.loads(load(*words, "-o", "json").end(0))
     check_passed(report, ("grpc",))
     check_latencies(report, ("grpc",))
 
 
 def test_both_protocols_meet_on_a_topic_in_several_processes(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load], tmp_path: Path
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    one = broker(workers=2)
-    words = [*addresses(one), "--protocol", "both", "--run-time", "3s", "-u", "12", "--processes", "2"]
+    words = [*addresses(served), "--protocol", "both", "--run-time", "3s", "-u", "12", "--processes", "2"]
     out = tmp_path / "out"
     text = load(*words, "--out", str(out), "-o", "json").end(0)
     report = json.loads(text)
@@ -215,42 +230,35 @@ def test_both_protocols_meet_on_a_topic_in_several_processes(
     assert senders == {"native", "grpc"}
 
 
-def test_closed_loop_fsync_and_a_topic_that_stays(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
-) -> None:
-    one = broker(workers=2)
-    with danube.sync.connect(one.address) as client:
+def test_closed_loop_fsync_and_a_topic_that_stays(served: BrokerProcess, load: Callable[..., Load]) -> None:
+    with danube.sync.connect(served.address) as client:
         client.admin.create_topic("/default/kept", durability="fsync")
         with client.producer("/default/kept") as producer:
             producer.send(b"of somebody else")
-    words = [*addresses(one), "-t", "kept", "--rate", "0", "--run-time", "2s", "-u", "5", "-o", "json"]
+    words = [*addresses(served), "-t", "kept", "--rate", "0", "--run-time", "2s", "-u", "5", "-o", "json"]
     report = json.loads(load(*words).end(0))
     check_passed(report, ("native",))
     assert report["run"]["durability"] == "fsync"
     assert all("fsync" in name for name in requests_of(report, "publish"))
-    with danube.sync.connect(one.address) as client:
+    with danube.sync.connect(served.address) as client:
         assert client.admin.list_subscriptions("/default/kept") == []
         assert client.admin.describe_topic("/default/kept").partitions[0]["high_watermark"] > 1
 
 
 def test_a_topic_in_memory_promises_order_and_no_more(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
+    served: BrokerProcess, load: Callable[..., Load]
 ) -> None:
-    one = broker(workers=2)
-    words = [*addresses(one), "--durability", "memory", "--run-time", "2s", "-o", "json"]
+    words = [*addresses(served), "--durability", "memory", "--run-time", "2s", "-o", "json"]
     report = json.loads(load(*words).end(0))
     assert report["passed"] and report["run"]["durability"] == "memory"
     assert all(row["lost"] == 0 for row in report["subscriptions"])
 
 
-def test_a_master_with_workers_of_their_own(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
-) -> None:
+def test_a_master_with_workers_of_their_own(served: BrokerProcess, load: Callable[..., Load]) -> None:
     """As on several hosts: a worker is told nothing but where the master is."""
-    one = broker(workers=2)
     port = str(free_port())
     master = load(
-        *addresses(one),
+        *addresses(served),
         *("--master", "--master-bind-host", "127.0.0.1", "--master-port", port, "--expect-workers", "2"),
         *("--run-time", "2s", "--modes", "shared,key-shared", "--rate", "20", "-o", "json"),
     )
@@ -263,24 +271,22 @@ def test_a_master_with_workers_of_their_own(
 
 
 def test_locust_runs_the_file_of_perf(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load], tmp_path: Path
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    one = broker(workers=1)
     words = [
         *("-f", str(ROOT / "perf" / "locustfile.py"), "--headless", "-u", "5", "-r", "5", "-t", "2"),
-        *("--broker", one.address, "--report-json", str(tmp_path / "load.json"), "--only-summary"),
+        *("--broker", served.address, "--report-json", str(tmp_path / "load.json"), "--only-summary"),
     ]
     load(*words, command=("-m", "locust")).end(0)
     check_passed(json.loads((tmp_path / "load.json").read_text()), ("native",))
 
 
 def test_the_page_starts_and_stops_runs(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load], tmp_path: Path
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    one = broker(workers=1)
     port = free_port()
     page = f"http://127.0.0.1:{port}"
-    words = [*addresses(one), "--web", "--web-port", str(port), "--json", str(tmp_path / "load.json")]
+    words = [*addresses(served), "--web", "--web-port", str(port), "--json", str(tmp_path / "load.json")]
     running = load(*words)
     wait_until(lambda: answers(page), 60, "Locust's page")
     assert b"locust" in ask(page).lower()
@@ -289,9 +295,9 @@ def test_the_page_starts_and_stops_runs(
     topics = set()
     for _ in range(2):  # each start is a run of its own
         assert json.loads(post(f"{page}/swarm", user_count="6", spawn_rate="10", rate="20"))["success"]
-        topics.add(wait_records(one))
+        topics.add(wait_records(served))
         assert json.loads(post(f"{page}/stop"))["success"]
-        assert run_topics(one) == []
+        assert run_topics(served) == []
     assert len(topics) == 2
     running.interrupt()
     running.end(0)
@@ -340,13 +346,12 @@ def test_a_broker_that_is_killed_loses_nothing_that_was_acknowledged(
 
 
 def test_a_record_that_somebody_takes_away_is_lost(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load], tmp_path: Path
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    one = broker(workers=2)
-    words = [*addresses(one), "--drain-timeout", "2s", "--out", str(tmp_path / "out")]
+    words = [*addresses(served), "--drain-timeout", "2s", "--out", str(tmp_path / "out")]
     running = load(*words)
-    topic = wait_records(one)
-    stolen = steal(one, topic, f"load-{topic.rpartition('-')[2]}-native-shared", 5)
+    topic = wait_records(served)
+    stolen = steal(served, topic, f"load-{topic.rpartition('-')[2]}-native-shared", 5)
     running.interrupt()
     text = running.end(10)
     report = json.loads((tmp_path / "out" / "load.json").read_text())
@@ -372,80 +377,77 @@ def steal(broker: BrokerProcess, topic: str, subscription: str, count: int) -> i
 
 
 def test_a_foreign_record_on_the_topic_of_a_run_is_told(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
+    served: BrokerProcess, load: Callable[..., Load]
 ) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "--modes", "shared", "-o", "json")
-    topic = wait_records(one)
-    with danube.sync.connect(one.address) as client, client.producer(topic) as producer:
+    running = load(*addresses(served), "--modes", "shared", "-o", "json")
+    topic = wait_records(served)
+    with danube.sync.connect(served.address) as client, client.producer(topic) as producer:
         foreign = producer.send(b"of somebody else").offset
-    wait_records(one, foreign + 200)  # what follows it in the log was delivered after it
+    wait_records(served, foreign + 200)  # what follows it in the log was delivered after it
     running.interrupt()
     report = json.loads(running.end(10))
     assert [(one["kind"], one["count"]) for one in report["findings"]] == [("foreign", 1)]
 
 
-def test_a_failed_send_fails_the_run(broker: Callable[..., BrokerProcess], load: Callable[..., Load]) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "--modes", "shared", "--send-timeout", "1s", "-o", "json")
-    wait_records(one)
-    one.kill()
-    time.sleep(3)  # a send fails a second after it was due
-    running.interrupt()
-    report = json.loads(running.end(10))
-    assert "requests" in {finding["kind"] for finding in report["findings"]}
-    assert report["records"]["not_known"] > 0
-    assert not any(re.search(r"[0-9a-f]{8}", finding["what"]) for finding in report["findings"])
+@beside
+def test_a_failed_send_fails_the_run(bench: Bench) -> None:
+    one = bench.broker(workers=1)
+    with loads(bench.tmp_path) as load:
+        running = load(*addresses(one), "--modes", "shared", "--send-timeout", "1s", "-o", "json")
+        wait_records(one)
+        one.kill()
+        time.sleep(3)  # a send fails a second after it was due
+        running.interrupt()
+        report = json.loads(running.end(10))
+        assert "requests" in {finding["kind"] for finding in report["findings"]}
+        assert report["records"]["not_known"] > 0
+        assert not any(re.search(r"[0-9a-f]{8}", finding["what"]) for finding in report["findings"])
 
 
-def test_a_load_process_that_dies_fails_the_run(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
-) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "--processes", "2", "--drain-timeout", "2s", "-o", "json")
-    wait_records(one)
-    os.kill(descendants(running.process.pid)[-1], signal.SIGKILL)
-    running.interrupt()
-    report = json.loads(running.end(10))
-    assert "incomplete" in {finding["kind"] for finding in report["findings"]}
+@beside
+def test_a_load_process_that_dies_fails_the_run(bench: Bench) -> None:
+    one = bench.broker(workers=1)
+    with loads(bench.tmp_path) as load:
+        running = load(*addresses(one), "--processes", "2", "--drain-timeout", "2s", "-o", "json")
+        wait_records(one)
+        os.kill(descendants(running.process.pid)[-1], signal.SIGKILL)
+        running.interrupt()
+        report = json.loads(running.end(10))
+        assert "incomplete" in {finding["kind"] for finding in report["findings"]}
 
 
 # -- ends -----------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_ends_a_run_without_a_time_and_judges_it(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
+    served: BrokerProcess, load: Callable[..., Load]
 ) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "--processes", "2", "-o", "json")
-    wait_records(one)
+    running = load(*addresses(served), "--processes", "2", "-o", "json")
+    wait_records(served)
     running.interrupt()
     check_passed(json.loads(running.end(0)), ("native",))
-    assert run_topics(one) == []
+    assert run_topics(served) == []
 
 
-def test_sigterm_ends_a_run_and_judges_it(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
-) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "-o", "json")
-    wait_records(one)
+def test_sigterm_ends_a_run_and_judges_it(served: BrokerProcess, load: Callable[..., Load]) -> None:
+    running = load(*addresses(served), "-o", "json")
+    wait_records(served)
     running.process.terminate()
     check_passed(json.loads(running.end(0)), ("native",))
 
 
-def test_a_second_ctrl_c_does_not_wait(
-    broker: Callable[..., BrokerProcess], load: Callable[..., Load]
-) -> None:
-    one = broker(workers=1)
-    running = load(*addresses(one), "--drain-timeout", "1h", "--send-timeout", "1h", "-o", "json")
-    wait_records(one)
-    one.kill()
-    running.interrupt()
-    time.sleep(1)
-    running.interrupt()
-    report = json.loads(running.end(10))
-    assert "incomplete" in {finding["kind"] for finding in report["findings"]}
+@beside
+def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
+    one = bench.broker(workers=1)
+    with loads(bench.tmp_path) as load:
+        running = load(*addresses(one), "--drain-timeout", "1h", "--send-timeout", "1h", "-o", "json")
+        wait_records(one)
+        one.kill()
+        running.interrupt()
+        time.sleep(1)
+        running.interrupt()
+        report = json.loads(running.end(10))
+        assert "incomplete" in {finding["kind"] for finding in report["findings"]}
 
 
 def test_nothing_is_left_of_a_run_that_is_killed(

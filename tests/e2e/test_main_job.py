@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import danube
 from danube.errors import PolicyMismatch, TopicNotFound
+from tests.broker_process import BrokerProcess
 
 pytestmark = pytest.mark.e2e
+Shared = Callable[[int], BrokerProcess]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A broker with so many workers, one for all tests that kill nothing: each has topics of its own."""
+    made: dict[int, BrokerProcess] = {}
+
+    def get(workers: int) -> BrokerProcess:
+        if workers not in made:
+            directory = tmp_path_factory.mktemp(f"workers-{workers}")
+            made[workers] = BrokerProcess(directory / "data", workers=workers).start()
+        return made[workers]
+
+    yield get
+    for process in made.values():
+        process.kill()
 
 
 async def take(consumer: Any, count: int, timeout_s: float = 20) -> list[Any]:
@@ -26,8 +45,8 @@ async def take(consumer: Any, count: int, timeout_s: float = 20) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_field_of_a_record_arrives(broker: Any, workers: int) -> None:
-    process = broker(workers=workers)
+def test_every_field_of_a_record_arrives(shared: Shared, workers: int) -> None:
+    process = shared(workers)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -51,8 +70,8 @@ def test_every_field_of_a_record_arrives(broker: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_partitions_keep_the_order_of_a_key_and_cover_all_workers(broker: Any, workers: int) -> None:
-    process = broker(workers=workers)
+def test_partitions_keep_the_order_of_a_key_and_cover_all_workers(shared: Shared, workers: int) -> None:
+    process = shared(workers)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -123,8 +142,8 @@ def test_a_killed_worker_is_replaced_and_clients_go_on(broker: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_non_reliable_topic_delivers_to_who_is_there(broker: Any, workers: int) -> None:
-    process = broker(workers=workers)
+def test_a_non_reliable_topic_delivers_to_who_is_there(shared: Shared, workers: int) -> None:
+    process = shared(workers)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -143,8 +162,8 @@ def test_a_non_reliable_topic_delivers_to_who_is_there(broker: Any, workers: int
     asyncio.run(scenario())
 
 
-def test_a_mode_mismatch_and_an_unknown_topic_are_said_clearly(broker: Any) -> None:
-    process = broker()
+def test_a_mode_mismatch_and_an_unknown_topic_are_said_clearly(shared: Shared) -> None:
+    process = shared(1)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -160,8 +179,8 @@ def test_a_mode_mismatch_and_an_unknown_topic_are_said_clearly(broker: Any) -> N
     asyncio.run(scenario())
 
 
-def test_batches_come_with_arrow_columns(broker: Any) -> None:
-    process = broker()
+def test_batches_come_with_arrow_columns(shared: Shared) -> None:
+    process = shared(1)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
@@ -183,21 +202,21 @@ def test_batches_come_with_arrow_columns(broker: Any) -> None:
 
 
 @pytest.mark.parametrize("durability", ["written", "fsync"])
-def test_the_level_is_named_in_the_acknowledgement(broker: Any, durability: str) -> None:
-    process = broker()
+def test_the_level_is_named_in_the_acknowledgement(shared: Shared, durability: str) -> None:
+    process, topic = shared(1), f"/default/level-{durability}"
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            async with client.producer("/default/level", durability=durability) as producer:
+            async with client.producer(topic, durability=durability) as producer:
                 assert (await producer.send(b"x")).durability == durability
-            entry = await client.admin.describe_topic("/default/level")
+            entry = await client.admin.describe_topic(topic)
             assert durability in str(entry)
 
     asyncio.run(scenario())
 
 
-def test_the_blocking_client_does_the_same(broker: Any) -> None:
-    process = broker(workers=2)
+def test_the_blocking_client_does_the_same(shared: Shared) -> None:
+    process = shared(2)
     with danube.sync.connect(process.address) as client:
         with client.producer("/default/sync", partitions=2) as producer:
             ack = producer.send(b"one", key="k")

@@ -16,6 +16,8 @@ import pytest
 
 import danube
 from danube.errors import AlreadyRunning, StorageFailed, StorageFull, Unavailable
+from tests.e2e.side_by_side import Bench, beside
+from tests.e2e.side_by_side import lanes as lanes
 
 pytestmark = pytest.mark.e2e
 
@@ -239,8 +241,9 @@ def test_a_drain_under_load_loses_and_repeats_nothing(broker: Any) -> None:
     asyncio.run(check())
 
 
-def test_a_stopped_worker_is_killed_and_replaced_before_another_writes(broker: Any) -> None:
-    process = broker(workers=1)
+@beside  # a worker that does not move is given ten seconds
+def test_a_stopped_worker_is_killed_and_replaced_before_another_writes(bench: Bench) -> None:
+    process = bench.broker(workers=1)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from io import BytesIO
@@ -14,8 +16,11 @@ import pytest
 from danube import limits, sync
 from danube.errors import OperationTimeout, StorageFull
 from tests.broker_process import wait_until
+from tests.e2e.side_by_side import Bench, beside
+from tests.e2e.side_by_side import alone as alone
+from tests.e2e.side_by_side import lanes as lanes
 from tests.e2e.test_storage_faults import small_disk as small_disk
-from tests.e2e.tiered_site import TOPIC, WAIT_S, Site, getting, of_segment, payload, putting
+from tests.e2e.tiered_site import TOPIC, WAIT_S, Site, getting, of_segment, payload, putting, tiered
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 from tests.s3_server import S3Server
 
@@ -48,32 +53,36 @@ def moved(site: Site, count: int = 100) -> int:
 
 
 @pytest.mark.parametrize("how", ["refused", "blackhole", "reset"])
-def test_acks_go_on_in_an_outage_and_its_backlog_leaves_after_it(site: Site, how: str) -> None:
-    moved(site)
-    if how == "refused":
-        site.proxy.refuse()
-    else:
-        site.proxy.add(Fault(how))
-    begun = len(site.proxy.requests)
-    for _ in range(HOUR_OF_SEGMENTS):
+@beside
+def test_acks_go_on_in_an_outage_and_its_backlog_leaves_after_it(
+    bench: Bench, s3_server: S3Server, how: str
+) -> None:
+    with tiered(bench, s3_server) as site:
+        moved(site)
+        if how == "refused":
+            site.proxy.refuse()
+        else:
+            site.proxy.add(Fault(how))
+        begun = len(site.proxy.requests)
+        for _ in range(HOUR_OF_SEGMENTS):
+            site.publish(10)
+            site.seal()
+        local = site.partition()
+        assert local["local_start"] == 100, "nothing leaves this host before it is in the store"
+        if how != "blackhole":  # that takes as long as a request may
+            wait_until(lambda: bool(site.error()), WAIT_S, "the outage is told")
+        status = site.status()
+        assert status["pending_bytes"] > HOUR_OF_SEGMENTS * 10 * 2_000 and status["pending_seconds"] > 0
+        assert len(site.proxy.requests) - begun < 200, "an outage is knocked at, not stormed"
         site.publish(10)
-        site.seal()
-    local = site.partition()
-    assert local["local_start"] == 100, "nothing leaves this host before it is in the store"
-    if how != "blackhole":  # that takes as long as a request may
-        wait_until(lambda: bool(site.error()), WAIT_S, "the outage is told")
-    status = site.status()
-    assert status["pending_bytes"] > HOUR_OF_SEGMENTS * 10 * 2_000 and status["pending_seconds"] > 0
-    assert len(site.proxy.requests) - begun < 200, "an outage is knocked at, not stormed"
-    site.publish(10)
-    if how == "refused":
-        site.proxy.resume()
-    site.proxy.clear()
-    site.wait_moved(site.seal())
-    status = site.status()
-    assert (status["pending_bytes"], status["pending_seconds"]) == (0, 0), "the exposure is over"
-    assert site.read(len(site.sent), "all") == site.sent
-    site.verify()
+        if how == "refused":
+            site.proxy.resume()
+        site.proxy.clear()
+        site.wait_moved(site.seal())
+        status = site.status()
+        assert (status["pending_bytes"], status["pending_seconds"]) == (0, 0), "the exposure is over"
+        assert site.read(len(site.sent), "all") == site.sent
+        site.verify()
 
 
 def test_a_disk_that_fills_in_an_outage_refuses_and_recovers_with_the_store(
@@ -81,6 +90,7 @@ def test_a_disk_that_fills_in_an_outage_refuses_and_recovers_with_the_store(
 ) -> None:
     site = Site(broker, s3_server, proxy, data_dir=small_disk / "data", DANUBE_STORAGE__SEAL_AFTER="1s")
     site.publish(10)
+    wait_until(lambda: bool(site.status()["store"]["answers"]), WAIT_S, "the store is the broker's")
     proxy.refuse()
     refused = 0
     with sync.connect(site.address) as client, client.producer(TOPIC, name="large") as producer:
@@ -96,6 +106,9 @@ def test_a_disk_that_fills_in_an_outage_refuses_and_recovers_with_the_store(
                 site.sent.append((ack.offset, data))
         assert refused == 3, "the disk was never full"
         assert site.read(len(site.sent), "during") == site.sent, "consumers read and ack on"
+        mover = site.broker.processes()["mover"]
+        os.kill(mover, signal.SIGKILL)
+        wait_until(lambda: site.broker.processes().get("mover", mover) != mover, WAIT_S, "a new mover")
         proxy.resume()
         give_up = time.monotonic() + WAIT_S
         while True:  # no operator: what is in the store leaves, and there is room again
@@ -108,34 +121,6 @@ def test_a_disk_that_fills_in_an_outage_refuses_and_recovers_with_the_store(
                 time.sleep(0.2)
         site.sent.append((ack.offset, data))
     assert site.read(len(site.sent), "after") == site.sent
-
-
-# -- E2: errors of the server ----------------------------------------------------------------------
-
-
-def test_errors_of_every_kind_do_not_double_the_rate_of_requests(
-    broker: Any, s3_server: S3Server, proxy: S3Proxy
-) -> None:
-    rates = []
-    for rate in (0.0, 0.09):
-        site = Site(broker, s3_server, proxy)
-        for status, code in (
-            (500, "InternalError"),
-            (503, "ServiceUnavailable"),
-            (503, "SlowDown"),
-            (429, "Busy"),
-        ):
-            proxy.add(Fault("status", status=status, code=code, rate=rate))
-        begun, begun_s = len(proxy.requests), time.monotonic()
-        for _ in range(15):
-            site.publish(20)
-            site.seal()
-        site.wait_moved(len(site.sent))
-        rates.append((len(proxy.requests) - begun) / (time.monotonic() - begun_s))
-        assert site.broker.stop() == 0
-        proxy.clear()
-    assert any(request.fault for request in proxy.requests)
-    assert rates[1] <= 2 * rates[0], rates
 
 
 # -- E3: done, and the answer lost -----------------------------------------------------------------
@@ -158,37 +143,41 @@ def test_answers_that_are_lost_make_no_second_segment(site: Site) -> None:
 # -- E4: wrong bytes come back ---------------------------------------------------------------------
 
 
-def test_wrong_bytes_are_fetched_again_and_never_served(site: Site) -> None:
-    for _ in range(4):
-        site.publish(300)
-        site.seal()
-    site.wait_moved(len(site.sent))
-    for kind in ("damage", "truncate", "swap"):
-        site.proxy.add(Fault(kind, matches=getting, rate=0.1))
-    assert site.read(len(site.sent), "through") == site.sent
-    assert any(request.fault for request in site.proxy.requests if getting(request))
+@beside
+def test_wrong_bytes_are_fetched_again_and_never_served(bench: Bench, s3_server: S3Server) -> None:
+    with tiered(bench, s3_server) as site:
+        for _ in range(4):
+            site.publish(300)
+            site.seal()
+        site.wait_moved(len(site.sent))
+        for kind in ("damage", "truncate", "swap"):
+            site.proxy.add(Fault(kind, matches=getting, rate=0.1))
+        assert site.read(len(site.sent), "through") == site.sent
+        assert any(request.fault for request in site.proxy.requests if getting(request))
 
 
-def test_bytes_that_stay_wrong_are_named_and_hold_up_nobody_else(site: Site) -> None:
-    for _ in range(2):
-        site.publish(300)
-        site.seal()
-    site.wait_moved(len(site.sent))
-    site.broker.restart()  # the cache is empty
-    site.publish(5)
-    site.proxy.add(Fault("damage", matches=getting))
-    with pytest.raises(OperationTimeout):
-        site.read(1, "cold", timeout_s=3)
-    with sync.connect(site.address) as client, client.consumer(TOPIC, "cold", "shared") as consumer:
+@beside
+def test_bytes_that_stay_wrong_are_named_and_hold_up_nobody_else(bench: Bench, s3_server: S3Server) -> None:
+    with tiered(bench, s3_server) as site:
+        for _ in range(2):
+            site.publish(300)
+            site.seal()
+        site.wait_moved(len(site.sent))
+        site.broker.restart()  # the cache is empty
+        site.publish(5)
+        site.proxy.add(Fault("damage", matches=getting))
         with pytest.raises(OperationTimeout):
-            consumer.receive(timeout=2)
-        state = site.state("cold")
-    assert state.startswith("waiting_for_store") and ("0 .. " in state or "not the one uploaded" in state), (
-        state
-    )
-    assert site.read(5, "hot", start=600) == site.sent[600:], "what is on this host is read"
-    site.proxy.clear()
-    assert site.read(len(site.sent), "cold-again") == site.sent
+            site.read(1, "cold", timeout_s=3)
+        with sync.connect(site.address) as client, client.consumer(TOPIC, "cold", "shared") as consumer:
+            with pytest.raises(OperationTimeout):
+                consumer.receive(timeout=2)
+            state = site.state("cold")
+        assert state.startswith("waiting_for_store") and (
+            "0 .. " in state or "not the one uploaded" in state
+        ), state
+        assert site.read(5, "hot", start=600) == site.sent[600:], "what is on this host is read"
+        site.proxy.clear()
+        assert site.read(len(site.sent), "cold-again") == site.sent
 
 
 # -- E5: the store damages what it took -------------------------------------------------------------
@@ -248,80 +237,87 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-def test_refusals_cost_no_ack_and_are_told_without_a_secret(site: Site) -> None:
-    moved(site)
-    told = ""
-    for status, code in REFUSALS:
-        site.proxy.add(Fault("status", status=status, code=code))
-        site.publish(10)
+@beside
+def test_refusals_cost_no_ack_and_are_told_without_a_secret(bench: Bench, s3_server: S3Server) -> None:
+    with tiered(bench, s3_server) as site:
+        moved(site)
+        told = ""
+        for status, code in REFUSALS:
+            site.proxy.add(Fault("status", status=status, code=code))
+            site.publish(10)
+            site.seal()
+            wait_until(lambda code=code: code in site.error(), WAIT_S, f"{code} is told")  # type: ignore[misc]
+            told += str(site.status()) + site.danube("storage", "status", "-s", site.address, "-o", "json")
+            site.proxy.clear()
+            site.wait_moved(len(site.sent))
+        told += site.broker.output_path.read_text()
+        files = b"".join(path.read_bytes() for path in site.broker.data_dir.rglob("*") if path.is_file())
+        for secret in (site.server.secret_key, site.server.access_key, "Signature=", "Credential="):
+            assert secret not in told
+            assert secret.encode() not in files
+        assert "ExpiredToken" in told and "AuthorizationHeaderMalformed" in told
+        assert site.read(len(site.sent), "all") == site.sent
+
+
+@beside
+def test_a_bucket_that_is_not_there_yet_is_used_when_it_comes(bench: Bench, s3_server: S3Server) -> None:
+    with tiered(bench, s3_server, bucket=f"{s3_server.make_bucket()}-late") as site:
+        site.publish(50)
         site.seal()
-        wait_until(lambda code=code: code in site.error(), WAIT_S, f"{code} is told")  # type: ignore[misc]
-        told += str(site.status()) + site.danube("storage", "status", "-s", site.address, "-o", "json")
-        site.proxy.clear()
-        site.wait_moved(len(site.sent))
-    told += site.broker.output_path.read_text()
-    files = b"".join(path.read_bytes() for path in site.broker.data_dir.rglob("*") if path.is_file())
-    for secret in (site.server.secret_key, site.server.access_key, "Signature=", "Credential="):
-        assert secret not in told
-        assert secret.encode() not in files
-    assert "ExpiredToken" in told and "AuthorizationHeaderMalformed" in told
-    assert site.read(len(site.sent), "all") == site.sent
-
-
-def test_a_bucket_that_is_not_there_yet_is_used_when_it_comes(
-    broker: Any, s3_server: S3Server, proxy: S3Proxy
-) -> None:
-    site = Site(broker, s3_server, proxy, bucket=f"{s3_server.make_bucket()}-late")
-    site.publish(50)
-    site.seal()
-    wait_until(lambda: "NoSuchBucket" in site.error(), WAIT_S, "the missing bucket is told")
-    s3_server.make_bucket(site.bucket)
-    site.wait_moved(50)
-    assert site.read(50, "all") == site.sent
+        wait_until(lambda: "NoSuchBucket" in site.error(), WAIT_S, "the missing bucket is told")
+        s3_server.make_bucket(site.bucket)
+        site.wait_moved(50)
+        assert site.read(50, "all") == site.sent
 
 
 # -- E11: objects that somebody deletes or overwrites ------------------------------------------------
 
 
 @pytest.mark.parametrize("harm", ["deleted", "overwritten"])
-def test_objects_harmed_by_others_are_named_and_read_when_they_are_back(site: Site, harm: str) -> None:
-    for _ in range(3):
-        site.publish(300)
-        site.seal()
-    site.wait_moved(900)
-    key = sorted(site.objects())[1]
-    client = site.server.client()
-    response = client.get_object(site.bucket, key)
-    kept = response.read()
-    response.close()
-    if harm == "deleted":
-        client.remove_object(site.bucket, key)
-    else:
-        client.put_object(site.bucket, key, BytesIO(bytes(len(kept))), len(kept))
-    site.broker.restart()  # the cache is empty
-    pids = site.broker.pids
-    begun = len(site.proxy.requests)
-    found = []
-    with sync.connect(site.address) as client_of_broker:
-        with client_of_broker.consumer(TOPIC, "reader", "exclusive", start="earliest") as consumer:
-            with pytest.raises(OperationTimeout):
-                while True:
-                    message = consumer.receive(timeout=4)
+@beside
+def test_objects_harmed_by_others_are_named_and_read_when_they_are_back(
+    bench: Bench, s3_server: S3Server, harm: str
+) -> None:
+    with tiered(bench, s3_server) as site:
+        for _ in range(3):
+            site.publish(300)
+            site.seal()
+        site.wait_moved(900)
+        key = sorted(site.objects())[1]
+        client = site.server.client()
+        response = client.get_object(site.bucket, key)
+        kept = response.read()
+        response.close()
+        if harm == "deleted":
+            client.remove_object(site.bucket, key)
+        else:
+            client.put_object(site.bucket, key, BytesIO(bytes(len(kept))), len(kept))
+        site.broker.restart()  # the cache is empty
+        pids = site.broker.pids
+        begun = len(site.proxy.requests)
+        found = []
+        with sync.connect(site.address) as client_of_broker:
+            with client_of_broker.consumer(TOPIC, "reader", "exclusive", start="earliest") as consumer:
+                with pytest.raises(OperationTimeout):
+                    while True:
+                        message = consumer.receive(timeout=4)
+                        found.append((message.offset, bytes(message.payload)))
+                        message.ack_nowait()
+                assert found == site.sent[:300], "up to the harmed one, and no further"
+                state = site.state("reader")
+                wanted = key.removeprefix("p/") if harm == "deleted" else "300"
+                assert state.startswith("waiting_for_store") and wanted in state, state
+                asked = [
+                    one for one in site.proxy.requests[begun:] if getting(one) and one.path.endswith(key)
+                ]
+                assert 0 < len(asked) < 30, "it is asked for slowly"
+                assert site.broker.pids == pids, "nobody crashed"
+                client.put_object(site.bucket, key, BytesIO(kept), len(kept))
+                while len(found) < 900:
+                    message = consumer.receive(timeout=60)
                     found.append((message.offset, bytes(message.payload)))
                     message.ack_nowait()
-            assert found == site.sent[:300], "up to the harmed one, and no further"
-            state = site.state("reader")
-            wanted = key.removeprefix("p/") if harm == "deleted" else "300"
-            assert state.startswith("waiting_for_store") and wanted in state, state
-            asked = [one for one in site.proxy.requests[begun:] if getting(one) and one.path.endswith(key)]
-            assert 0 < len(asked) < 30, "it is asked for slowly"
-            assert site.broker.pids == pids, "nobody crashed"
-            client.put_object(site.bucket, key, BytesIO(kept), len(kept))
-            while len(found) < 900:
-                message = consumer.receive(timeout=60)
-                found.append((message.offset, bytes(message.payload)))
-                message.ack_nowait()
-    assert found == site.sent
+        assert found == site.sent
 
 
 def of_list(request: Request) -> bool:
@@ -341,3 +337,31 @@ def test_a_list_that_lags_makes_nobody_forget(site: Site) -> None:
     site.proxy.clear()
     assert site.read(250, "more") == site.sent
     site.verify()
+
+
+# -- E2: errors of the server ----------------------------------------------------------------------
+
+
+def test_errors_of_every_kind_do_not_double_the_rate_of_requests(
+    broker: Any, s3_server: S3Server, proxy: S3Proxy, alone: None
+) -> None:
+    rates = []
+    for rate in (0.0, 0.09):
+        site = Site(broker, s3_server, proxy)
+        for status, code in (
+            (500, "InternalError"),
+            (503, "ServiceUnavailable"),
+            (503, "SlowDown"),
+            (429, "Busy"),
+        ):
+            proxy.add(Fault("status", status=status, code=code, rate=rate))
+        begun, begun_s = len(proxy.requests), time.monotonic()
+        for _ in range(15):
+            site.publish(20)
+            site.seal()
+        site.wait_moved(len(site.sent))
+        rates.append((len(proxy.requests) - begun) / (time.monotonic() - begun_s))
+        assert site.broker.stop() == 0
+        proxy.clear()
+    assert any(request.fault for request in proxy.requests)
+    assert rates[1] <= 2 * rates[0], rates

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 
 from danube import sync
 from tests.broker_process import ROOT, BrokerProcess, alive, descendants, wait_until
+from tests.e2e.side_by_side import Bench
 from tests.fakes.s3_proxy import Request, S3Proxy
 from tests.s3_server import S3Server
 
@@ -51,14 +53,14 @@ class Site:
 
     def __init__(
         self, make: Callable[..., BrokerProcess], server: S3Server, proxy: S3Proxy, *, bucket: str = "",
-        data_dir: Path | None = None, **environment: str,
+        data_dir: Path | None = None, workers: int = 2, **environment: str,
     ) -> None:  # fmt: skip
         self.server = server
         self.proxy = proxy
         self.bucket = bucket or server.make_bucket()
         self.store = server.environ(self.bucket, "p")
         through = server.environ(self.bucket, "p", endpoint=proxy.endpoint)
-        self.broker = make(data_dir, workers=2, environment=SETTINGS | through | environment)
+        self.broker = make(data_dir, workers=workers, environment=SETTINGS | through | environment)
         self.sent: list[Record] = []
 
     @property
@@ -145,3 +147,13 @@ class Site:
         report: dict[str, Any] = json.loads(self.danube("verify", *(places or (url,)), "-o", "json"))
         assert report["clean"]
         return report
+
+
+@contextmanager
+def tiered(bench: Bench, server: S3Server, **options: Any) -> Iterator[Site]:
+    """A site of a test that runs beside others, behind a proxy of its own."""
+    proxy = S3Proxy("127.0.0.1", server.port, client=server.client(), seed=bench.seed).start()
+    try:
+        yield Site(bench.broker, server, proxy, **options)
+    finally:
+        proxy.stop()

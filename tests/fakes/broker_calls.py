@@ -41,6 +41,9 @@ class FakeBrokerCalls:
         self.admin_address = "127.0.0.1:50051"
         self.metrics_address = ""
         self.metadata = Metadata()
+        self.clustered = False
+        self.controller_answers: list[Any] = []
+        self.controller_requests: list[Any] = []
         self.asked: list[str] = []
         self.refreshed = 0
         self.subscriptions: dict[tuple[str, str], list[str]] = {}  # (partition, name) -> consumer names
@@ -49,6 +52,10 @@ class FakeBrokerCalls:
         self.topic_schemas: dict[str, dict[str, Any]] = {}
         self.role_by_name: dict[str, dict[str, Any]] = {}
         self.binding_by_key: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    async def ask_controller(self, request: Any) -> Any:
+        self.controller_requests.append(request)
+        return self.controller_answers.pop(0)
 
     def refresh(self) -> None:
         self.refreshed += 1

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from danube.wal.holes import HoleKind
 from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.manifest_keys import KeyKind, parse_key
 from tests.golden.tiered_cases import FOLDER, describe, vectors
@@ -38,3 +39,13 @@ def test_every_flag_is_pinned() -> None:
         for entry in describe((FOLDER / f"{name}.bin").read_bytes())["entries"]:
             seen |= entry["flags"]
     assert all(seen & flag for flag in EntryFlag)
+
+
+def test_only_what_has_holes_is_of_the_later_version_and_every_kind_is_pinned() -> None:
+    kinds = set()
+    for name in NAMES:
+        data = (FOLDER / f"{name}.bin").read_bytes()
+        holes = Manifest.decode(data).all_holes()
+        assert int.from_bytes(data[8:10], "little") == (2 if holes else 1), name
+        kinds |= {hole.kind for hole in holes}
+    assert kinds == set(HoleKind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from danube.wal.holes import Hole, HoleKind
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.manifest_keys import manifest_key, segment_key
 from danube.wal.segment import NO_HASH, LogIdentity
@@ -54,7 +55,20 @@ def _cases() -> dict[str, Manifest]:
         entry(0, 1000, 8, flags=EntryFlag.MERGED | EntryFlag.COMPACTED, previous_hash=NO_HASH,
               record_count=17, batch_count=2, chain_hash=hash_number(2)),
     )  # fmt: skip
+    waiting = three.with_holes([Hole(2**40, 2**40 + 2**25, 2**64 - 1, 2, HoleKind.OPEN, TIME_US)])
+    settled = waiting.with_holes(
+        [
+            Hole(2**40, 2**40 + 4, 2**64 - 1, 2, HoleKind.GIVEN_UP, TIME_US, TIME_US + 5),
+            Hole(2**40 + 9, 2**40 + 2**25, 2**64 - 1, 2, HoleKind.UNUSED, TIME_US, TIME_US + 7),
+            Hole(2**40 + 2**25 + 1, 2**41, 1, 3, HoleKind.OPEN, -1),
+        ],
+        [entry(2**40 + 4, 2**40 + 9, 4), entry(2**40 + 2**25, 2**40 + 2**25 + 1, 5, previous_hash=NO_HASH)],
+    )
     return {
+        "hole-open": waiting,
+        "hole-alone": Manifest.empty("/default/orders", IDENTITY, 3, 7).with_holes([Hole(7, 9, 0, 3)]),
+        "holes-settled": settled,
+        "holes-trimmed": settled.trimmed(2**40 + 2**24),
         "empty": empty,
         "three": three,
         "hole": lossy,
@@ -91,4 +105,4 @@ def describe(data: bytes) -> dict[str, Any]:
             | {"key": segment_key(manifest.identity, one)}
             for one in entries
         ],
-    }
+    } | ({"holes": [hole.described() for hole in manifest.all_holes()]} if len(manifest.holes) else {})

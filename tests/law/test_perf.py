@@ -13,6 +13,7 @@ from tests.law.source import ROOT, name_of, repository_files
 
 # A program, or a package that is one, and the test in which it runs with next to nothing to do.
 PROGRAMS = {
+    "perf/balance.py": "tests/unit/test_balance.py",
     "perf/bench_spark.py": "tests/spark/test_bench_spark.py",
     "perf/bench_spark_jobs.py": "tests/spark/test_bench_spark.py",
     "perf/bench_spark_replay.py": "tests/spark/test_bench_spark.py",
@@ -25,6 +26,8 @@ PROGRAMS = {
     "perf/kernels.py": "tests/unit/test_kernels.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",
     "perf/manifest.py": "tests/unit/test_perf_programs.py",
+    "perf/raft.py": "tests/unit/test_perf_raft.py",
+    "perf/raft_processes.py": "tests/unit/test_perf_raft.py",
     "perf/report": "tests/unit/test_report.py",
     "perf/soak": "tests/crash/test_soak.py",
     "perf/tiers.py": "tests/unit/test_perf_tiers_smoke.py",
@@ -37,6 +40,7 @@ PARTS = {
     "perf/loads.py": "perf/turns.py",
     "perf/machine.py": "perf/floor.py",
     "perf/pump.py": "perf/turns.py",
+    "perf/raft_writers.py": "perf/raft_processes.py",
     "perf/spark_data.py": "perf/bench_spark.py",
     "perf/tier_peer.py": "perf/tiers.py",
     "perf/turns.py": "perf/floor.py",

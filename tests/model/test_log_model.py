@@ -17,6 +17,7 @@ from danube.core.columns import encode
 from danube.errors import OffsetOutOfRange
 from danube.wal.jobs import SealJob
 from danube.wal.log import Log, LogIdentity, LogOptions
+from danube.wal.spare import SpareJob
 from danube.wal.verify import verify
 from tests.unit.wal_samples import records_in
 
@@ -41,6 +42,7 @@ class LogMachine(RuleBasedStateMachine):
         self.times: list[int] = []
         self.epoch = 0
         self.sealing: list[SealJob] = []
+        self.spares: list[SpareJob] = []  # under way in a thread
 
     @initialize()
     def first_opening(self) -> None:
@@ -50,7 +52,9 @@ class LogMachine(RuleBasedStateMachine):
         self.epoch += 1
         self.log = Log.open(self.directory, IDENTITY, self.epoch, OPTIONS, trusted_end=trusted_end)
         self.sealing.clear()
+        self.spares.clear()
         assert self.log.recovery.damaged == ()
+        assert not list(self.directory.glob("*.new"))
         assert self.log.log_end == self.log.written_end == self.log.synced_end == len(self.records)
         bases = [header.base_offset for header in self.log.recovery.headers]
         assert bases == sorted(bases)
@@ -102,6 +106,28 @@ class LogMachine(RuleBasedStateMachine):
             job.run(set())
             self.log.sealed(job)
         self.sealing.clear()
+
+    @rule()
+    def ask_for_a_spare(self) -> None:
+        job = self.log.spare.job(self.log.active)
+        if job is not None:
+            self.spares.append(job)
+
+    @rule(told=st.booleans())
+    def make_spares(self, told: bool) -> None:
+        """Without ``told`` the log has not heard of it yet."""
+        for job in self.spares:
+            job.run(set())
+            assert job.made == job.wanted
+            if told:
+                self.log.spare.done(job, None)
+        self.spares.clear()
+
+    @rule(carried_out=st.booleans())
+    def drop_the_spare(self, carried_out: bool) -> None:
+        dropped = self.log.spare.drop()
+        if dropped is not None and carried_out:
+            dropped.run()
 
     @rule(keep=st.integers(0, 6000))
     def retain_by_size(self, keep: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
+import danube.sync
 from danube.errors import ConfigInvalid
+from tests.broker_process import BrokerProcess
+from tests.spark.history import PARTED, TOPIC, Journal, publish
 
 TUNING = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
@@ -88,3 +92,34 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker for tests that have topics of their own and leave it running."""
+    with BrokerProcess(tmp_path_factory.mktemp("shared") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Journal, Journal]]:
+    """A stopped broker's data directory, and the journals of a topic and of a partitioned one.
+
+    Nobody changes it: what is to be damaged is a copy.
+    """
+    data = tmp_path_factory.mktemp("history") / "data"
+    orders, parted = Journal(), Journal()
+    broker = BrokerProcess(data, workers=1).start()
+    try:
+        with danube.sync.connect(broker.address) as client:
+            client.admin.create_topic(TOPIC)
+            client.admin.create_topic(PARTED, partitions=3)
+        publish(broker, orders, random.Random(1), rounds=15)
+        publish(broker, parted, random.Random(2), rounds=30, topic=PARTED)
+        broker.kill()
+        broker.start()
+        publish(broker, orders, random.Random(3), rounds=5)
+        broker.stop()
+    finally:
+        broker.kill()
+    yield str(data), orders, parted

@@ -11,7 +11,7 @@ import danube.sync
 from danube.core.checksum import content_hash
 from tests.broker_process import BrokerProcess
 
-TOPIC = "/default/orders"
+TOPIC, PARTED = "/default/orders", "/default/parted"
 Record = tuple[bytes, bytes | None, dict[str, str]]
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.config_sections import StorageSettings
-from danube.errors import Damage, OffsetOutOfRange
+from danube.errors import Damage, OffsetOutOfRange, Unavailable
 from danube.limits import MIB
 from danube.spark.offsets import PartitionKey, limited, pack, unpack
 from danube.spark.places import StorePlace
@@ -31,6 +31,7 @@ from danube.spark.plan import (
     refuse_lost,
 )
 from danube.spark.segments import PartitionHistory, SegmentRef
+from danube.wal.holes import Hole, HoleKind
 from danube.wal.manifest import SEGMENT_ENTRY, Manifest
 from danube.wal.manifest_keys import manifest_key
 from danube.wal.memory_store import MemoryStore
@@ -74,6 +75,46 @@ def test_the_first_place_is_read_and_the_next_ones_fill_its_gaps() -> None:
     pieces, lost = pieces_of(selection(10, 210, remote, local))
     assert ranges(pieces) == [(0, 10, 50), (0, 50, 150), (0, 150, 210)]
     assert not lost and not pieces[0].whole and pieces[1].whole
+
+
+def holes_in(*kinds: HoleKind) -> PartitionHistory:
+    """[0, 10), a hole of each kind of 10 offsets, and 5 records behind."""
+    holes = [Hole(10 * place, 10 * place + 10, 7, 1, kind) for place, kind in enumerate(kinds, 1)]
+    end = 10 * (len(kinds) + 1)
+    return history(segment(0, 10), segment(end, end + 5))._replace(holes=tuple(holes))
+
+
+def test_offsets_that_were_never_given_are_passed_and_holes_are_told_for_what_they_are() -> None:
+    pieces, lost = pieces_of(selection(0, 100, holes_in(HoleKind.UNUSED)))
+    assert ranges(pieces) == [(0, 0, 10), (0, 20, 25)] and not lost
+    pieces, lost = pieces_of(selection(0, 100, holes_in(HoleKind.OPEN, HoleKind.UNUSED, HoleKind.GIVEN_UP)))
+    assert [(one.start, one.end) for one in lost] == [(10, 20), (30, 40)]
+    with pytest.raises(Unavailable, match="broker that is away"):
+        refuse_lost(lost)
+    with pytest.raises(OffsetOutOfRange, match="gave them up"):
+        refuse_lost(lost[1:])
+
+
+def test_a_hole_behind_the_last_segment_is_not_left_to_the_broker() -> None:
+    one = history(segment(0, 10))._replace(holes=(Hole(10, 30, 7, 1),))
+    assert one.end_offset == 30
+    _, lost = pieces_of(selection(0, 100, one))
+    assert [(gone.start, gone.end) for gone in lost] == [(10, 30)]
+
+
+def test_what_another_place_holds_of_a_hole_is_read_there() -> None:
+    local = history(segment(12, 18))
+    pieces, lost = pieces_of(selection(0, 100, local, holes_in(HoleKind.OPEN)))
+    assert ranges(pieces) == [(1, 0, 10), (0, 12, 18), (1, 20, 25)]
+    assert [(one.start, one.end) for one in lost] == [(10, 12), (18, 20)]
+
+
+def test_what_is_missing_beside_a_hole_is_missing() -> None:
+    one = history(segment(0, 10), segment(40, 50))._replace(holes=(Hole(20, 30, 7, 1, HoleKind.UNUSED),))
+    _, lost = pieces_of(selection(0, 100, one))
+    assert [(gone.start, gone.end, gone.why) for gone in lost] == [
+        (10, 20, "a segment is missing"), (30, 40, "a segment is missing"),
+    ]  # fmt: skip
 
 
 def test_what_is_nowhere_is_told_with_its_reason() -> None:

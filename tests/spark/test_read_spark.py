@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +24,10 @@ import danube.sync
 from danube.spark.decode import COLUMNS
 from danube.spark.schema import COLUMNS as SPARK_COLUMNS
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
-from tests.spark.history import TOPIC, Journal, digest_of_frame, publish
+from tests.spark.history import PARTED, TOPIC, Journal, digest_of_frame, publish
 from tests.spark.stream_reader import started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
-
-PARTED = "/default/parted"
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Journal, Journal]]:
-    """A stopped broker's data directory, and the journals of a topic and of a partitioned one."""
-    data = tmp_path_factory.mktemp("history") / "data"
-    orders, parted = Journal(), Journal()
-    broker = BrokerProcess(data, workers=1).start()
-    try:
-        with danube.sync.connect(broker.address) as client:
-            client.admin.create_topic(TOPIC)
-            client.admin.create_topic(PARTED, partitions=3)
-        publish(broker, orders, random.Random(1), rounds=15)
-        publish(broker, parted, random.Random(2), rounds=30, topic=PARTED)
-        broker.kill()
-        broker.start()
-        publish(broker, orders, random.Random(3), rounds=5)
-        broker.stop()
-    finally:
-        broker.kill()
-    yield str(data), orders, parted
 
 
 def reading(spark: Any, storage: str, topic: str = TOPIC, **given: Any) -> Any:
@@ -239,48 +216,45 @@ def test_a_stream_reads_in_steps_and_goes_on_where_it_was(
 
 
 def test_a_topic_made_again_is_not_taken_for_the_old_one(
-    spark: Any, broker: Callable[..., BrokerProcess], checkpoint: str
+    spark: Any, process: BrokerProcess, checkpoint: str
 ) -> None:
-    running = broker()
-    storage = str(running.data_dir)
-    with danube.sync.connect(running.address) as client:
-        client.admin.create_topic(TOPIC)
-        publish(running, Journal(), random.Random(1), rounds=3)
-        wait_until(lambda: synced(client), 10, "the log is on disk")
-        rows, _ = streamed(spark, storage, checkpoint, "before")
-        client.admin.delete_topic(TOPIC)
-        client.admin.create_topic(TOPIC)
+    storage, topic = str(process.data_dir), "/default/made-again"
+    with danube.sync.connect(process.address) as client:
+        client.admin.create_topic(topic)
+        publish(process, Journal(), random.Random(1), rounds=3, topic=topic)
+        wait_until(lambda: synced(client, topic), 10, "the log is on disk")
+        rows, _ = streamed(spark, storage, checkpoint, "before", topic)
+        client.admin.delete_topic(topic)
+        client.admin.create_topic(topic)
         journal = Journal()
-        publish(running, journal, random.Random(2), rounds=4)
-        wait_until(lambda: synced(client), 10, "the log is on disk")
-        more, _ = streamed(spark, storage, checkpoint, "after")
+        publish(process, journal, random.Random(2), rounds=4, topic=topic)
+        wait_until(lambda: synced(client, topic), 10, "the log is on disk")
+        more, _ = streamed(spark, storage, checkpoint, "after", topic)
     assert rows and len(more) == len(journal.records)
 
 
-def synced(client: Any, topic: str = TOPIC) -> bool:
+def synced(client: Any, topic: str) -> bool:
     return all(
         facts["synced_end"] == facts["log_end"] for facts in client.admin.describe_topic(topic).partitions
     )
 
 
-def test_the_live_tail_comes_from_the_broker(
-    spark: Any, broker: Callable[..., BrokerProcess], checkpoint: str
-) -> None:
-    running = broker()
+def test_the_live_tail_comes_from_the_broker(spark: Any, process: BrokerProcess, checkpoint: str) -> None:
+    address, storage, topic = process.address, str(process.data_dir), "/default/live-tail"
     journal = Journal()
-    with danube.sync.connect(running.address) as client:
-        client.admin.create_topic(PARTED, partitions=2)
-        publish(running, journal, random.Random(1), rounds=20, topic=PARTED)
-        alone = spark.read.format("danube").option("broker", running.address).option("topic", PARTED).load()
+    with danube.sync.connect(address) as client:
+        client.admin.create_topic(topic, partitions=2)
+        publish(process, journal, random.Random(1), rounds=20, topic=topic)
+        alone = spark.read.format("danube").option("broker", address).option("topic", topic).load()
         assert digest_of_frame(alone) == journal.digest()
-        both = reading(spark, str(running.data_dir), PARTED, broker=running.address).load()
+        both = reading(spark, storage, topic, broker=address).load()
         assert digest_of_frame(both) == journal.digest()
-        rows, _ = streamed(spark, str(running.data_dir), checkpoint, "one", PARTED, broker=running.address)
-        publish(running, journal, random.Random(2), rounds=10, topic=PARTED)
-        more, _ = streamed(spark, str(running.data_dir), checkpoint, "two", PARTED, broker=running.address)
+        rows, _ = streamed(spark, storage, checkpoint, "one", topic, broker=address)
+        publish(process, journal, random.Random(2), rounds=10, topic=topic)
+        more, _ = streamed(spark, storage, checkpoint, "two", topic, broker=address)
         assert {row[:2] for row in rows}.isdisjoint(row[:2] for row in more)
         assert len(rows) + len(more) == len(journal.records)
-        assert client.admin.list_subscriptions(PARTED) == []
+        assert client.admin.list_subscriptions(topic) == []
 
 
 @pytest.mark.slow

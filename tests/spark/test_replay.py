@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,22 +44,30 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 SOURCE = "/default/source"
 COUNT = 30_000
 PARTITIONS = 3
+Sent = dict[int, list[tuple[Any, ...]]]
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def process(process: BrokerProcess) -> BrokerProcess:
     """A broker with one topic of keyed records, written by two producers."""
-    data = Path(tmp_path_factory.mktemp("replay")) / "data"
-    data.mkdir()
-    broker = BrokerProcess(data)
-    broker.start()
-    try:
-        with danube.sync.connect(broker.address) as client:
-            for name, first in (("one", 0), ("two", COUNT // 2)):
-                fill(client, SOURCE, range(first, first + COUNT // 2), name)
+    with danube.sync.connect(process.address) as client:
+        for name, first in (("one", 0), ("two", COUNT // 2)):
+            fill(client, SOURCE, range(first, first + COUNT // 2), name)
+    return process
+
+
+@pytest.fixture(scope="module")
+def sent(process: BrokerProcess) -> Sent:
+    """What the topic holds before anything is replayed."""
+    with danube.sync.connect(process.address) as client:
+        return contents(client, SOURCE)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Another cluster; who kills it starts it again."""
+    with BrokerProcess(tmp_path_factory.mktemp("other") / "data") as broker:
         yield broker
-    finally:
-        broker.kill()
 
 
 @pytest.fixture
@@ -120,19 +128,21 @@ def digest(by_partition: dict[int, list[tuple[Any, ...]]]) -> str:
 # -- what is stored -----------------------------------------------------------------------------------
 
 
-def test_a_copy_is_the_same_to_the_hash(client: Client, given: dict[str, str], topic: str) -> None:
+def test_a_copy_is_the_same_to_the_hash(
+    client: Client, given: dict[str, str], topic: str, sent: Sent
+) -> None:
     report = replay.run(given)
     assert report.counts["records"] == report.counts["offered"] == COUNT
     assert report.counts["passed_over"] == 0 and report.exit_code == 0
     assert ends(client, topic) == ends(client, SOURCE)
-    assert digest(contents(client, topic)) == digest(contents(client, SOURCE))
+    assert digest(contents(client, topic)) == digest(sent)
     again = replay.run(given)
     assert again.counts["passed_over"] == COUNT and again.counts["payload_bytes"] == 0
     assert ends(client, topic) == ends(client, SOURCE)
 
 
 def test_the_order_of_a_key_is_kept_in_other_partitions(
-    client: Client, given: dict[str, str], topic: str
+    client: Client, given: dict[str, str], topic: str, sent: Sent
 ) -> None:
     client.admin.create_topic(topic, partitions=5)
     replay.run(given)
@@ -140,7 +150,7 @@ def test_the_order_of_a_key_is_kept_in_other_partitions(
     found = contents(client, topic)
     assert sum(map(len, found.values())) == COUNT
     assert sorted(record for part in found.values() for record in part) == sorted(
-        record for part in contents(client, SOURCE).values() for record in part
+        record for part in sent.values() for record in part
     )
     by_key: dict[str, list[int]] = {}
     for part, records in found.items():
@@ -151,22 +161,19 @@ def test_the_order_of_a_key_is_kept_in_other_partitions(
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-def test_into_another_cluster(
-    given: dict[str, str], topic: str, client: Client, broker: Callable[..., BrokerProcess]
-) -> None:
-    other = broker()
+def test_into_another_cluster(given: dict[str, str], topic: str, other: BrokerProcess, sent: Sent) -> None:
     replay.run({**given, "to": other.address, "durability": "fsync", "compression": "lz4"})
     with danube.sync.connect(other.address) as there:
         assert there.admin.topic(topic).durability == "fsync"
-        assert digest(contents(there, topic)) == digest(contents(client, SOURCE))
+        assert digest(contents(there, topic)) == digest(sent)
 
 
-def test_a_range_of_offsets(client: Client, given: dict[str, str], topic: str) -> None:
+def test_a_range_of_offsets(client: Client, given: dict[str, str], topic: str, sent: Sent) -> None:
     first, last = {"0": 100, "1": -2, "2": 50}, {"0": 300, "1": 10, "2": -1}
     given |= {"startingOffsets": json.dumps({SOURCE: first}), "endingOffsets": json.dumps({SOURCE: last})}
     replay.run(given)
-    source, found = contents(client, SOURCE), contents(client, topic)
-    assert found == {0: source[0][100:300], 1: source[1][:10], 2: source[2][50:]}
+    found = contents(client, topic)
+    assert found == {0: sent[0][100:300], 1: sent[1][:10], 2: sent[2][50:]}
 
 
 def test_a_range_of_time(client: Client, process: BrokerProcess, given: dict[str, str], topic: str) -> None:
@@ -198,11 +205,11 @@ def danube_time(moment_us: int) -> str:
 
 
 def test_the_tail_of_a_live_broker(
-    client: Client, process: BrokerProcess, given: dict[str, str], topic: str
+    client: Client, process: BrokerProcess, given: dict[str, str], topic: str, sent: Sent
 ) -> None:
     del given["storage"]
     replay.run({**given, "broker": process.address})
-    assert digest(contents(client, topic)) == digest(contents(client, SOURCE))
+    assert digest(contents(client, topic)) == digest(sent)
 
 
 def test_times_and_schemas_may_stay_behind(client: Client, given: dict[str, str], topic: str) -> None:
@@ -212,14 +219,15 @@ def test_times_and_schemas_may_stay_behind(client: Client, given: dict[str, str]
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_into_files(client: Client, given: dict[str, str], tmp_path: Path, file_format: str) -> None:
+def test_into_files(
+    client: Client, given: dict[str, str], tmp_path: Path, file_format: str, sent: Sent
+) -> None:
     del given["to"], given["toTopic"]
     given |= {"toDirectory": str(tmp_path / "out"), "format": file_format}
     report = replay.run(given)
     assert report.counts["records"] == COUNT
     names = sorted(os.listdir(tmp_path / "out"))
     assert len(names) == PARTITIONS and all(name.endswith(file_format) for name in names)
-    source = contents(client, SOURCE)
     for partition, name in enumerate(names):
         path = tmp_path / "out" / name
         table = (
@@ -227,14 +235,14 @@ def test_into_files(client: Client, given: dict[str, str], tmp_path: Path, file_
             if file_format == "parquet"
             else pyarrow.ipc.open_file(path).read_all()
         )
-        assert table.column("payload").to_pylist() == [record[0] for record in source[partition]]
-        assert table.column("offset").to_pylist() == list(range(len(source[partition])))
+        assert table.column("payload").to_pylist() == [record[0] for record in sent[partition]]
+        assert table.column("offset").to_pylist() == list(range(len(sent[partition])))
     stamps = [os.stat(tmp_path / "out" / name).st_mtime_ns for name in names]
     (tmp_path / "out" / f".{names[0]}.left").write_bytes(b"by a run that was killed")
     (tmp_path / "out" / names[1]).unlink()
     again = replay.run(given)
     assert again.counts["records"] == COUNT
-    assert again.counts["passed_over"] == COUNT - len(source[1])
+    assert again.counts["passed_over"] == COUNT - len(sent[1])
     assert sorted(name for name in os.listdir(tmp_path / "out") if not name.startswith(".")) == names
     assert [os.stat(tmp_path / "out" / name).st_mtime_ns for name in names][::2] == stamps[::2]
 
@@ -253,7 +261,7 @@ def test_a_dry_run_changes_nothing(client: Client, given: dict[str, str], topic:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_driver_that_was_killed(
-    client: Client, given: dict[str, str], topic: str, tmp_path: Path, kept: bool
+    client: Client, given: dict[str, str], topic: str, tmp_path: Path, kept: bool, sent: Sent
 ) -> None:
     """Twice half-way by SIGKILL; the state it left is used, or lost."""
     client.admin.create_topic(topic, partitions=PARTITIONS)
@@ -277,7 +285,7 @@ def test_a_driver_that_was_killed(
     report = replay.run(given)
     assert COUNT // 2 <= report.counts["passed_over"] < COUNT
     assert ends(client, topic) == ends(client, SOURCE)
-    assert digest(contents(client, topic)) == digest(contents(client, SOURCE))
+    assert digest(contents(client, topic)) == digest(sent)
 
 
 def start_driver(given: dict[str, str], tmp_path: Path) -> subprocess.Popen[bytes]:
@@ -296,9 +304,8 @@ def start_driver(given: dict[str, str], tmp_path: Path) -> subprocess.Popen[byte
 
 
 def test_a_target_that_was_killed(
-    given: dict[str, str], topic: str, client: Client, broker: Any, tmp_path: Path
+    given: dict[str, str], topic: str, other: BrokerProcess, tmp_path: Path, sent: Sent
 ) -> None:
-    other = broker()
     with danube.sync.connect(other.address) as there:
         there.admin.create_topic(topic, partitions=PARTITIONS, durability="fsync")
         driver = start_driver({**given, "to": other.address, "maxRecordsPerSecond": "10000"}, tmp_path)
@@ -307,11 +314,10 @@ def test_a_target_that_was_killed(
     other.start()
     assert driver.wait(90) == 0, (tmp_path / "output").read_text()[-2000:]
     with danube.sync.connect(other.address) as there:
-        assert digest(contents(there, topic)) == digest(contents(client, SOURCE))
+        assert digest(contents(there, topic)) == digest(sent)
 
 
-def test_a_lane_that_begins_while_its_target_restarts_waits_for_it(broker: Any, topic: str) -> None:
-    other = broker()
+def test_a_lane_that_begins_while_its_target_restarts_waits_for_it(other: BrokerProcess, topic: str) -> None:
     with danube.sync.connect(other.address) as there:
         there.admin.create_topic(topic)
     target = Target(job="j", publish=PublishOptions(broker=other.address, topic=topic))

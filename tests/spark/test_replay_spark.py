@@ -22,30 +22,24 @@ from tests.spark.drivers import QUICK, kill_tree, start_driver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SOURCE = "/default/source"
+SOURCE = "/default/two-partitions"
 COUNT = 30_000
 CHOSEN = "attributes['odd'] = '1' AND cast(cast(payload AS string) AS int) < 24000"
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = Path(tmp_path_factory.mktemp("replay")) / "data"
-    data.mkdir()
-    broker = BrokerProcess(data)
-    broker.start()
-    try:
-        with (
-            danube.sync.connect(broker.address) as client,
-            client.producer(SOURCE, partitions=2, batch_bytes=8192) as producer,
-        ):
-            producer.send_many(
-                [b"%d" % number for number in range(COUNT)],
-                [f"k{number % 97}" if number % 5 else None for number in range(COUNT)],
-                [{"odd": str(number % 2)} for number in range(COUNT)],
-            )
-        yield broker
-    finally:
-        broker.kill()
+def process(process: BrokerProcess) -> BrokerProcess:
+    """With the topic that is replayed."""
+    with (
+        danube.sync.connect(process.address) as client,
+        client.producer(SOURCE, partitions=2, batch_bytes=8192) as producer,
+    ):
+        producer.send_many(
+            [b"%d" % number for number in range(COUNT)],
+            [f"k{number % 97}" if number % 5 else None for number in range(COUNT)],
+            [{"odd": str(number % 2)} for number in range(COUNT)],
+        )
+    return process
 
 
 @pytest.fixture(scope="module")

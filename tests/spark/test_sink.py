@@ -26,16 +26,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = Path(tmp_path_factory.mktemp("sink")) / "data"
-    data.mkdir()
-    broker = BrokerProcess(data)
-    broker.start()
-    yield broker
-    broker.kill()
-
-
-@pytest.fixture(scope="module")
 def client(process: BrokerProcess) -> Iterator[danube.sync.Client]:
     with danube.sync.connect(process.address) as connected:
         yield connected
@@ -63,7 +53,7 @@ def ends(client: danube.sync.Client, topic: str) -> int:
 def payloads(client: danube.sync.Client, topic: str) -> Counter[str]:
     expected, found = ends(client, topic), Counter[str]()
     with client.consumer(topic, f"check-{expected}", "exclusive", start="earliest") as consumer:
-        for batch in consumer.batches(max_wait=10):
+        for batch in consumer.batches():
             found.update(bytes(payload).decode() for payload in batch.payloads)
             batch.ack()
             if found.total() >= expected:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +17,6 @@ from tests.broker_process import BrokerProcess
 
 pa = pytest.importorskip("pyarrow")
 MAPPING = pa.map_(pa.string(), pa.string())
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = Path(tmp_path_factory.mktemp("sink")) / "data"
-    data.mkdir()
-    broker = BrokerProcess(data)
-    broker.start()
-    yield broker
-    broker.kill()
 
 
 @pytest.fixture

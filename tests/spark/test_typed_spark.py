@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.spark.test_read_spark import reading, streamed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
-TOPIC = "/default/typed"
 FIRST = {
     "type": "record",
     "name": "Order",
@@ -45,54 +43,58 @@ def order(number: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def typed(broker: Callable[..., BrokerProcess]) -> BrokerProcess:
-    """Records of two versions of one subject, and one that is no value of it."""
-    running = broker()
-    with danube.sync.connect(running.address) as client:
-        client.admin.create_topic(TOPIC)
+def topic(request: pytest.FixtureRequest) -> str:
+    return f"/default/{request.node.name}"
+
+
+@pytest.fixture
+def storage(process: BrokerProcess, topic: str) -> str:
+    """Records of two versions of one subject; the subject is the same for all tests."""
+    with danube.sync.connect(process.address) as client:
+        client.admin.create_topic(topic)
         for definition, start in ((FIRST, 0), (SECOND, 20)):
             client.schemas.register("orders", "avro", json.dumps(definition))
             schema: Any = danube.Schema(definition, subject="orders")
-            with client.producer(TOPIC, schema=schema) as producer:
+            with client.producer(topic, schema=schema) as producer:
                 for number in range(start, start + 20):
                     more = {"note": f"n{number}"} if definition is SECOND else {}
                     producer.send(order(number, **more))
-    return running
+    return str(process.data_dir)
 
 
-def test_typed_columns_of_all_versions(spark: Any, typed: BrokerProcess, checkpoint: str) -> None:
-    storage = str(typed.data_dir)
-    frame = reading(spark, storage, TOPIC, decode="orders").load()
+def test_typed_columns_of_all_versions(spark: Any, storage: str, topic: str, checkpoint: str) -> None:
+    frame = reading(spark, storage, topic, decode="orders").load()
     rows = frame.selectExpr("value.id", "value.note", "size(value.lines) AS lines", "value.tags['n'] AS n")
     assert [tuple(row) for row in rows.orderBy("id").collect()] == [
         (number, None if number < 20 else f"n{number}", number % 3, number) for number in range(40)
     ]
-    first = reading(spark, storage, TOPIC, decode="orders:1").load()
+    first = reading(spark, storage, topic, decode="orders:1").load()
     assert "note" not in first.select("value.*").columns and first.count() == 40
-    narrow = reading(spark, storage, TOPIC, decode="orders").schema(frame.select("value", "offset").schema)
+    narrow = reading(spark, storage, topic, decode="orders").schema(frame.select("value", "offset").schema)
     assert narrow.load().columns == ["value", "offset"] and narrow.load().where("value.id = 39").count() == 1
-    streamed_rows, _ = streamed(spark, storage, checkpoint, "typed", TOPIC, decode="orders")
+    streamed_rows, _ = streamed(spark, storage, checkpoint, "typed", topic, decode="orders")
     assert len(streamed_rows) == 40
 
 
-def test_what_is_no_value_is_an_error_or_null(spark: Any, typed: BrokerProcess) -> None:
-    with danube.sync.connect(typed.address) as client, client.producer(TOPIC) as producer:
+def test_what_is_no_value_is_an_error_or_null(
+    spark: Any, process: BrokerProcess, storage: str, topic: str
+) -> None:
+    with danube.sync.connect(process.address) as client, client.producer(topic) as producer:
         producer.send(b"\xff" * 3)
-    storage = str(typed.data_dir)
     with pytest.raises(Exception) as failure:
-        reading(spark, storage, TOPIC, decode="orders").load().collect()
+        reading(spark, storage, topic, decode="orders").load().collect()
     assert "record 40 of partition 0 cannot be decoded" in str(failure.value)
-    frame = reading(spark, storage, TOPIC, decode="orders", failOnDataLoss="false").load()
+    frame = reading(spark, storage, topic, decode="orders", failOnDataLoss="false").load()
     assert [row.offset for row in frame.where("value IS NULL").collect()] == [40]
     assert frame.where("value IS NULL").first().payload == b"\xff" * 3
 
 
-def test_a_subject_that_is_not_there_is_named(spark: Any, typed: BrokerProcess) -> None:
+def test_a_subject_that_is_not_there_is_named(spark: Any, storage: str, topic: str) -> None:
     for wanted, expected in (
         ("true", "no one schema to decode by"),
         ("ordres", "ordres"),
         ("orders:9", "version 9"),
     ):
         with pytest.raises(Exception) as failure:
-            reading(spark, str(typed.data_dir), TOPIC, decode=wanted).load()
+            reading(spark, storage, topic, decode=wanted).load()
         assert expected in str(failure.value)

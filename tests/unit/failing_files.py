@@ -18,6 +18,7 @@ WRITING = (
     "ftruncate",
     "fdatasync",
     "rename",
+    "rename_new",
     "unlink",
     "fsync_directory",
 )

@@ -234,7 +234,14 @@ class Line:
     def nothing(self, *_: object) -> int:
         return 0
 
-    register = unregister = drop_handle = send = pause_ns = now_ns = nothing
+    @property
+    def brokers(self) -> Line:
+        return self
+
+    def after(self, session: object, _: object) -> object:
+        return session
+
+    register = unregister = drop_handle = send = pause_before_ns = now_ns = nothing
 
 
 def opening(round_number: int) -> tuple[Line, NumberedPartition]:

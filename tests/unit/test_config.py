@@ -232,3 +232,53 @@ def test_what_is_unknown_of_their_broker_section_is_told(tmp_path: Path) -> None
     file = written(tmp_path, "broker: {ports: {prometeus: 1}}\n")
     (problem,) = problems_of(file=file)
     assert problem.what == "unknown key 'broker.ports.prometeus'" and "prometheus" in problem.hint
+
+
+def test_a_member_of_a_cluster_can_be_reached_and_speaks_tls_whole_or_not_at_all() -> None:
+    alone = load(None, {}, {}).config.cluster
+    assert not alone.enabled and alone.name == "danube"
+    flags: dict[str, object] = {
+        "cluster.seed_nodes": "a:7650, b:7650,[::1]:7650",
+        "cluster.raft_addr": "a:7650",
+    }
+    member = load(None, {}, flags).config.cluster
+    assert member.enabled and member.seed_nodes == "a:7650,b:7650,[::1]:7650"
+    (problem,) = problems_of(flags={"cluster.seed_nodes": "a:7650,b:7650"})
+    assert "cannot be reached" in problem.what
+    (problem,) = problems_of(flags={**flags, "cluster.cert_file": "/c", "cluster.key_file": "/k"})
+    assert "ca_file is missing" in problem.what
+    (problem,) = problems_of(flags={**flags, "cluster.seed_nodes": "a"})
+    assert "is not a list of host:port" in problem.what
+    (problem,) = problems_of(flags={**flags, "cluster.raft_addr": ""})
+    assert "raft_addr is empty" in problem.what
+    load(None, {}, {"cluster.seed_nodes": "127.0.0.1:7650,localhost:7651"})
+
+
+def test_how_partitions_are_balanced_may_be_written_as_upstream_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "danube.yml"
+    file.write_text(
+        "load_manager:\n  assignment_strategy: weighted_load\n  load_report_interval_seconds: 30\n"
+        "  rebalancing:\n    enabled: true\n    aggressiveness: aggressive\n    check_interval_seconds: 60\n"
+        "    max_moves_per_hour: 10\n"
+    )
+    balance = load(file, {}, {}).config.balance
+    assert (balance.strategy, balance.automatic, balance.aggressiveness) == (
+        "weighted_load",
+        True,
+        "aggressive",
+    )
+    assert balance.interval_ms == 60_000
+
+
+def test_weights_of_a_load_are_names_and_numbers() -> None:
+    balance = load(None, {}, {"balance.weights": " cpu = 0.5 ,count=1"}).config.balance
+    assert balance.weight_by_measure == {"cpu": 0.5, "count": 1.0}
+    for text, complaint in (
+        ("disk=1", "there are count"),
+        ("cpu", "is not a list"),
+        ("cpu=-1", "is not a list"),
+        ("cpu=0", "weighs nothing"),
+        ("", "weighs nothing"),
+    ):
+        (problem,) = problems_of(flags={"balance.weights": text})
+        assert complaint in problem.what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -12,11 +13,12 @@ import pytest
 from danube import clock
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.worker import Worker
+from danube.client.publishing import Outgoing
 from danube.core import wire
 from danube.core.columns import BatchView
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Kind
-from danube.errors import Conflict, Overloaded, StorageFailed
+from danube.errors import Conflict, DanubeError, Overloaded, StorageFailed, TopicNotFound
 from danube.limits import ATTRIBUTE_BYTES_MAX
 from tests.unit.broker_parts import RecordingSession, RoutedBench, batch
 
@@ -31,6 +33,7 @@ class LetterBench(RoutedBench):
     """A shard whose dead letters go through its own router; it is the worker they ask."""
 
     index = 0
+    cluster = None
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -157,11 +160,11 @@ def open_topic(bench: LetterBench) -> None:
 def test_a_copy_that_is_refused_at_once_leaves_the_original_and_is_tried_again(bench: LetterBench) -> None:
     open_topic(bench)
     letters = bench.shard.partitions[LETTERS]
-    letters.failure = StorageFailed("the disk is away")
+    letters.failure = letters.refusal = StorageFailed("the disk is away")
     bench.poison(b"bad")
     bench.turn()
     assert bench.floor == 0 and not bench.dead_letters._letters
-    letters.failure = None
+    letters.failure = letters.refusal = None
     pass_time(bench)
     assert bench.floor == 1 and len(bench.letters_stored()) == 1
 
@@ -255,3 +258,41 @@ def test_a_policy_without_letters_sends_none(bench: LetterBench) -> None:
     bench.turn()
     assert bench.floor == 1 and bench.proposals.waiting == []
     assert wire.Kind.ERROR not in [frame.kind for frame in bench.session.take()]
+
+
+class Elsewhere:
+    """A producer at another broker; what it is sent is stored at once."""
+
+    def __init__(self) -> None:
+        self.failure: DanubeError | None = None
+        self.sent = 0
+
+    def send(self, outgoing: Outgoing, *numbers: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.sent += 1
+        outgoing.resolve(None)
+
+
+def test_a_producer_elsewhere_that_ended_is_replaced_with_the_next_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topic was deleted and made again, or its name taken: the next letter must not end with it."""
+    bench = LetterBench(tmp_path)
+    bench.proposals.create(LETTERS)
+    made: list[Elsewhere] = []
+
+    def producer_elsewhere(record: Any, partition: str, name: str) -> Elsewhere:
+        made.append(Elsewhere())
+        return made[-1]
+
+    monkeypatch.setattr(LetterBench, "cluster", SimpleNamespace(producer_elsewhere=producer_elsewhere))
+    bench.poison(b"a")
+    assert [one.sent for one in made] == [1]
+    made[0].failure = TopicNotFound("it was deleted")
+    bench.publish(bench.session, batch(b"b"))
+    bench.turn()
+    bench.nack(bench.session, 1, 2)
+    bench.turn()
+    assert [one.sent for one in made] == [1, 1]
+    assert bench.shard.partitions[ORDERS].subscriptions["s"].core.ack_floor == 2

@@ -268,6 +268,27 @@ def test_a_client_that_leaves_while_it_is_joined_again(door: Door) -> None:
     assert door.links == [] and not door.connection.headed
 
 
+def test_a_consumer_that_its_owner_closes_in_the_turn_in_which_it_joins_is_told(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream would wait for ever: the owner has said already that it is closed."""
+    joined = door.session.call
+
+    async def closed_at_once(kind: Kind, body: Any, handle: int = 0) -> Any:
+        answer = await joined(kind, body, handle)
+        door.bench.shard.partitions[TOPIC].close_handles(OwnerMoved("the partition moves"))
+        return answer
+
+    monkeypatch.setattr(door.session, "call", closed_at_once)
+    monkeypatch.setattr(consuming, "UNKNOWN_DELAY_S", 0)
+    identity = door.identity()
+    with pytest.raises(OwnerMoved, match="while it joined"):
+        subscribe(door, identity)
+    with pytest.raises(OwnerMoved, match="while it joined"):
+        door.receive(identity)
+    assert not door.connection.headed and door.consuming.find(identity.consumer_id) is None
+
+
 def test_a_refused_subscribe_leaves_nothing(door: Door) -> None:
     subscribe(door, door.identity("one", "exclusive"))
     with pytest.raises(SubscriptionBusy):

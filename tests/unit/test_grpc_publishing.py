@@ -257,12 +257,12 @@ def create(door: Door, name: str, user: object, *, exclusive: bool = False) -> A
 def test_a_producer_lives_as_long_as_a_connection_that_made_it(door: Door) -> None:
     one, two = object(), object()
     target = create(door, "p", one)
-    assert create(door, "p", two) is target and door.publishing.known(target.producer_id)
+    assert create(door, "p", two) is target and door.publishing.partition_of(target.producer_id)
     door.publishing.connection_lost(one)
     assert door.bench.shard.partitions[TOPIC].producers
     door.publishing.connection_lost(two)
     assert not door.bench.shard.partitions[TOPIC].producers and not door.publishing.targets
-    assert not door.publishing.known(target.producer_id)
+    assert not door.publishing.partition_of(target.producer_id)
 
 
 def test_exclusive_access_is_asked_for_anew(door: Door) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from danube.cluster import local_log, log_file
+from danube.cluster import acceptance, local_log, log_file
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord
 from danube.core.policy import TopicPolicy
@@ -240,7 +240,7 @@ def test_a_descriptor_whose_sync_failed_is_never_synced_again(
 def test_full_while_many_are_proposed_fails_those_and_keeps_the_rest(
     tmp_path: Path, inject: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_log, "METADATA_COMMANDS_PER_ENTRY_MAX", 2)
+    monkeypatch.setattr(acceptance, "METADATA_COMMANDS_PER_ENTRY_MAX", 2)
 
     with LocalLog(tmp_path) as log:
         inject(FaultyOs(("fdatasync",), 2, fail_with(errno.ENOSPC)))
@@ -258,7 +258,7 @@ def test_full_while_many_are_proposed_fails_those_and_keeps_the_rest(
 def test_a_failed_descriptor_that_cannot_be_replaced_at_once_is_replaced_before_the_next_sync(
     tmp_path: Path, inject: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_log, "METADATA_COMMANDS_PER_ENTRY_MAX", 1)
+    monkeypatch.setattr(acceptance, "METADATA_COMMANDS_PER_ENTRY_MAX", 1)
     calls: list[str] = []
     faulty = FaultyOs()
 

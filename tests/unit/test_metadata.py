@@ -9,8 +9,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from danube.core import metadata as metadata_module
-from danube.core import topic_settings
+from danube.core import metadata_snapshot, topic_settings
 from danube.core.checksum import crc32c
+from danube.core.cluster_commands import AllocateId
 from danube.core.commands import (
     AddPartitions,
     Binding,
@@ -48,6 +49,7 @@ from danube.core.commands import (
     join_commands,
 )
 from danube.core.metadata import Metadata
+from danube.core.metadata_snapshot import version_of
 from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.errors import (
     CallerError,
@@ -387,7 +389,7 @@ def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_found() -> None:
 def test_snapshots_of_a_newer_version_are_told_apart_from_damage() -> None:
     snapshot = Metadata().snapshot()
     with pytest.raises(StorageIncompatible):
-        Metadata.restore(b"DNM3" + snapshot[4:])
+        Metadata.restore(b"DNM4" + snapshot[4:])
     content = msgspec.msgpack.encode({"another": "shape"})
     with pytest.raises(StorageIncompatible):
         Metadata.restore(b"DNM1" + crc32c(content).to_bytes(4, "little") + content)
@@ -669,3 +671,31 @@ def test_what_check_allows_can_be_applied(command: Command, before: list[Command
     machine.apply(machine.version + 1, command)
     former.version = machine.version
     assert (machine.snapshot() != former.snapshot()) == changes_something
+
+
+@pytest.mark.parametrize("version", [0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**50])
+def test_a_snapshot_says_its_version_at_its_beginning(version: int) -> None:
+    for used in (False, True):
+        machine = Metadata()
+        if used:
+            machine.apply(1, AllocateId(counter="/c"))
+        machine.version = version
+        assert version_of(machine.snapshot()) == version == Metadata.restore(machine.snapshot()).version
+
+
+@pytest.mark.parametrize("content", [b"", b"\xdc\x00", b"\x92\xcf\x00", b"\x92\xa1x"])
+def test_a_snapshot_without_a_version_is_damage(content: bytes) -> None:
+    with pytest.raises(Damage, match="does not begin with a version"):
+        version_of(b"DNM1" + crc32c(content).to_bytes(4, "little") + content)
+    with pytest.raises(Damage, match="checksum"):
+        version_of(b"DNM1" + bytes(4) + b"x" + content)
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 1_024, 1_025, 65_535, 65_536, 70_000])
+def test_long_lists_are_encoded_in_parts_to_the_same_bytes(count: int) -> None:
+    numbers = list(range(count))
+    expected = msgspec.msgpack.encode(numbers)
+    assert metadata_snapshot._encoded(numbers) == expected
+    assert metadata_snapshot._encoded(metadata_snapshot._Many(numbers, str)) == msgspec.msgpack.encode(
+        [str(number) for number in numbers]
+    )

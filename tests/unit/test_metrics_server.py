@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -195,6 +196,8 @@ async def test_a_client_that_leaves_costs_nothing_more() -> None:
             _, writer = await web.connect()
             writer.write(data)
             await asyncio.sleep(0.02)
+            gone = writer.get_extra_info("socket")  # without this it only says that it sends no more
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         await web.gone()
         web.ready.set()

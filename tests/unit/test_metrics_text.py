@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from danube.cluster.calls import ClusterStatus
+from danube.core.duties import Placing
 from danube.core.exposure import Pending
 from danube.core.measured import HostMeasured
 from danube.ipc.counters import Counter
 from danube.server import metrics_table
-from danube.server.metrics_text import Observed, text
+from danube.server.metrics_text import Observed, ObservedMember, text
 
 NOW_US = 2_000_000_000_000_000
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -31,12 +34,22 @@ def measured(**changed: Any) -> HostMeasured:
     return HostMeasured(**(fields | changed))
 
 
+def member(**changed: Any) -> ObservedMember:
+    status = ClusterStatus(
+        self_node_id="1", raft_addr="h:1", cluster="c", cluster_id="x", role="leader", leader_id="1",
+        current_term=7, last_applied=90, commit_index=91, version=5, voters={"1": "h:1", "2": "h:2"},
+        learners={"3": "h:3"}, reached=["2"], placing=Placing(moving=4, cooling=5, imbalance=0.25),
+    )  # fmt: skip
+    return ObservedMember(status=msgspec.structs.replace(status, **changed), lease_s=1.5)
+
+
 def observed(**changed: Any) -> Observed:
     counters = [{counter.name.lower(): (index + 1) * counter for counter in Counter} for index in range(2)]
     fields: dict[str, Any] = {
         "broker": "4711", "version": "1.2", "started_at_us": 1_500_000, "now_us": NOW_US,
         "counters": counters, "answered": frozenset({0}), "measured": measured(),
         "mover_alive": True, "mover_starts": 3, "store_answers": True, "upload_share": 0.3,
+        "member": member(),
     }  # fmt: skip
     return Observed(**(fields | changed))
 
@@ -104,6 +117,31 @@ def test_local_storage_claims_nothing_of_what_is_off_the_host() -> None:
     found = parsed(observed(measured=measured(tiered=False)))
     storage = {name: value for (name, _), value in found.items() if name.startswith("danube_storage_")}
     assert storage == {"danube_storage_tiered": 0}
+
+
+def of_the_cluster(found: Found) -> dict[str, float]:
+    start = "danube_cluster_"
+    return {name.removeprefix(start): found[name, labels] for name, labels in found if name.startswith(start)}
+
+
+def test_a_member_and_what_the_leader_says_of_the_placing() -> None:
+    found = parsed(observed())
+    assert found["danube_cluster_members", (("kind", "voter"),)] == 2
+    assert found["danube_cluster_members", (("kind", "learner"),)] == 1
+    assert of_the_cluster(found) == {
+        "controller_up": 1, "leads": 1, "leader_known": 1, "term": 7, "commit_index": 91,
+        "applied_index": 90, "members": 1, "members_reached": 1, "lease_seconds": 1.5,
+        "partitions_moving": 4, "partitions_cooling": 5, "imbalance": 0.25,
+    }  # fmt: skip
+
+
+def test_a_follower_and_a_silent_controller_tell_less() -> None:
+    follower = of_the_cluster(parsed(observed(member=member(role="follower", leader_id="", placing=None))))
+    assert (follower["leads"], follower["leader_known"]) == (0, 0)
+    assert not {"partitions_moving", "partitions_cooling", "imbalance"} & set(follower)
+    silent = of_the_cluster(parsed(observed(member=ObservedMember(status=None, lease_s=0.0))))
+    assert silent == {"controller_up": 0, "lease_seconds": 0}
+    assert not of_the_cluster(parsed(observed(member=None))), "no cluster"
 
 
 def test_a_label_that_tries_to_be_a_line_is_escaped() -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from danube.broker import last_resort, owner_link
+from danube.broker import last_resort, mover, mover_partition, owner_link
 from danube.broker.contexts import DrainSignal, MoverContext, Pulse, SupervisorSettings
 from danube.broker.mover import Mover
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
+from danube.cluster.node_files import MEMBER, NodeRecord, store_node
 from danube.config_sections import StorageConfig
 from danube.core import tier_plan
 from danube.core.tier_plan import TierSettings
@@ -130,7 +131,12 @@ class Place:
 
     @asynccontextmanager
     async def mover(
-        self, settings: TierSettings = PLAIN, drain_ms: int = 5_000, **storage: Any
+        self,
+        settings: TierSettings = PLAIN,
+        drain_ms: int = 5_000,
+        clustered: bool = False,
+        workers_drain_ms: int = 9_000,
+        **storage: Any,
     ) -> AsyncIterator[Callable[[], Any]]:
         """A running mover; yields how to make a connected worker."""
         address = f"\0danube-test-{secrets.token_hex(8)}"
@@ -141,12 +147,15 @@ class Place:
         context = MoverContext(
             listener=listener,
             drain=DrainSignal(),
-            settings=SupervisorSettings(data_dir=self.data, mover_drain_timeout_ms=drain_ms),
+            settings=SupervisorSettings(
+                data_dir=self.data, mover_drain_timeout_ms=drain_ms, drain_timeout_ms=workers_drain_ms
+            ),
             start_count=self.starts,
             pulse=Pulse(),
         )
         self.starts += 1
-        mover = Mover(context, StorageConfig(mode="object_store", **storage), self.store, settings)
+        config = StorageConfig(mode="object_store", **storage)
+        mover = Mover(context, config, self.store, settings, clustered)
         running = asyncio.create_task(mover.run())
         workers: list[Worker] = []
 
@@ -186,7 +195,10 @@ def no_bug(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Its movers look and install ten times as often as others do."""
+    monkeypatch.setattr(mover, "MERGES_S", 0.1)
+    monkeypatch.setattr(mover_partition, "INSTALL_INTERVAL_US", 100_000)
     return Place(tmp_path)
 
 
@@ -512,6 +524,65 @@ async def test_a_stop_in_an_outage_ends_within_its_time(place: Place) -> None:
         await worker.until(lambda: bool(worker.states))
     assert asyncio.get_running_loop().time() - begun < 10
     place.store.always = None
+
+
+@on_a_loop
+async def test_a_stop_waits_for_the_last_copy_of_the_metadata_and_no_longer(place: Place) -> None:
+    loop = asyncio.get_running_loop()
+    async with place.mover(drain_ms=9_000) as connect:
+        worker = await connect()
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
+        worker.say("metadata", version=7, blob=b"topics")
+        worker.attach(place.directory)
+        await worker.until(lambda: bool(worker.states))
+        begun_s = loop.time()
+    assert loop.time() - begun_s < 4.5
+    assert [place.store.memory.get(one.key) for one in place.store.memory.list(METADATA_PREFIX)]
+
+
+@on_a_loop
+async def test_in_a_cluster_a_stop_leaves_nothing_on_this_host_that_was_sealed(place: Place) -> None:
+    """Another broker goes on behind what the store has; what is only here would be a hole."""
+    store_node(place.data, NodeRecord("1", "of-this-cluster", MEMBER))
+    async with place.mover(clustered=True) as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: any(state["loaded"] for state in worker.states))
+        place.make(5)
+        worker.say("sealed", topic_id=IDENTITY.topic_id, partition=3)
+        await worker.close()
+    assert len(newest_manifest(place.store.memory)) == 5
+
+
+@on_a_loop
+async def test_the_time_for_the_last_uploads_begins_when_the_workers_have_ended(place: Place) -> None:
+    """A signal to the whole group of processes comes to the mover as early as to them."""
+    store_node(place.data, NodeRecord("1", "of-this-cluster", MEMBER))
+    async with place.mover(clustered=True, drain_ms=1_500) as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: any(state["loaded"] for state in worker.states))
+
+        async def end() -> None:
+            await asyncio.sleep(1.5)
+            place.make(5)
+            worker.say("sealed", topic_id=IDENTITY.topic_id, partition=3)
+            await worker.close()
+
+        ending = asyncio.create_task(end())
+    await ending
+    assert len(newest_manifest(place.store.memory)) == 5
+
+
+@on_a_loop
+async def test_a_stop_does_not_wait_for_workers_that_never_end(place: Place) -> None:
+    store_node(place.data, NodeRecord("1", "of-this-cluster", MEMBER))
+    begun = asyncio.get_running_loop().time()
+    async with place.mover(clustered=True, drain_ms=400, workers_drain_ms=400) as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.until(lambda: bool(worker.states))
+    assert asyncio.get_running_loop().time() - begun < 5
 
 
 @on_a_loop

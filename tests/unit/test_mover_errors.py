@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from danube.broker import mover_partition
 from danube.core.tier_plan import OUTAGE_FAILURES_MIN
 from danube.errors import StoreUnavailable
 from danube.wal.manifest_keys import cursors_prefix
+from tests.unit.failing_files import FailingFiles
 from tests.unit.faulty_store import FaultyStore, fail_before, make_segments
 from tests.unit.test_mover import WAIT_S, Place, on_a_loop
 from tests.unit.test_mover import no_bug as no_bug
@@ -151,3 +153,24 @@ def test_the_error_of_a_merge_ends_with_its_reason(tmp_path: Path, over: str) ->
         partition.compact(None)
         assert partition.merge_job(hand.now_us, hand.work) is None
     assert not partition.error
+
+
+@on_a_loop
+async def test_a_mover_that_starts_on_a_full_disk_uploads_what_makes_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.mover() as connect:
+        worker = await connect()
+        await worker.until(lambda: worker.stores[-1:] == [(True, "")])
+    make_segments(place.directory, 2)
+    full = FailingFiles(monkeypatch, ("open_new", "fallocate"))
+    full.arm(0, errno.ENOSPC, lasting=True)
+    async with place.mover() as connect:
+        worker = await connect()
+        worker.attach(place.directory)
+        await worker.uploaded(2)
+        assert full.fired and not (place.data / "reserve-mover").exists(), "it has become the binding"
+        full.disarm()
+        async with asyncio.timeout(WAIT_S):
+            while not (place.data / "reserve-mover").exists():
+                await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perf import floor, grpc_door, grpc_messages, manifest, tiers
+from perf import floor, grpc_door, grpc_messages, manifest, raft_processes, tiers
 from perf.turns import WORKLOADS
 from tests.broker_process import ROOT
 
@@ -49,7 +49,12 @@ def test_the_floor_is_measured_alone(tmp_path: Path) -> None:
 
 # -- scripts/bench ----------------------------------------------------------------------------------
 
-PROGRAMS = {"perf/floor.py": floor, "perf/grpc_door.py": grpc_door, "perf/tiers.py": tiers}
+PROGRAMS = {
+    "perf/floor.py": floor,
+    "perf/grpc_door.py": grpc_door,
+    "perf/raft_processes.py": raft_processes,
+    "perf/tiers.py": tiers,
+}
 
 
 def bench(*words: str) -> list[tuple[str, Any]]:
@@ -73,6 +78,7 @@ def test_bench_asks_for_every_workload_with_arguments_that_are_understood() -> N
     assert asked == {
         "perf/floor.py": set(WORKLOADS),
         "perf/grpc_door.py": set(grpc_door.WORKLOADS),
+        "perf/raft_processes.py": set(raft_processes.WORKLOADS),
         "perf/tiers.py": set(tiers.WORKLOADS),
     }
 

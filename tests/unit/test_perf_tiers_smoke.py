@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +39,20 @@ def test_both_sides_of_a_workload_measure_something(
             assert value > 0
         assert plan.met(1.0, 1.0) in (True, False)
     assert plan.unit and plan.target and plan.details["server"] == s3_server.kind
+
+
+def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(path: Path, data: str) -> None:
+        assert path.name == "autogroup"
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        tiers.yielding(process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+        process.kill()
 
 
 def test_planning_over_many_segments_is_bounded(tmp_path: Path) -> None:

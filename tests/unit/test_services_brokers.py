@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from danube.cluster.calls import Change, Changed, ClusterStatus
+from danube.cluster.engine import Members
 from danube.core.access import PERMISSIONS
 from danube.errors import DanubeError
 from danube.server.proto import DanubeAdmin_pb2 as pb
@@ -249,3 +251,27 @@ def test_a_binding_to_a_role_that_is_not_there(admin: Admin) -> None:
 )
 def test_places_that_cannot_be(admin: Admin, method: str, request_: Any) -> None:
     assert admin.refused(method, request_)[0] == "INVALID_ARGUMENT"
+
+
+def test_the_members_of_a_cluster_are_asked_of_the_controller() -> None:
+    admin = Admin()
+    admin.broker.clustered = True
+    members = Members({"7": "a:1", "5": "b:1"}, {"9": "c:1"})
+    found = ClusterStatus(
+        "5", "b:1", "danube", "c", "follower", "7", 3, 12, 12, 40, members.voters, members.learners
+    )
+    admin.broker.controller_answers = [found, Changed(members), Changed(members), Changed(members)]
+    status = admin("cluster_status", pb.Empty())
+    assert (status.leader_id, status.current_term, status.last_applied) == (7, 3, 12)
+    assert (list(status.voters), list(status.learners)) == ([5, 7], [9])
+    assert (status.self_node_id, status.raft_addr) == (5, "b:1")
+    added = admin("add_node", pb.AddNodeRequest(addr="c:1", node_id=9))
+    assert added.success and added.node_id == 9
+    assert admin("promote_node", pb.PromoteNodeRequest(node_id=9)).success
+    assert admin("remove_node", pb.RemoveNodeRequest(node_id=7)).success
+    assert admin.broker.controller_requests[1:] == [
+        Change("add", "9", "c:1"), Change("promote", "9"), Change("remove", "7"),
+    ]  # fmt: skip
+    for request in (pb.AddNodeRequest(addr="c:1"), pb.AddNodeRequest(node_id=9), pb.AddNodeRequest()):
+        assert admin.refused("add_node", request)[0] == "INVALID_ARGUMENT"
+    assert admin.refused("remove_node", pb.RemoveNodeRequest())[0] == "INVALID_ARGUMENT"

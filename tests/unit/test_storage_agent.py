@@ -14,9 +14,13 @@ from danube.broker import opening, storage
 from danube.broker.shard import REOPENS_PER_INCARNATION
 from danube.core import wire
 from danube.core.wire import FrameFlag, Kind
-from danube.errors import InvariantBroken, StorageFailed
+from danube.errors import ClosedError, InvariantBroken, StorageFailed, StorageFull
+from danube.wal.jobs import SealJob
+from danube.wal.segment import spare_epoch_of
+from danube.wal.spare import KEPT_US, DropJob, SpareJob
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
 from tests.unit.failing_files import FailingFiles
+from tests.unit.wal_samples import SMALL
 
 
 @pytest.fixture
@@ -36,6 +40,13 @@ def written(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.shard.close()
+
+
+def publish_until_sealing(bench: Bench, session: RecordingSession) -> None:
+    """Until a full segment waits to be sealed, and before it that for the next one room is made."""
+    while not any(isinstance(job, SealJob) for job, _ in bench.sealer.jobs):
+        bench.publish(session, numbered(50, bench.hosted.core.log_end))
+        bench.turn()
 
 
 def acknowledged(session: RecordingSession) -> list[int]:
@@ -154,7 +165,7 @@ def test_a_log_that_lost_acknowledged_records_is_never_taken(
     real = opening.open_log
 
     def shorter(*args: Any) -> opening.OpenedStorage:
-        return real(*args[:-1], 0)
+        return real(*args[:-2], 0, args[-1])
 
     written.shard.storage.sync_written()
     directory = written.hosted.directory
@@ -291,15 +302,11 @@ def test_full_segments_are_sealed_aside_and_a_failed_seal_fences(
     written: Bench, session: RecordingSession
 ) -> None:
     written.open_producer(session)
-    while not written.sealer.jobs:
-        written.publish(session, numbered(50, written.hosted.core.log_end))
-        written.turn()
+    publish_until_sealing(written, session)
     written.sealer.step()
     log = written.hosted.log
     assert log is not None and log.statistics()["sealed_segments"] == 1
-    while not written.sealer.jobs:
-        written.publish(session, numbered(50, written.hosted.core.log_end))
-        written.turn()
+    publish_until_sealing(written, session)
     end = written.hosted.high_watermark
     written.sealer.step(EIO)
     assert written.hosted.failure is not None
@@ -417,3 +424,134 @@ def test_an_ack_or_subscription_whose_cursor_is_not_on_the_disk_is_answered_with
     written.frame(session, wire.ack_frame(2, bytes(8) + (2).to_bytes(8, "little"), 79, FrameFlag.SYNC))
     written.syncer.step()
     assert session.only(Kind.RESULT).correlation == 79
+
+
+# -- spare segments -------------------------------------------------------------------------------
+
+
+def publish_until_spare(bench: Bench, session: RecordingSession) -> None:
+    """Until room is made for the next segment of what is published quickly."""
+    bench.open_producer(session)
+    while not bench.sealer.jobs:
+        bench.publish(session, numbered(50, bench.hosted.core.log_end))
+        bench.turn()
+    assert [type(job) for job, _ in bench.sealer.jobs] == [SpareJob]
+
+
+def spares_of(bench: Bench) -> list[str]:
+    directory = bench.hosted.directory
+    assert directory is not None
+    return [path.name for path in directory.iterdir() if spare_epoch_of(path.name) is not None]
+
+
+def test_room_for_the_next_segment_is_made_beside_the_loop_and_used(
+    written: Bench, session: RecordingSession
+) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+    assert len(spares_of(written)) == 1
+    publish_until_sealing(written, session)
+    written.publish(session, numbered(1))
+    written.turn()
+    log = written.hosted.log
+    assert log is not None and log.active is not None and spares_of(written) == []
+    assert log.active.size_bytes > SMALL.segment_bytes > log.active.data_end
+
+
+def test_a_log_that_became_slower_gives_its_spare_back(written: Bench, session: RecordingSession) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+    storage_ = written.shard.storage
+    active = written.hosted.log.active if written.hosted.log is not None else None
+    assert active is not None
+    storage_.drop_spares(active.last_append_us + KEPT_US)
+    assert written.sealer.jobs == [] and len(spares_of(written)) == 1, "it may still be quick enough"
+    storage_.drop_spares(active.last_append_us + KEPT_US + 1)
+    assert len(spares_of(written)) == 1, "not on the loop"
+    written.sealer.step()
+    assert spares_of(written) == []
+    storage_.drop_spares()
+    assert written.sealer.jobs == []
+
+
+def test_a_full_disk_takes_the_spare_of_the_log_first(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+    disk = FailingFiles(monkeypatch, ("pwritev",))
+    disk.arm(0, errno.ENOSPC)
+    written.publish(session, numbered(1))
+    written.turn()
+    assert disk.fired and spares_of(written) == [], "its own, at once"
+    assert session.take(Kind.ERROR) == []
+
+
+def test_a_full_disk_takes_the_spares_of_other_logs_too(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+
+    def full() -> None:
+        raise StorageFull("the disk is full")
+
+    log = written.hosted.log
+    assert log is not None
+    monkeypatch.setattr(log, "write", full)  # stands for any other log of the worker
+    written.publish(session, numbered(1))
+    written.turn()
+    assert [type(job) for job, _ in written.sealer.jobs] == [DropJob]
+    written.sealer.step()
+    assert spares_of(written) == []
+
+
+def test_a_seal_that_finds_the_disk_full_gives_the_spares_back(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+    written.shard.storage.roll(written.hosted)
+    disk = FailingFiles(monkeypatch, ("pwritev",))
+    disk.arm(0, errno.ENOSPC, lasting=True)
+    written.sealer.step()
+    disk.disarm()
+    assert len(spares_of(written)) == 1 and [type(job) for job, _ in written.sealer.jobs] == [DropJob]
+    written.sealer.step()
+    assert spares_of(written) == []
+
+
+def test_a_deleted_topic_leaves_no_directory_for_a_spare_that_was_asked_for(
+    written: Bench, session: RecordingSession
+) -> None:
+    publish_until_spare(written, session)
+    directory = written.hosted.directory
+    assert directory is not None
+    written.shard.delete_topic(written.record)
+    assert [type(job) for job, _ in written.sealer.jobs] == [SpareJob, DropJob]
+    assert not directory.exists()
+    written.sealer.step()
+    assert not directory.exists()
+
+
+def test_a_log_that_fails_drops_its_spare_in_the_thread(written: Bench, session: RecordingSession) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+    written.shard.storage.fence(written.hosted, StorageFailed("for the test"))
+    assert [type(job) for job, _ in written.sealer.jobs] == [DropJob] and len(spares_of(written)) == 1
+    written.sealer.step()
+    assert spares_of(written) == []
+
+
+def test_a_spare_is_dropped_at_once_where_the_thread_has_ended(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_until_spare(written, session)
+    written.sealer.step()
+
+    def ended(job: Any, on_done: Any) -> None:
+        raise ClosedError("the syncer was stopped")
+
+    monkeypatch.setattr(written.sealer, "submit", ended)
+    written.shard.storage.drop_spares()
+    assert spares_of(written) == []

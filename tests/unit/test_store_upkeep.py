@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -20,9 +22,11 @@ from danube.errors import (
     StoreUnavailable,
     WrongState,
 )
-from danube.wal import orphans
+from danube.wal import orphans, store_binding
 from danube.wal.manifest_keys import METADATA_PREFIX, STORE_KEY, cursors_prefix, partition_prefix, segment_key
+from danube.wal.memory_store import MemoryStore
 from danube.wal.orphans import delete_partition, sweep_partition
+from danube.wal.reserve import Reserve
 from danube.wal.sealed_files import LocalListing
 from danube.wal.store_binding import (
     FILE_NAME,
@@ -30,10 +34,12 @@ from danube.wal.store_binding import (
     bind,
     bound_store,
     ensure_bound,
+    share,
     stored_identity,
     take_over,
 )
 from danube.wal.uploader import Ownership, Uploader, adding, trimming
+from tests.unit.failing_files import FailingFiles
 from tests.unit.faulty_store import (
     TOPIC,
     Crash,
@@ -174,11 +180,28 @@ def test_a_binding_that_cannot_be_written_is_no_binding(
     store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, data: bytes) -> None:
-        raise OSError(28, "no space")
+        raise OSError(errno.EIO, "the disk fails")
 
     monkeypatch.setattr(files, "replace_durably", refuse)
     with pytest.raises(StorageFailed, match="cannot be written"):
         ensure_bound(store, tmp_path)
+
+
+def test_who_starts_on_a_full_disk_takes_the_store_over_with_what_was_kept_for_that(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Reserve()
+    monkeypatch.setattr(store_binding, "reserve", kept)
+    take_over(store, tmp_path, "while there was room")
+    kept.keep(tmp_path / "reserve")
+    full = FailingFiles(monkeypatch, ("open_new",))
+    full.arm(0, errno.ENOSPC, lasting=True)
+    take_over(store, tmp_path, "on the full disk")
+    assert bound_store(tmp_path) is not None and not (tmp_path / "reserve").exists()
+    with pytest.raises(StorageFailed, match="No space"):
+        take_over(store, tmp_path, "with nothing left")
+    full.disarm()
+    take_over(store, tmp_path, "and again")
 
 
 # -- who uses it -----------------------------------------------------------------------------------
@@ -206,6 +229,41 @@ def test_of_two_copies_of_a_data_directory_the_first_to_start_stays(
     take_over(store, hosts[winner], "and again")
     found = stored_identity(store)
     assert found is not None and found.holder == "and again"
+
+
+def test_members_of_a_cluster_that_use_a_new_store_at_the_same_time_all_go_on_using_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds no word in the store and puts its own; the last one stays."""
+    times = itertools.count(1)
+    monkeypatch.setattr(store_binding, "wall_us", lambda: next(times))
+    members = [tmp_path / "a", tmp_path / "b"]
+
+    class Slow(MemoryStore):
+        def put(self, key: str, data: Any) -> Any:
+            if not (members[1] / FILE_NAME).exists():
+                members[1].mkdir()
+                share(quick, members[1], "the cluster")
+            return quick.put(key, data)
+
+        def get(self, key: str, *more: Any) -> Any:
+            return quick.get(key, *more)
+
+    quick = MemoryStore()
+    members[0].mkdir()
+    share(Slow(), members[0], "the cluster")
+    assert bound_store(members[0]) != bound_store(members[1])
+    for member in members:
+        share(quick, member, "the cluster")
+        assert bound_store(member) == stored_identity(quick)
+
+
+def test_a_member_of_a_cluster_is_refused_at_a_store_that_was_never_its_own(tmp_path: Path) -> None:
+    first, wrong = MemoryStore(), MemoryStore()
+    share(first, tmp_path, "the cluster")
+    with pytest.raises(WrongState, match="not the store of this cluster"):
+        share(wrong, tmp_path, "the cluster")
+    assert not list(wrong.list(""))
 
 
 def test_a_host_that_a_restore_took_the_place_of_is_refused(store: FaultyStore, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from danube.errors import (
     StoreUnavailable,
 )
 from danube.wal import cold_cache, cold_segment
+from danube.wal.manifest import Manifest
 from danube.wal.manifest_keys import segment_key
 from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench
@@ -123,6 +125,30 @@ def test_reading_waits_while_the_manifest_is_unknown(tmp_path: Path) -> None:
     again.syncer.step()
     assert [frame.kind for frame in session.take()] == [Kind.SUBSCRIBED]
     assert again.hosted.start == 0
+    assert drain(again, session) == expected(0, 80)
+
+
+def test_a_word_about_an_earlier_ownership_expires_nothing(tmp_path: Path) -> None:
+    """Its manifest ends before this log begins, so what lies between would be passed over as expired."""
+    bench, session = filled(tmp_path)
+    bench.shard.close()
+    again = TieredBench(tmp_path)
+    again.mover.prompt = False
+    again.mover.store, again.mover.manifests = bench.mover.store, bench.mover.manifests
+    again.shard.open(TOPIC, lambda outcome: None)
+    identity, epoch = again.tier.identity, again.hosted.core.epoch
+    earlier = replace(Manifest.empty(TOPIC, identity, epoch - 1), generation=7)
+    late = {"epoch": epoch - 1, "manifest": earlier.encode(), "error": "", "loaded": True}
+    assert earlier.uploaded_end < again.tier.log.start
+    assert not again.tier.on_state(late) and again.tier.manifest is None
+    with pytest.raises(FetchPending):
+        _ = again.hosted.start
+    assert not again.tier.on_state({**late, "epoch": epoch + 1, "error": "it has a newer owner"})
+    assert again.tier.error == "it has a newer owner", "that is told"
+    again.ask(session, Kind.SUBSCRIBE, _subscribe("earliest"), 2)
+    again.mover.prompt = True
+    again.mover.step()
+    again.syncer.step()
     assert drain(again, session) == expected(0, 80)
 
 
@@ -482,9 +508,40 @@ def test_a_new_connection_is_told_everything_again(tmp_path: Path) -> None:
     assert drain(bench, session) == expected(0, 80)
 
 
+def test_a_new_subscription_is_told_to_the_mover_once_it_is_on_disk(tmp_path: Path) -> None:
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="earliest")
+    (told,) = [frame for frame in bench.mover.said if frame["kind"] == "cursors"]
+    assert told["soon"]
+    bench.subscribe(session, handle=3, consumer="another", mode="shared", name="t")
+    bench.subscribe(session, handle=4, consumer="a third", mode="shared", name="t")
+    assert bench.mover.kinds().count("cursors") == 2, "and the second consumer found it"
+
+
+@pytest.mark.parametrize(
+    ("op", "args"), [("delete_subscription", {}), ("seek", {"kind": "earliest"})], ids=["delete", "seek"]
+)
+def test_a_subscription_that_was_deleted_or_set_is_told_to_the_mover_at_once(
+    tmp_path: Path, op: str, args: dict[str, Any]
+) -> None:
+    """Else it would be there again, as it was, where its owner dies before the next copy."""
+    bench, session = filled(tmp_path)
+    bench.subscribe(session, start="earliest")
+    drain(bench, session)
+    bench.ack(session, 0, 33)
+    bench.ask(session, Kind.CLOSE_CONSUMER, handle=2)
+    bench.mover.said.clear()
+    session.take()
+    assert bench.admin(session, op, subscription="s", **args).kind == Kind.RESULT
+    copies = [frame for frame in bench.mover.said if frame["kind"] == "cursors"]
+    assert len(copies) == 1 and copies[0]["soon"], bench.mover.kinds()
+    assert bench.hosted.cursors is not None and copies[0]["blob"] == bench.hosted.cursors.copy()
+
+
 def test_copies_of_cursors_and_metadata_are_sent_once_for_each_change(tmp_path: Path, time: Time) -> None:
     bench, session = filled(tmp_path)
     bench.subscribe(session, start="earliest")
+    bench.mover.said.clear()  # that it was made
     drain(bench, session)
     bench.ack(session, 0, 33)
     bench.turn()
@@ -575,6 +632,7 @@ def test_readers_far_apart_all_go_on_however_small_the_cache_is(
 ) -> None:
     readers, records = 64, 20
     bench = TieredBench(tmp_path, TierOptions(cache_bytes=512 * blocks))
+    bench.tiers._wake = bench.shard.wake  # all look all the time: the bounds below are those of the cache
     session = RecordingSession()
     bench.open_producer(session)
     for number in range(readers):

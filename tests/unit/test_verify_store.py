@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from danube.errors import ObjectMissing, StoreDamaged, StoreUnavailable
+from danube.wal.holes import Hole
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.manifest_keys import cursors_key, manifest_key, metadata_key, segment_key
@@ -376,11 +377,21 @@ def test_a_store_without_the_newest_manifest_falls_back_and_tells(world: World) 
     assert found.objects == 2  # what the manifest before names
 
 
+def test_a_hole_that_is_named_is_a_fact_and_no_harm(world: World) -> None:
+    end = world.manifest.uploaded_end
+    hole = Hole(end, end + 100, 7, world.manifest.epoch)
+    world.install(world.manifest.with_holes([hole]))
+    verified = world.verified(local=False)
+    assert verified.findings == []
+    [remark] = verified.remarks
+    assert f"offsets {end} to {end + 100} are a hole: records may come back from broker 7" in remark
+
+
 def test_a_manifest_of_a_newer_version_is_told(world: World) -> None:
     from danube.core.checksum import crc32c
 
     data = bytearray(world.store.get(world.newest))
-    data[8] = 2
+    data[8] = 3
     data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
     world.store.put(world.newest, bytes(data))
     assert FindingKind.VERSION in world.kinds(local=False)

@@ -323,6 +323,23 @@ def test_a_front_that_is_evicted_while_it_is_read_leaves_no_gap(
     assert found.findings == [] and found.segments == len(rest) > 0
 
 
+def test_a_partition_that_is_deleted_while_it_is_read_is_not_missed(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = partition_directory(data_dir)
+
+    def deleting(path: Path) -> FileSource:
+        source = FileSource(path)
+        if path == directory / "mark":
+            shutil.rmtree(directory)
+        return source
+
+    monkeypatch.setattr(module, "FileSource", deleting)
+    assert (directory / "mark").exists()
+    found = verified(data_dir)
+    assert found.findings == [] and not directory.exists()
+
+
 def test_topics_are_found_by_name(data_dir: Path) -> None:
     assert topic_id_of(data_dir, "/default/orders") == 1
     with pytest.raises(TopicNotFound):

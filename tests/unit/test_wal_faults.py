@@ -56,6 +56,7 @@ def work(log: Log, history: History, rounds: int = 6) -> None:
                 assert log.fenced and log.log_end == log.written_end
                 return
             history.written |= attempts
+            make_spare(log)
         job = log.sync_job()
         if job is not None:
             try:
@@ -77,6 +78,18 @@ def work(log: Log, history: History, rounds: int = 6) -> None:
                 log.sealed(seal)
 
 
+def make_spare(log: Log) -> None:
+    """Whatever happens to it, the log does not hear of it."""
+    job = log.spare.job(log.active)
+    if job is not None:
+        try:
+            job.run(set())
+        except OSError as error:
+            log.spare.done(job, error)
+        else:
+            log.spare.done(job, None)
+
+
 def reopen(directory: Path, epoch: int, failing: FailingFiles | None = None) -> Log:
     if failing is not None:
         failing.disarm()
@@ -96,6 +109,7 @@ def call_count(directory: Path, failing: FailingFiles) -> int:
     failing.arm(10**9, errno.EIO)
     work(log, History())
     count = len(failing.calls)
+    assert sum(name == "rename_new" for name, _ in failing.calls) >= 2, "spares are part of it"
     log.abandon()
     return count
 
@@ -121,6 +135,7 @@ def test_a_failure_of_any_call_loses_nothing_that_was_acknowledged(
             log.write()
         verify(log, history)
         log.abandon()
+        assert not list(directory.glob("next-*")), "unless the disk does not even delete"
         again = reopen(directory, 2, failing)
         verify(again, history)
         again.close()
@@ -141,6 +156,7 @@ def test_a_crash_at_any_call_and_again_in_recovery_loses_nothing_written(
         with pytest.raises(Killed):
             work(log, history)
         failing.disarm()
+        log.spare.drop()  # nobody carries it out: what there is of it stays
         log.abandon()
         epoch, again, attempt = 2, None, 0
         while again is None:
@@ -155,7 +171,7 @@ def test_a_crash_at_any_call_and_again_in_recovery_loses_nothing_written(
         end = again.log_end
         again.close()
         last = open_log(directory, epoch=epoch + 1)
-        assert last.log_end == end
+        assert last.log_end == end and not list(directory.glob("*.new"))
         verify(last, history)
         last.abandon()
 

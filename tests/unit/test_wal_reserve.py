@@ -139,3 +139,22 @@ def test_a_snapshot_that_the_reserve_cannot_hold_waits_for_room(
     assert (tmp_path / "reserve-0").exists(), "nor does what can wait take it"
     producers.write_checkpoint(tmp_path, IDENTITY, Checkpoint(1, b"small"), urgent=True)
     assert producers.read_checkpoint(tmp_path, IDENTITY) == Checkpoint(1, b"small")
+
+
+def test_what_an_earlier_process_kept_is_there_on_a_full_disk(
+    tmp_path: Path, reserved: Reserve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FailingFiles(monkeypatch, ("open_new", "fallocate")).arm(0, errno.ENOSPC, lasting=True)
+    after_a_crash = Reserve()
+    after_a_crash.keep(tmp_path / "reserve-0")
+    after_a_crash.replace_durably(tmp_path / "needed", b"data")
+    assert (tmp_path / "needed").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("size", [0, RESERVE_BYTES - 1, RESERVE_BYTES])
+def test_a_file_without_the_blocks_is_made_anew(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "reserve-0"
+    with path.open("wb") as file:
+        file.truncate(size)
+    Reserve().keep(path)
+    assert path.stat().st_size == RESERVE_BYTES <= path.stat().st_blocks * 512

@@ -46,6 +46,7 @@ class FakeMover:
         self.owners: dict[LogIdentity, dict[str, Any]] = {}
         self.fetch_error: DanubeError | None = None
         self.upload = True
+        self.left: dict[LogIdentity, int] = {}
         self._answer = answer
         self._stepping = False
 
@@ -78,9 +79,11 @@ class FakeMover:
         if kind == "fetch":
             self._fetch(frame)
             return
-        if kind not in ("attach", "sealed", "trim"):
+        if kind not in ("attach", "sealed", "trim", "leave"):
             return
         identity = LogIdentity(frame["topic_id"], frame["partition"])
+        if kind == "leave":
+            self.left[identity] = frame["id"]
         if kind == "attach":
             self.owners[identity] = frame
             known = self.manifests.get(identity)
@@ -111,7 +114,8 @@ class FakeMover:
             {
                 "kind": "state", "topic_id": identity.topic_id, "partition": identity.partition,
                 "manifest": self.manifests[identity].encode(), "error": error,
-                "loaded": True,
+                "loaded": True, "epoch": self.owners[identity]["epoch"],
+                "left_id": self.left.get(identity, 0),
             }
         )  # fmt: skip
 
@@ -141,12 +145,13 @@ class TieredBench(Bench):
         shard = self.shard
         self.tiers = Tiers(
             root / "cache", options or TierOptions(cache_bytes=64 << 20),
-            wake=shard.wake, roll=shard.storage.roll,
+            wake=shard.wake_readers, roll=shard.storage.roll,
             metadata=lambda: (7, lambda: b"snapshot"),
         )  # fmt: skip
         self.mover = FakeMover(self.tiers.on_frame)
         self.tiers.link = self.mover
         shard.tiers = self.tiers
+        shard.on_subscriptions_changed = self.tiers.subscriptions_changed
         shard.storage.on_sealed = self.tiers.sealed
         shard.storage.on_reopened = self.tiers.attach
 

@@ -1,6 +1,12 @@
-"""danube_admin.BrokerAdmin: which brokers there are.  This broker runs on one host, so there is one."""
+"""danube_admin.BrokerAdmin: which brokers there are, and where their partitions go.
+
+In a cluster any broker answers, by operations of its own; one that is alone is the only broker, always
+active, with nobody to hand topics to.
+"""
 
 from __future__ import annotations
+
+from typing import Any, Final
 
 from danube.errors import NotFound, NotSupported, WrongState
 from danube.server.proto import DanubeAdmin_pb2 as pb
@@ -8,16 +14,22 @@ from danube.server.services.naming import number_of_broker
 from danube.server.services.ports import BrokerCalls, Call
 
 _NO_LEADER = "not_found"  # what a broker without a cluster answers
+_ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
+_STRATEGIES: Final = {"fair": "Fair", "balanced": "Balanced", "weighted_load": "WeightedLoad"}
+_ALONE = "its workers share the partitions by themselves"
 
 
 class BrokerAdmin:
-    """One broker, always active, with nobody to hand topics to."""
+    """Reads and commands alike are those of ``danube brokers``."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker
 
     async def list_brokers(self, request: pb.Empty, call: Call) -> pb.BrokerListResponse:
         broker = self._broker
+        if broker.clustered:
+            rows = await broker.ask("brokers")
+            return pb.BrokerListResponse(brokers=[_info(row) for row in rows if row["alive"]])
         one = pb.BrokerInfo(
             broker_id=str(broker.broker_id),
             broker_addr=broker.address_for(call),
@@ -29,38 +41,114 @@ class BrokerAdmin:
         return pb.BrokerListResponse(brokers=[one])
 
     async def get_leader_broker(self, request: pb.Empty, call: Call) -> pb.BrokerResponse:
-        return pb.BrokerResponse(leader=_NO_LEADER)
+        if not self._broker.clustered:
+            return pb.BrokerResponse(leader=_NO_LEADER)
+        try:
+            found = await self._broker.ask("deciding_broker")
+        except NotFound:
+            return pb.BrokerResponse(leader=_NO_LEADER)
+        return pb.BrokerResponse(leader=found["broker_id"])
 
     async def list_namespaces(self, request: pb.Empty, call: Call) -> pb.NamespaceListResponse:
         return pb.NamespaceListResponse(namespaces=await self._broker.ask("namespaces"))
 
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
-        number_of_broker(request.broker_id)
-        raise WrongState(
-            "a broker cannot be unloaded when there are fewer than 2 brokers",
-            why="its topics would have nowhere to go",
-            hint="stop the broker to take it out of service; it keeps what it stored",
+        """Answers at once: what has to go is pending, and the leader moves some at a time."""
+        broker_id = number_of_broker(request.broker_id)
+        if not self._broker.clustered:
+            raise WrongState(
+                "a broker cannot be unloaded when there are fewer than 2 brokers",
+                why="its topics would have nowhere to go",
+                hint="stop the broker to take it out of service; it keeps what it stored",
+            )
+        found = await self._broker.ask(
+            "unload_broker",
+            broker_id=str(broker_id),
+            dry_run=request.dry_run,
+            namespaces_include=list(request.namespaces_include),
+            namespaces_exclude=list(request.namespaces_exclude),
         )
+        total = found["total"]
+        return pb.UnloadBrokerResponse(started=found["started"], total=total, pending=total)
 
     async def activate_broker(
         self, request: pb.ActivateBrokerRequest, call: Call
     ) -> pb.ActivateBrokerResponse:
         broker_id = number_of_broker(request.broker_id)
-        if broker_id != self._broker.broker_id:
+        if self._broker.clustered:
+            await self._broker.ask("activate_broker", broker_id=str(broker_id), reason=request.reason)
+        elif broker_id != self._broker.broker_id:
             raise NotFound(f"there is no broker {broker_id}", hint=f"this broker is {self._broker.broker_id}")
         return pb.ActivateBrokerResponse(success=True)
 
     async def get_cluster_balance(
         self, request: pb.ClusterBalanceRequest, call: Call
     ) -> pb.ClusterBalanceResponse:
-        raise NotSupported("there is no cluster balance", why="this broker runs on one host", hint=_ALONE)
+        if not self._broker.clustered:
+            why = "this broker runs on one host"
+            raise NotSupported("there is no cluster balance", why=why, hint=_ALONE)
+        found = await self._broker.ask("balance")
+        figures = ("coefficient_of_variation", "mean_load", "max_load", "min_load", "std_deviation")
+        return pb.ClusterBalanceResponse(
+            **{name: found[name] for name in figures},
+            broker_count=found["broker_count"],
+            brokers=[_load(row) for row in found["brokers"]],
+            assignment_strategy=_STRATEGIES[found["strategy"]],
+        )
 
     async def trigger_rebalance(self, request: pb.RebalanceRequest, call: Call) -> pb.RebalanceResponse:
-        raise NotSupported("there is nothing to rebalance", why="this broker runs on one host", hint=_ALONE)
+        """The commands of upstream know by the word "background" that moves have begun."""
+        if not self._broker.clustered:
+            why = "this broker runs on one host"
+            raise NotSupported("there is nothing to rebalance", why=why, hint=_ALONE)
+        most = min(request.max_moves, 1_000) if request.HasField("max_moves") else 0
+        found = await self._broker.ask("rebalance", dry_run=request.dry_run, max_moves=most)
+        message = ""
+        if not found["moves"]:
+            message = (
+                f"Cluster is balanced (CV: {found['coefficient_of_variation']:.2f},"
+                f" threshold: {found['threshold']:.2f})"
+            )
+        elif found["started"]:
+            message = "moves go on in the background"
+        return pb.RebalanceResponse(
+            success=True,
+            moves_executed=len(found["moves"]) if found["started"] else 0,
+            proposed_moves=[_move(one) for one in found["moves"]],
+            error_message=message,
+        )
 
 
-_ALONE = "its workers share the partitions by themselves"
+def _info(row: dict[str, Any]) -> pb.BrokerInfo:
+    return pb.BrokerInfo(
+        broker_id=row["broker_id"],
+        broker_addr=_url(row["grpc_address"]),
+        broker_role=_ROLES.get(row["role"], "None"),
+        admin_addr=_url(row["admin_address"]),
+        metrics_addr=_url(row["metrics_address"]),
+        broker_status=row["mode"],
+    )
+
+
+def _load(row: dict[str, Any]) -> pb.BrokerLoadInfo:
+    return pb.BrokerLoadInfo(
+        broker_id=int(row["broker_id"]),
+        load=row["load"],
+        topic_count=row["partitions"],
+        is_overloaded=row["overloaded"],
+        is_underloaded=row["underloaded"],
+    )
+
+
+def _move(one: dict[str, Any]) -> pb.ProposedMove:
+    return pb.ProposedMove(
+        topic_name=one["partition"],
+        from_broker=int(one["from_broker"]),
+        to_broker=int(one["to_broker"]),
+        estimated_load=one["load"],
+        reason=one["reason"],
+    )
 
 
 def _url(address: str) -> str:
-    return address if "://" in address else f"http://{address}"
+    return address if not address or "://" in address else f"http://{address}"

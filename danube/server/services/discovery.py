@@ -14,7 +14,7 @@ from danube.server.proto.DanubeApi_pb2 import (
 
 
 class Discovery:
-    """Answers from the metadata; this host serves every topic that exists."""
+    """Answers from the metadata: this broker serves every topic, or in a cluster those that it owns."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker
@@ -23,12 +23,15 @@ class Discovery:
         """Where to connect for a topic or a partition: an address that this client can reach."""
         check_topic_name(request.topic)
         metadata = self._metadata(request.topic)
-        if metadata.find_topic(request.topic) is None:
-            metadata.topic_of_partition(request.topic)
-        url = self._broker.address_for(call)
+        record, partition = metadata.find_topic(request.topic), 0
+        if record is None:
+            record, partition = metadata.topic_of_partition(request.topic)
+        elsewhere = await self._broker.served_at(record.topic_id, partition)
+        kind = TopicLookupResponse.LookupType
+        url = elsewhere or self._broker.address_for(call)
         return TopicLookupResponse(
             request_id=request.request_id,
-            response_type=TopicLookupResponse.LookupType.Connect,
+            response_type=kind.Redirect if elsewhere else kind.Connect,
             connect_url=url,
             broker_url=url,
             proxy=False,

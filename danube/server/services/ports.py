@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from danube.cluster.calls import Answer, Request
 from danube.config import BrokerConfig
 from danube.core.metadata import Metadata
 
@@ -63,6 +64,19 @@ class BrokerCalls(Protocol):
 
     async def ask_partition(self, partition: str, op: str, **args: Any) -> Any:
         """An operation at the owner of a partition, by its physical name."""
+
+    @property
+    def clustered(self) -> bool:
+        """Whether this host takes part in a cluster."""
+
+    async def ask_controller(self, request: Request) -> Answer:
+        """Ask this host's controller; only where it is clustered.  Raises DanubeErrors."""
+
+    async def served_at(self, topic_id: int, partition: int) -> str:
+        """``http://host:port`` of another broker that serves a partition; "" where this one does."""
+
+    def serves(self, topic_id: int, partition: int) -> bool:
+        """Whether this broker is where clients of a partition belong."""
 
     def address_for(self, call: Call) -> str:
         """``http://host:port`` of the data port, as this caller reaches it."""

@@ -67,19 +67,26 @@ class TopicAdmin:
         return self._listed(metadata.topics(namespace) if known else [])
 
     async def list_broker_topics(self, request: pb.BrokerRequest, call: Call) -> pb.TopicInfoListResponse:
-        """All topics for this broker's id, none for any other."""
-        own = number_of_broker(request.broker_id) == self._broker.broker_id
-        return self._listed(current(self._broker).topics() if own else [])
+        """What this broker owns; of one that is alone, everything."""
+        broker_id = str(number_of_broker(request.broker_id))
+        listed = self._listed(current(self._broker).topics())
+        return pb.TopicInfoListResponse(topics=[one for one in listed.topics if one.broker_id == broker_id])
 
     def _listed(self, records: Sequence[TopicRecord]) -> pb.TopicInfoListResponse:
-        broker_id = str(self._broker.broker_id)
         return pb.TopicInfoListResponse(
             topics=[
-                pb.TopicInfo(name=name, broker_id=broker_id, delivery=_delivery(record))
+                pb.TopicInfo(name=name, broker_id=self._owner(record, place), delivery=_delivery(record))
                 for record in records
-                for name in record.physical_names
+                for place, name in enumerate(record.physical_names)
             ]
         )
+
+    def _owner(self, record: TopicRecord, partition: int) -> str:
+        """The id of the broker that owns a partition; "" for nobody."""
+        if not self._broker.clustered:
+            return str(self._broker.broker_id)
+        owner_id = self._broker.metadata.cluster.owners.of(record.topic_id, partition).broker_id
+        return str(owner_id) if owner_id else ""
 
     # Topics
 
@@ -128,6 +135,9 @@ class TopicAdmin:
 
     async def unload_topic(self, request: pb.TopicRequest, call: Call) -> pb.TopicResponse:
         check_topic_name(request.name)
+        if self._broker.clustered:
+            await self._broker.ask("unload_topic", topic=request.name)
+            return pb.TopicResponse(success=True)
         raise NotSupported(
             f"topic {request.name} cannot be unloaded",
             why="this broker runs on one host, and no other could take the topic",
@@ -142,7 +152,7 @@ class TopicAdmin:
         described = pb.DescribeTopicResponse(
             name=request.name,
             subscriptions=await self._subscriptions(found),
-            broker_id=str(self._broker.broker_id),
+            broker_id=self._owner(found.record, split_partition_name(found.partitions[0])[1] or 0),
             delivery=_delivery(found.record),
         )
         subject = (await self._broker.ask("schema.topic", topic=found.record.topic))["subject"]

@@ -1,0 +1,161 @@
+"""One socket of the blocking client: the bytes between it and its session."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Final
+
+from danube import tcp
+from danube.client.address import Address
+from danube.client.dialling import closed_early, greeting_s, refused
+from danube.client.session import Session
+from danube.errors import ConnectionFailed, DanubeError
+from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
+from danube.telemetry import events
+
+SEND_STALL_S: Final = 30.0
+JOIN_BYTES: Final = 65_536
+_telemetry = events("client")
+
+
+class BlockingLink:
+    """At most one socket at a time; everything is called with the connection's lock held."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.socket: socket.socket | None = None
+        self.reason: DanubeError | None = None  # why there is none any more
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        session.when_silent = self.drop
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    def connect(self, address: Address, timeout_s: float) -> None:
+        """Open a socket and greet; the answer comes with what is read."""
+        try:
+            sock = socket.create_connection(address, timeout_s)
+        except OSError as error:
+            raise refused(address, error) from None
+        tcp.tune(sock)
+        self.socket = sock
+        self._start = self._end = 0
+        self.session.connected()
+        self.flush()
+
+    def shake(self, address: Address) -> None:
+        """Read until the broker has greeted."""
+        deadline = time.monotonic() + greeting_s(self.session)
+        while not self.session.ready:
+            if self.socket is None:
+                raise closed_early(address, self.reason)
+            if time.monotonic() > deadline:
+                self.drop(ConnectionFailed(f"the broker at {address} did not greet"), quietly=True)
+                raise ConnectionFailed(
+                    f"the broker at {address} did not greet", hint="is this Danube's native port?"
+                )
+            self.read(0.2)
+        self.flush()
+
+    def drop(self, reason: DanubeError, quietly: bool = False) -> None:
+        """Close the socket and tell the session."""
+        sock, self.socket = self.socket, None
+        if sock is None:
+            return
+        self.reason = reason
+        if self.session.ready and not quietly:
+            _telemetry.warning("connection lost", reason=str(reason))
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was closed from the other side
+        sock.close()
+        self._start = self._end = 0
+        self.session.disconnected(reason)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> memoryview:
+        """Where to receive into."""
+        return self._view[self._end :]
+
+    def read(self, wait_s: float = 0.0) -> None:
+        """Take what the socket has, or has within ``wait_s``."""
+        sock = self.socket
+        if sock is None:
+            return
+        try:
+            sock.settimeout(wait_s)
+            count = sock.recv_into(self.room)
+        except (TimeoutError, BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.received(0, str(error))
+            return
+        self.received(count)
+
+    def received(self, count: int, why: str = "the broker closed it") -> None:
+        """So many bytes were received into ``room``; 0: the connection is at its end."""
+        if count == 0:
+            self.drop(ConnectionFailed("the connection to the broker was lost", why=why))
+            return
+        self._end += count
+        session = self.session
+        try:
+            self._start = session.received(self._view, self._start, self._end)
+        except DanubeError as error:
+            self.drop(error)
+            return
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > RECEIVE_BUFFER_BYTES:
+                self._resize(RECEIVE_BUFFER_BYTES)
+        elif self._start + session.wanted > len(self._buffer) or self._end == len(self._buffer):
+            self._resize(min(max(session.wanted, RECEIVE_BUFFER_BYTES), FRAME_BYTES_MAX))
+
+    def _resize(self, size: int) -> None:
+        """Move the incomplete frame to the front of a buffer that can hold all of it."""
+        rest = bytes(self._view[self._start : self._end])
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+            self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what is queued."""
+        sock = self.socket
+        if sock is None or not self.session.has_output:
+            return
+        output = self.session.take_output()
+        try:
+            small: list[bytes] = []
+            for one in output:
+                if len(one) < JOIN_BYTES:
+                    small.append(one)
+                    continue
+                self._send_all(sock, b"".join(small))
+                small.clear()
+                self._send_all(sock, one)
+            self._send_all(sock, b"".join(small))
+        except OSError as error:
+            self.drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
+
+    def _send_all(self, sock: socket.socket, data: bytes) -> None:
+        """Like sendall, but a reader's shorter timeout on the same socket does not cut it short."""
+        view = memoryview(data)
+        stalled_since = time.monotonic()
+        while view:
+            try:
+                view = view[sock.send(view) :]
+                stalled_since = time.monotonic()
+            except (TimeoutError, BlockingIOError, InterruptedError):
+                if time.monotonic() - stalled_since > SEND_STALL_S:
+                    raise TimeoutError(f"the broker took no bytes for {SEND_STALL_S:g} s") from None
+                time.sleep(0.0005)

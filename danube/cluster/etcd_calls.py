@@ -1,0 +1,246 @@
+"""What the metadata log asks of etcd, through its HTTP/JSON gateway (``/v3``, etcd 3.4 and later).
+
+Reads are tried at every endpoint in turn.  A transaction is sent once: where the answer does not come,
+whether it took effect is for the caller to find out (OutcomeUnknown).  Blocks, for ``timeout_s`` a call.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from danube.errors import ConfigInvalid, ConnectionFailed, OutcomeUnknown, StorageFull, Unavailable
+
+TIMEOUT_S: Final = 5.0
+PAGE_KEYS: Final = 32
+_ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+_UNAUTHENTICATED: Final = 16
+_EXHAUSTED: Final = 8
+# An etcd without a leader, or whose time ran out, says so; another endpoint may know better, and what was
+# asked may take effect all the same.  gRPC's cancelled, unknown, deadline, internal and unavailable.
+_UNDECIDED: Final = (1, 2, 4, 13, 14)
+
+
+class KeyValue(NamedTuple):
+    key: bytes
+    value: bytes
+    mod_revision: int
+
+
+class EtcdCalls:
+    """Connections to one etcd; an object belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        user: str = "",
+        password: str = "",
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if not endpoints:
+            raise ConfigInvalid("no etcd endpoint is given", hint="for example http://127.0.0.1:2379")
+        self._endpoints = [_place_of(endpoint) for endpoint in endpoints]
+        self._user, self._password = user, password
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._current = 0
+        self._connection: http.client.HTTPConnection | None = None
+        self._token = ""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # Calls
+
+    def get(self, key: bytes) -> KeyValue | None:
+        """The value of a key, as of now (a quorum read)."""
+        found, _ = self._range({"key": _text(key)})
+        return found[0] if found else None
+
+    def get_range(self, start: bytes, end: bytes, count_max: int = PAGE_KEYS) -> tuple[list[KeyValue], bool]:
+        """Keys from ``start`` to ``end`` in order, at most ``count_max``, and whether there are more."""
+        return self._range({"key": _text(start), "range_end": _text(end), "limit": str(count_max)})
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._ask("/v3/kv/put", {"key": _text(key), "value": _text(value)}, again=True)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        self._ask("/v3/kv/deleterange", {"key": _text(start), "range_end": _text(end)}, again=True)
+
+    def put_if(self, guard: bytes, mod_revision: int, puts: Sequence[tuple[bytes, bytes]]) -> int | None:
+        """Put all where ``guard`` was last changed at this revision (0: is absent); the new revision.
+
+        None where it was not so.  Raises OutcomeUnknown where that is not known.
+        """
+        compare = {
+            "key": _text(guard), "target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)
+        }  # fmt: skip
+        success = [{"request_put": {"key": _text(key), "value": _text(value)}} for key, value in puts]
+        answer = self._ask("/v3/kv/txn", {"compare": [compare], "success": success}, again=False)
+        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+
+    # A stream
+
+    def watched(self, key: bytes) -> Iterator[None]:
+        """Yield once when etcd tells of changes of a key from now on, then at each; ends with the connection.
+
+        Uses this object for nothing else meanwhile; ``interrupt`` ends it from another thread.
+        """
+        self.close()
+        self.get(key)  # connects, and has a token that is good
+        connection = self._connected()
+        asked = {"create_request": {"key": _text(key)}}
+        try:
+            headers = {"Authorization": self._token} if self._token else {}
+            connection.request("POST", "/v3/watch", msgspec.json.encode(asked), headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise Unavailable("etcd refuses to watch", why=f"status {response.status}")
+            if connection.sock is not None:
+                connection.sock.settimeout(None)
+            while response.readline(_ANSWER_BYTES_MAX):
+                yield
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionFailed("the watch of etcd has ended", why=self._lost(error)) from error
+        finally:
+            self.close()
+
+    def interrupt(self) -> None:
+        """End what another thread waits for."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _range(self, asked: dict[str, Any]) -> tuple[list[KeyValue], bool]:
+        answer = self._ask("/v3/kv/range", asked, again=True)
+        found = [
+            KeyValue(_bytes(one["key"]), _bytes(one.get("value", "")), int(one["mod_revision"]))
+            for one in answer.get("kvs", [])
+        ]
+        return found, bool(answer.get("more"))
+
+    # One call
+
+    def _ask(self, path: str, body: dict[str, Any], *, again: bool) -> dict[str, Any]:
+        content = msgspec.json.encode(body)
+        if self._user and not self._token:
+            self._authenticate()
+        try:
+            return self._send(path, content, again=again)
+        except _Refused as refused:
+            if refused.code != _UNAUTHENTICATED or not self._user:
+                raise refused.error() from None
+        self._authenticate()
+        try:
+            return self._send(path, content, again=again)
+        except _Refused as refused:
+            raise refused.error() from None
+
+    def _authenticate(self) -> None:
+        self._token = ""
+        content = msgspec.json.encode({"name": self._user, "password": self._password})
+        try:
+            self._token = self._send("/v3/auth/authenticate", content, again=True)["token"]
+        except _Refused as refused:
+            raise refused.error() from None
+
+    def _send(self, path: str, content: bytes, *, again: bool) -> dict[str, Any]:
+        reason = ""
+        for _ in range(len(self._endpoints) + 1):  # the first may be a connection that was idle too long
+            try:
+                connection = self._connected()
+            except OSError as error:
+                reason = self._lost(error)
+                continue
+            try:
+                return self._exchange(connection, path, content)
+            except (OSError, http.client.HTTPException) as error:
+                reason = self._lost(error)
+                if not again:
+                    raise OutcomeUnknown("etcd did not answer a transaction", why=reason) from error
+        raise ConnectionFailed("etcd cannot be reached", why=reason)
+
+    def _exchange(self, connection: http.client.HTTPConnection, path: str, content: bytes) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        connection.request("POST", path, content, headers)
+        response = connection.getresponse()
+        answered = response.read(_ANSWER_BYTES_MAX)
+        try:
+            answer = msgspec.json.decode(answered)
+        except msgspec.DecodeError as error:
+            raise http.client.HTTPException(f"status {response.status}, no JSON: {error}") from None
+        if response.status == 200 and isinstance(answer, dict):
+            return answer
+        refused = _Refused(response.status, answer)
+        if refused.code in _UNDECIDED:
+            raise http.client.HTTPException(refused.text)
+        raise refused
+
+    def _connected(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            secure, host, port = self._endpoints[self._current]
+            made: http.client.HTTPConnection = (
+                http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
+                if secure
+                else http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+            )
+            made.connect()
+            self._connection = made
+        return self._connection
+
+    def _lost(self, error: Exception) -> str:
+        """Go on to the next endpoint; what is to be said of this one."""
+        self.close()
+        _, host, port = self._endpoints[self._current]
+        self._current = (self._current + 1) % len(self._endpoints)
+        return f"{host}:{port}: {type(error).__name__} {error}"
+
+
+_CODE_OF_STATUS: Final = {401: _UNAUTHENTICATED, 502: 14, 503: 14, 504: 4}  # of what stands before etcd
+
+
+class _Refused(Exception):
+    """etcd answered with an error; ``code`` is gRPC's."""
+
+    def __init__(self, status: int, answer: Any) -> None:
+        super().__init__(status)
+        said = answer if isinstance(answer, dict) else {}
+        self.code = int(said.get("code", 0)) or _CODE_OF_STATUS.get(status, 0)
+        self.text = str(said.get("message") or said.get("error") or f"status {status}")[:300]
+
+    def error(self) -> Unavailable:
+        if "space" in self.text and self.code == _EXHAUSTED:
+            return StorageFull(
+                "etcd has no room for metadata", why=self.text, hint="compact and defragment it"
+            )
+        return Unavailable("etcd refuses", why=self.text)
+
+
+def _place_of(endpoint: str) -> tuple[bool, str, int]:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ConfigInvalid(f"{endpoint!r} is no etcd endpoint", hint="for example http://127.0.0.1:2379")
+    return parts.scheme == "https", parts.hostname, parts.port or 2379
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)

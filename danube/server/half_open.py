@@ -1,0 +1,49 @@
+"""Connections whose peer is gone without a word: a host that lost its power, a cable that was cut.
+
+Nobody hears of it from the peer, and what was delivered to it waits for an acknowledgement that never
+comes.  A connection without anything under way is asked by the kernel's keepalive.  With something under
+way keepalive rests, and the kernel would repeat it for a quarter of an hour, so we ask it how long nothing
+has come back.  ``TCP_USER_TIMEOUT`` would do both, but also ends a connection whose peer is slow to read.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+from danube import tcp
+
+GONE_MS: Final = 30_000
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # 25 s in all
+_INFO: Final = getattr(socket, "TCP_INFO", 11)
+_INFO_BYTES: Final = 60  # of struct tcp_info, linux/tcp.h
+_RETRANSMITS: Final = 2
+_LAST_ACK_RECEIVED: Final = struct.Struct("=56xI")  # milliseconds ago
+
+
+def tune_socket(raw: Any) -> None:
+    """What every connection wants, and to find out who is gone."""
+    if not tcp.tune(raw):
+        return
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in KEEPALIVE.items():
+        if hasattr(socket, name):
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
+def gone(raw: Any) -> bool:
+    """Whether the kernel repeats what it sent, and has heard nothing for GONE_MS.
+
+    A peer that only does not read is asked with probes, which are no repetitions, and answers them.
+    """
+    if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        info = raw.getsockopt(socket.IPPROTO_TCP, _INFO, _INFO_BYTES)
+    except OSError:  # it was closed meanwhile, or this kernel does not tell
+        return False
+    if len(info) < _INFO_BYTES or not info[_RETRANSMITS]:
+        return False
+    (silent_ms,) = _LAST_ACK_RECEIVED.unpack_from(info)
+    return bool(silent_ms > GONE_MS)

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Metadata of a cluster, measured over three real controllers: processes, sockets, every disk synced.
+
+    perf/raft_processes.py --compare meta-sequential --size 1048576   values of 1 MiB, one after the other
+    perf/raft_processes.py --list                                     all workloads
+
+A write goes the way of a worker's: Unix socket, controller, a majority's disks, the host's own copy, answer.
+Members and clients share this machine's cores, and three members its one disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from danube.core.cluster_commands import PutKey  # noqa: E402
+from perf.floor import conclude  # noqa: E402
+from perf.raft_writers import write_many  # noqa: E402
+from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
+from tests.broker_process import wait_until  # noqa: E402
+from tests.cluster_process import HEARTBEAT_MS, Cluster, MemberProcess  # noqa: E402
+
+SEQUENTIAL = 1_000
+CONCURRENT = 50_000
+LONG = 1_000_000
+KILLS = 20
+KEYS = 8
+IN_FLIGHT = 512
+BATCH = 100
+READY_S = 60.0
+MIB = 1 << 20
+
+
+def counted(settings: Settings, count: int, least: int = 1) -> int:
+    return max(least, int(count * settings.scale))
+
+
+def disk_rate(settings: Settings) -> float:
+    """Writes a second of this disk by itself: an append of one entry and its sync, again and again."""
+    count = counted(settings, SEQUENTIAL, 10)
+    count = max(10, min(count, 64 * MIB // settings.size))
+    entry = b"x" * settings.size
+    path = settings.directory / "floor"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        began = time.perf_counter()
+        for number in range(count):
+            os.pwrite(fd, entry, number * len(entry))
+            os.fdatasync(fd)
+        return count / (time.perf_counter() - began)
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+def sequential(member: MemberProcess, settings: Settings) -> dict[str, float]:
+    """One worker at this member's host, one write after the other."""
+    count = counted(settings, SEQUENTIAL, 10)
+    count = max(10, min(count, 64 * MIB // settings.size))
+    value, times = b"x" * settings.size, []
+    with member.log() as log:
+        log.propose(PutKey(key="/perf/first", value=b""))
+        for number in range(count):
+            began = time.perf_counter()
+            log.propose(PutKey(key=f"/perf/{number % KEYS}", value=value))
+            times.append(time.perf_counter() - began)
+    times.sort()
+    return {
+        "value": count / sum(times),
+        "p50_ms": round(times[count // 2] * 1e3, 2),
+        "p99_ms": round(times[count * 99 // 100] * 1e3, 2),
+    }
+
+
+def lengthened(cluster: Cluster, settings: Settings) -> int:
+    """Have many commands agreed on, the same keys again and again; how many."""
+    count = counted(settings, LONG, IN_FLIGHT * BATCH)
+    asyncio.run(write_many(cluster.leader().socket_path, count, 16, BATCH, settings.size))
+    return count
+
+
+def started(bench: Bench, name: str) -> Cluster:
+    directory = bench.settings.directory / name
+    directory.mkdir()
+    cluster = Cluster(directory)
+    for member in cluster.members:
+        bench.on_close(member.kill)
+    cluster.start()
+    return cluster
+
+
+# -- workloads --------------------------------------------------------------------------------------
+
+
+def one_by_one(bench: Bench) -> Plan:
+    """One write after the other at the leader's host, against appends and syncs of a file."""
+    settings, cluster = bench.settings, started(bench, "c")
+    small = settings.size <= 1_024
+    return Plan(
+        floor=lambda: disk_rate(settings), danube=lambda: sequential(cluster.leader(), settings),
+        unit="writes/s", danube_min=500.0 if small else 0.0, target=">= 500/s" if small else "they pass",
+    )  # fmt: skip
+
+
+def at_once(bench: Bench) -> Plan:
+    """512 writes on their way at once, of as many origins, against one after the other on the bare disk."""
+    settings, cluster = bench.settings, started(bench, "c")
+    count = counted(settings, CONCURRENT, IN_FLIGHT)
+
+    def danube() -> float:
+        return asyncio.run(write_many(cluster.leader().socket_path, count, IN_FLIGHT, 1, settings.size))
+
+    return Plan(
+        floor=lambda: disk_rate(settings), danube=danube, unit="writes/s", danube_min=10_000.0,
+        target=">= 10,000/s", details={"in_flight": IN_FLIGHT},
+    )  # fmt: skip
+
+
+def later(bench: Bench) -> Plan:
+    """Writes behind a million commands, against those of a cluster that has just begun."""
+    settings = bench.settings
+    new, old = started(bench, "new"), started(bench, "old")
+    commands = lengthened(old, settings)
+    return Plan(
+        floor=lambda: sequential(new.leader(), settings)["value"],
+        danube=lambda: sequential(old.leader(), settings),
+        unit="writes/s", ratio_min=0.8, target="ratio >= 0.8", details={"commands": commands},
+    )  # fmt: skip
+
+
+def one_down(bench: Bench) -> Plan:
+    """Writes with two of three members, against all three."""
+    settings = bench.settings
+    whole, part = started(bench, "whole"), started(bench, "part")
+    leader = part.leader()
+    next(member for member in part.members if member is not leader).kill()
+    return Plan(
+        floor=lambda: sequential(whole.leader(), settings)["value"],
+        danube=lambda: sequential(part.leader(), settings),
+        unit="writes/s", ratio_min=0.67, target="ratio >= 0.67",
+    )  # fmt: skip
+
+
+def failover(bench: Bench) -> Plan:
+    """From kill -9 of the leader to the answer of a write at another member, the slowest of 100."""
+    settings, cluster = bench.settings, started(bench, "c")
+    kills = counted(settings, KILLS)
+
+    def once() -> float:
+        leader = cluster.leader(READY_S)
+        other = next(member for member in cluster.members if member is not leader)
+        with other.log() as log:
+            log.propose(PutKey(key="/perf/before", value=b""))
+            began = time.perf_counter()
+            leader.kill()
+            log.propose(PutKey(key="/perf/after", value=b""))
+            spent = time.perf_counter() - began
+        leader.start()
+        wait_until(lambda: (status := leader.status()) is not None and bool(status.leader_id), READY_S, "it")
+        return spent * 1e3
+
+    def danube() -> dict[str, float]:
+        times = sorted(once() for _ in range(kills))
+        return {"value": times[kills * 99 // 100], "p50_ms": round(times[kills // 2]), "kills": kills}
+
+    return Plan(
+        floor=lambda: 5.0 * HEARTBEAT_MS, danube=danube, unit="ms", danube_max=3_000.0,
+        target="p99 < 3 s", details={"heartbeat_ms": HEARTBEAT_MS},
+    )  # fmt: skip
+
+
+def restart_s(cluster: Cluster) -> float:
+    """Seconds from the start of a member that was killed until it holds all that it held."""
+    leader = cluster.leader(READY_S)
+    member = next(member for member in cluster.members if member is not leader)
+    status = leader.status(READY_S)
+    assert status is not None
+    member.kill()
+    began = time.perf_counter()
+    member.start()
+
+    def level() -> bool:
+        now = member.status(READY_S)
+        return now is not None and now.version >= status.version
+
+    wait_until(level, READY_S, f"{member.data_dir.name} is there again\n{member.output[-1500:]}")
+    return time.perf_counter() - began
+
+
+def restart(bench: Bench) -> Plan:
+    """A member that is killed and started again behind a million commands, against behind few."""
+    new, old = started(bench, "new"), started(bench, "old")
+    commands = lengthened(old, bench.settings)
+    return Plan(
+        floor=lambda: restart_s(new), danube=lambda: restart_s(old), unit="s", danube_max=2.0,
+        target="< 2 s", details={"commands": commands},
+    )  # fmt: skip
+
+
+def on_disk(bench: Bench) -> Plan:
+    """MiB of the largest member's files behind a million commands, against its state as one snapshot."""
+    cluster = started(bench, "c")
+    commands = lengthened(cluster, bench.settings)
+
+    def mib(member: MemberProcess) -> float:
+        return sum(path.stat().st_size for path in member.data_dir.rglob("*") if path.is_file()) / MIB
+
+    def state() -> float:
+        with cluster.leader().log() as log:
+            return len(log.state.snapshot()) / MIB
+
+    return Plan(
+        floor=state, danube=lambda: max(map(mib, cluster.members)), unit="MiB", danube_max=64.0,
+        target="< 64 MiB", details={"commands": commands},
+    )  # fmt: skip
+
+
+WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
+    "meta-sequential": one_by_one,
+    "meta-concurrent": at_once,
+    "meta-later": later,
+    "meta-one-down": one_down,
+    "meta-failover": failover,
+    "meta-restart": restart,
+    "meta-disk": on_disk,
+}
+
+
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="perf/raft_processes.py", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
+    parser.add_argument("--list", action="store_true", help="list the workloads")
+    parser.add_argument("--size", type=int, default=100, help="bytes of a value (100)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
+    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
+    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    if options.list or not options.compare:
+        for name, workload in sorted(WORKLOADS.items()):
+            print(f"{name:18} {(workload.__doc__ or '').splitlines()[0]}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="danube-raft-", dir=options.directory) as directory:
+        settings = Settings(
+            directory=Path(directory), size=options.size, durability="quorum", workers=1,
+            rounds=options.rounds, scale=options.scale,
+        )  # fmt: skip
+        measured = compare(options.compare, settings, WORKLOADS)
+        measured["details"]["nice"] = os.nice(0)  # members inherit it; it says much where others work, too
+        conclude(measured, Path(directory), options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Bugs planted into the engine are found by lives that are clean without them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("raftos", reason="a cluster needs raftos; scripts/setup installs it")
+
+from tests.model import raft_mutants
+from tests.model.raft_mutants import Mutant
+from tests.model.raft_simulation import Life
+from tests.model.raft_world import Violation
+
+SEEDS_MAX = 400
+FOUND_BY_CHANCE: list[tuple[Mutant, int]] = [
+    (raft_mutants.vote_wiped, 3),
+    (raft_mutants.tail_committed, 5),
+    (raft_mutants.vote_for_anybody, 3),
+    (raft_mutants.stale_votes_counted, 3),
+    (raft_mutants.own_last_index, 5),
+    (raft_mutants.deposed_leader_sends, 3),
+    (raft_mutants.step_not_synced, 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "size"), FOUND_BY_CHANCE, ids=[one.__name__ for one, _ in FOUND_BY_CHANCE]
+)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, mutant: Mutant, size: int) -> None:
+    with monkeypatch.context() as patch:
+        mutant(patch)
+        found = next((seed for seed in range(SEEDS_MAX) if breaks(seed, size)), None)
+    assert found is not None
+    assert not breaks(found, size)
+
+
+def breaks(seed: int, size: int) -> bool:
+    try:
+        Life(seed, size).live()
+    except Violation:
+        return True
+    return False
+
+
+def test_every_mutant_has_a_test() -> None:
+    """Two need an order of events that chance is slow to find: test_raft_scenarios plays it."""
+    played = {raft_mutants.old_term_committed, raft_mutants.stale_success_accepted}
+    assert {mutant for mutant, _ in FOUND_BY_CHANCE} | played == set(raft_mutants.MUTANTS)

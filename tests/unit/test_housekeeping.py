@@ -1,0 +1,109 @@
+"""Directories of partitions at a start: what is removed, and when."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from danube.broker.housekeeping import Housekeeping
+from danube.broker.worker import Worker
+from danube.core.commands import CreateTopic, DeleteTopic
+from danube.core.metadata import Metadata
+from danube.core.policy import TopicPolicy
+from danube.core.recovered import recovered
+
+
+class Site:
+    """A worker, as far as its housekeeping looks at it; timers are run by hand."""
+
+    def __init__(self, root: Path, cluster: Any = None) -> None:
+        self.data_dir, self.index = root, 0
+        self.context = SimpleNamespace(worker=0, workers=1)
+        self.config = SimpleNamespace(wal=SimpleNamespace(sync_interval_ms=10))
+        self.metadata = SimpleNamespace(state=Metadata())
+        self.shard = SimpleNamespace(serves=lambda topic_id, index: False)
+        self.executor = SimpleNamespace(submit=lambda function, *args, **named: function(*args, **named))
+        self.loop = SimpleNamespace(call_later=lambda delay_s, function, *args: self.later(function, args))
+        self.cluster = cluster
+        self.waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.housekeeping = Housekeeping(cast(Worker, self))
+
+    def later(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.waiting.append((function, args))
+
+    def run_later(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for function, args in waiting:
+            function(*args)
+
+    def directory(self, topic_id: int) -> Path:
+        made = self.data_dir / "partitions" / f"{topic_id:016x}-0"
+        made.mkdir(parents=True)
+        return made
+
+    def create(self) -> int:
+        state = self.metadata.state
+        state.apply(state.version + 1, CreateTopic(topic="/default/t", policy=TopicPolicy(), created_us=1))
+        return state.topic("/default/t").topic_id
+
+    def create_and_delete(self) -> int:
+        state = self.metadata.state
+        state.apply(state.version + 1, CreateTopic(topic="/default/d", policy=TopicPolicy(), created_us=1))
+        topic_id: int = state.topic("/default/d").topic_id
+        state.apply(state.version + 1, DeleteTopic(topic="/default/d"))
+        return topic_id
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    found: list[Path] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **named: found.append(path))
+    return found
+
+
+def test_what_belongs_to_no_topic_is_removed(tmp_path: Path, removed: list[Path]) -> None:
+    site = Site(tmp_path)
+    directory = site.directory(9)
+    site.housekeeping._sweep_directories()
+    assert removed == [directory]
+
+
+def test_a_cluster_s_metadata_that_lost_its_end_removes_nothing(tmp_path: Path, removed: list[Path]) -> None:
+    """A power cut: the records are on the disk, and the copy of the metadata is from before their topic."""
+    cluster = SimpleNamespace(metadata_whole=False)
+    site = Site(tmp_path, cluster)
+    kept, gone = site.directory(1), site.directory(9)
+    site.housekeeping._sweep_directories()
+    site.run_later()
+    assert not removed, "it is not known yet"
+    assert site.create() == 1
+    cluster.metadata_whole = True
+    site.run_later()
+    assert removed == [gone] and kept not in removed and not site.waiting
+
+
+def test_what_was_set_aside_of_a_deleted_topic_is_removed(tmp_path: Path, removed: list[Path]) -> None:
+    site = Site(tmp_path, SimpleNamespace(metadata_whole=True))
+    site.directory(site.create())
+    for name in (f"{1:016x}-0-0000000003", f"{9:016x}-0-0000000003", f"{9:016x}-0-0000000003-1", "notes"):
+        (tmp_path / "returning" / name).mkdir(parents=True)
+    site.housekeeping._sweep_directories()
+    assert [path.name for path in removed] == [f"{9:016x}-0-0000000003", f"{9:016x}-0-0000000003-1"]
+
+
+def test_what_a_lost_command_may_have_made_stays(tmp_path: Path, removed: list[Path]) -> None:
+    """Metadata was recovered without its end: a topic that it does not know may have records here."""
+    site = Site(tmp_path, SimpleNamespace(metadata_whole=True))
+    site.create()
+    deleted = site.create_and_delete()
+    made_later = site.metadata.state.next_topic_id
+    site.metadata.state = recovered(site.metadata.state)
+    gone = site.directory(deleted)
+    site.directory(made_later)
+    site.housekeeping._sweep_directories()
+    assert removed == [gone]

@@ -20,7 +20,6 @@ from danube.client.records import (
     Attributes,
     as_bytes,
     attributes_size,
-    byte_size,
     compression_of,
     countable,
     key_bytes_of,
@@ -30,6 +29,7 @@ from danube.client.records import (
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
 from danube.core.columns import encode, key_partitions
+from danube.core.payload_column import leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
     BATCH_RECORDS_MAX,
@@ -318,18 +318,15 @@ class Outbox:
             if self.closed:
                 raise ClosedError(f"the producer {self.name!r} is closed")
             stop = min(start + step, count)
-            chunk = payloads[start:stop]
-            size = byte_size(chunk)
-            while size > 2 * self.batch_bytes and stop - start > 1:
-                stop = start + max(1, (stop - start) * self.batch_bytes // size)
-                chunk = payloads[start:stop]
-                size = byte_size(chunk)
+            chunk = payloads if stop - start == count else payloads[start:stop]
+            column = leading_column(chunk, 2 * self.batch_bytes)
+            size, stop = column.total, start + column.record_count
             chunk_keys = None if keys is None else key_list(keys[start:stop])
             chunk_attributes = None if attributes is None else attributes[start:stop]
             for partition, chosen in self._by_partition(stop - start, chunk_keys):
                 yield self._send(
                     partition,
-                    pick(chunk, chosen),
+                    column if chosen is None else pick(chunk, chosen),
                     pick(chunk_keys, chosen),
                     pick(chunk_attributes, chosen),
                 )
@@ -340,8 +337,8 @@ class Outbox:
     def _first_step(self, payloads: Any, count: int) -> int:
         if count == 0:
             return 1
-        sample = payloads[0 : min(count, 16)]
-        mean = byte_size(sample) // min(count, 16) + RECORD_OVERHEAD
+        sample = leading_column(payloads[:16], self.batch_bytes)
+        mean = sample.total // sample.record_count + RECORD_OVERHEAD
         return max(1, min(self.batch_bytes // mean, BATCH_RECORDS_MAX))
 
     def _by_partition(

@@ -88,16 +88,6 @@ def countable(payloads: Any) -> tuple[Any, int]:
     return payloads, len(payloads)
 
 
-def byte_size(payloads: Any) -> int:
-    """Payload bytes of a chunk; errors in single payloads are left to the encoder."""
-    if isinstance(payloads, list):
-        try:
-            return sum(map(len, payloads))
-        except TypeError:
-            return 0
-    return int(payloads.nbytes)
-
-
 def pick(values: Any, chosen: list[int] | None) -> Any:
     """The values at these places, as the same kind of sequence."""
     if values is None or chosen is None:

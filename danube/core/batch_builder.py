@@ -28,6 +28,7 @@ from danube.core.batch import (
 from danube.core.checksum import crc32c
 from danube.core.compression import compress
 from danube.core.payload_column import (
+    PayloadColumn,
     Piece,
     offsets_of_pieces,
     payload_column,
@@ -54,6 +55,7 @@ _PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
 _ARRAY_CODES: Final = {"<i8": "q", "<u8": "Q"}
 _BIG_ENDIAN: Final = sys.byteorder == "big"
 _NAME_BYTES_MAX: Final = 0xFFFF
+_COLUMNS: Final = 2  # where they begin among a builder's pieces
 
 Keys = Sequence[bytes | str | None]
 Attributes = Sequence[Mapping[str, str] | None]
@@ -108,7 +110,7 @@ def encode(
 ) -> EncodedBatch:
     """Encode one record or more as a batch whose stamp (offset, epoch, append time) is still empty.
 
-    ``payloads`` is a sequence of bytes, a numpy array or a pyarrow array (see payload_column); the
+    ``payloads`` is a sequence of bytes, a numpy array, a pyarrow array or a PayloadColumn of them; the
     other sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
     that compression would not shrink is left uncompressed.
 
@@ -205,7 +207,7 @@ class _Builder:
         self.flags = 0
         self.key_bytes = 0
         self.attribute_bytes = 0
-        self.pieces: list[Piece] = []
+        self.pieces: list[Piece] = [b"", self.names]  # the first is the rest of the header
 
     def add_one_payload(self, payload: bytes) -> None:
         size = len(payload)
@@ -214,13 +216,13 @@ class _Builder:
         self.count = 1
         self.source: Sequence[Any] = ()
         self.payload_bytes = size
-        self.pieces = [_ONE.pack(0, size), payload, _PADDING[size & 7]]
+        self.pieces += (_ONE.pack(0, size), payload, _PADDING[size & 7])
         self.columns_size = 8 + size + (-size & 7)
 
     def add_payloads(self, payloads: Any) -> None:
-        column = payload_column(payloads)
+        column = payloads if isinstance(payloads, PayloadColumn) else payload_column(payloads)
         self.source = column.pieces
-        self.count = len(column.offsets) - 1
+        self.count = column.record_count
         self.payload_bytes = column.total
         self.columns_size = 0
         self._add_variable(column.offsets, column.pieces, column.total)
@@ -282,7 +284,7 @@ class _Builder:
         if request_ids is not None:
             pieces.append(self._numbers(request_ids, "<u8", "request ids"))
             self.flags |= _REQUEST_IDS
-        self.pieces[:0] = pieces
+        self.pieces[_COLUMNS:_COLUMNS] = pieces
         self.columns_size += sum(map(len, pieces))
 
     def _numbers(self, values: Any, dtype: str, what: str) -> bytes:
@@ -322,13 +324,13 @@ class _Builder:
             refuse_batch(HEADER_BYTES + names_size + inner_size)
         flags = self.flags
         if self.compression:
-            block = compress(self.compression, self._join(self.pieces))
+            block = compress(self.compression, self._join(self.pieces[_COLUMNS:]))
             if block is not None:
                 flags |= self.compression
-                self.pieces = [block, _PADDING[len(block) & 7]]
+                self.pieces[_COLUMNS:] = (block, _PADDING[len(block) & 7])
                 inner_size = padded(len(block))
         try:
-            rest = _REST.pack(
+            self.pieces[0] = _REST.pack(
                 flags,
                 self.name_size,
                 self.count,
@@ -347,7 +349,7 @@ class _Builder:
             )
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
-        body = self._join([rest, self.names, *self.pieces])
+        body = self._join(self.pieces)
         size = HEADER_BYTES + names_size + inner_size
         if len(body) != size - BODY_CRC_START:
             refuse_type(self.source, "payload")

@@ -18,6 +18,7 @@ from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
 Offsets = NDArray[np.int32]
+Bounds = NDArray[np.int64]  # offsets before they were found to fit
 
 _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
@@ -31,8 +32,12 @@ class PayloadColumn(NamedTuple):
     """``offsets`` is int32[n+1]; ``pieces`` in order hold ``total`` bytes, without copying any."""
 
     offsets: Offsets
-    pieces: Sequence[Piece]
     total: int
+    pieces: Sequence[Piece]
+
+    @property
+    def record_count(self) -> int:
+        return len(self.offsets) - 1
 
 
 def payload_column(payloads: Any) -> PayloadColumn:
@@ -50,33 +55,55 @@ def payload_column(payloads: Any) -> PayloadColumn:
     return _from_sequence(list(payloads))
 
 
-def offsets_of(lengths: NDArray[np.int64], limit: int, what: str) -> tuple[Offsets, int]:
-    """int32[n+1] offsets and the byte total of records with these lengths; ``what`` names them in errors."""
-    ends = lengths.cumsum()
-    total = int(ends[-1])
+def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
+    """payload_column() of the first payloads that have at most ``bytes_max`` together; at least of one."""
+    if not isinstance(payloads, list):
+        count = len(payloads)
+        while (size := int(payloads.nbytes)) > bytes_max and count > 1:
+            count = max(1, count * bytes_max // size)
+            payloads = payloads[:count]
+        return payload_column(payloads)
+    bounds = _sequence_bounds(payloads)
+    if int(bounds[-1]) > bytes_max and len(payloads) > 1:
+        count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
+        payloads, bounds = payloads[:count], bounds[: count + 1]
+    check_count(len(payloads))
+    return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), payloads)
+
+
+def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Offsets, int]:
+    """int32[n+1] offsets of the pieces and their byte total; ``what`` names one in errors.
+
+    Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
+    """
+    return _checked(_bounds_of_pieces(pieces), limit, what)
+
+
+def _bounds_of_pieces(pieces: Sequence[Any]) -> Bounds:
+    sizes = list(map(len, pieces))
+    count, width = len(sizes), sizes[0]
+    # Records of one size are common, and counting equal numbers costs a third of making an array.
+    if width and width == sizes[-1] == sizes[count // 2] and sizes.count(width) == count:
+        return np.arange(0, width * count + 1, width, dtype=np.int64)
+    return _bounds_of(np.fromiter(sizes, np.int64, count))
+
+
+def _bounds_of(lengths: NDArray[np.int64]) -> Bounds:
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=bounds[1:])
+    return bounds
+
+
+def _checked(bounds: Bounds, limit: int, what: str) -> tuple[Offsets, int]:
+    total = int(bounds[-1])
     if total > limit:
+        lengths = np.diff(bounds)
         worst = int(lengths.argmax())
         if lengths[worst] > limit:
             refuse_size(what, worst, int(lengths[worst]), limit)
     if total > BATCH_BYTES_MAX:
         refuse_batch(total)
-    offsets = np.empty(len(lengths) + 1, np.int32)
-    offsets[0] = 0
-    offsets[1:] = ends
-    return offsets, total
-
-
-def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Offsets, int]:
-    """offsets_of() for the pieces themselves; TypeError where one has no length."""
-    sizes = list(map(len, pieces))
-    count, width = len(sizes), sizes[0]
-    # Records of one size are common, and counting equal numbers costs a third of making an array.
-    if 0 < width <= limit and width == sizes[-1] == sizes[count // 2] and sizes.count(width) == count:
-        total = width * count
-        if total > BATCH_BYTES_MAX:
-            refuse_batch(total)
-        return np.arange(0, total + 1, width, dtype=np.int32), total
-    return offsets_of(np.fromiter(sizes, np.int64, count), limit, what)
+    return bounds.astype(np.int32), total
 
 
 def check_count(count: int) -> None:
@@ -131,11 +158,14 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
     check_count(len(payloads))
+    return PayloadColumn(*_checked(_sequence_bounds(payloads), RECORD_BYTES_MAX, "payload"), payloads)
+
+
+def _sequence_bounds(payloads: list[Any]) -> Bounds:
     try:
-        offsets, total = offsets_of_pieces(payloads, RECORD_BYTES_MAX, "payload")
+        return _bounds_of_pieces(payloads)
     except TypeError:
         refuse_type(payloads, "payload")
-    return PayloadColumn(offsets, payloads, total)
 
 
 def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
@@ -158,8 +188,8 @@ def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
 
 
 def _fixed_width(data: memoryview, width: int, count: int) -> PayloadColumn:
-    offsets, total = offsets_of(np.full(count, width, np.int64), RECORD_BYTES_MAX, "payload")
-    return PayloadColumn(offsets, (data,), total)
+    bounds = _bounds_of(np.full(count, width, np.int64))
+    return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), (data,))
 
 
 def _from_arrow(payloads: Any) -> PayloadColumn:
@@ -182,12 +212,11 @@ def _from_arrow(payloads: Any) -> PayloadColumn:
             f"payloads cannot be an Arrow array of {name}", hint="cast it to binary, large_binary or string"
         )
     ends = np.frombuffer(buffers[1], dtype, count + 1, first * dtype.itemsize).astype(np.int64, copy=False)
-    lengths = np.diff(ends)
-    if lengths.min() < 0:
+    if np.diff(ends).min() < 0:
         raise InvalidArgument("the Arrow array's offsets are not ascending")
-    offsets, total = offsets_of(lengths, RECORD_BYTES_MAX, "payload")
+    offsets, total = _checked(ends - ends[0], RECORD_BYTES_MAX, "payload")
     start = int(ends[0])
-    return PayloadColumn(offsets, (_bytes_of(buffers[2])[start : start + total],), total)
+    return PayloadColumn(offsets, total, (_bytes_of(buffers[2])[start : start + total],))
 
 
 def _bytes_of(buffer: Any) -> memoryview:

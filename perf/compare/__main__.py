@@ -41,7 +41,7 @@ from perf.compare.levels import Unfair, group_of  # noqa: E402
 from perf.compare.network import congestion_control, enter_own_network  # noqa: E402
 from perf.compare.product import Product  # noqa: E402
 from perf.compare.products import products  # noqa: E402
-from perf.compare.report import DOCUMENT, HISTORY, last_run, run_of, show, written  # noqa: E402
+from perf.compare.report import DOCUMENT, HISTORY, last_runs, run_of, show, written  # noqa: E402
 from perf.compare.run import WORKLOADS, Comparison, Options  # noqa: E402
 from perf.machine import file_system, fingerprint  # noqa: E402
 
@@ -75,7 +75,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--table", metavar="FILE", type=Path, help="print what FILE recorded last; measure nothing"
     )
     parser.add_argument(
-        "--write", action="store_true", help="write the last recorded table into the document"
+        "--write", action="store_true", help="write the newest of each workload and size into the document"
     )
     parser.add_argument("-o", "--output", choices=["text", "markdown", "json"], default="text")
     options = parser.parse_args(words)
@@ -134,10 +134,10 @@ def main(words: Sequence[str] | None = None) -> int:
             print(listing(products(options.workers)))
             return 0
         if options.table:
-            print(show(last_run([options.table]), options.output))
+            print(show(last_runs([options.table])[0], options.output))
             return 0
         if options.write:
-            DOCUMENT.write_text(written(DOCUMENT.read_text(), last_run(sorted(HISTORY.glob("*.jsonl")))))
+            DOCUMENT.write_text(written(DOCUMENT.read_text(), last_runs(sorted(HISTORY.glob("*.jsonl")))))
             return 0
         return measure(options)
     except (Unfair, ValueError, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,12 @@ def run_of(lines: Sequence[dict[str, Any]]) -> Run:
     return Run(rows, skips, facts, lines)
 
 
-def last_run(files: Iterable[Path]) -> Run:
-    """The newest run in files of history; ValueError when there is none or a line cannot be read."""
-    compared: list[dict[str, Any]] = []
+def last_runs(files: Iterable[Path]) -> list[Run]:
+    """What is newest of each workload and size in files of history, newest run first, the first one whole.
+
+    Raises ValueError when there is none or a line cannot be read.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {}
     for path in files:
         for number, text in enumerate(path.read_text().splitlines(), 1):
             try:
@@ -58,11 +61,18 @@ def last_run(files: Iterable[Path]) -> Run:
             except ValueError as error:
                 raise ValueError(f"{path}:{number} is no JSON: {error}") from None
             if line.get("kind") in (KIND, KIND_OF_SKIP):
-                compared.append(line)
-    if not compared:
+                runs.setdefault(line["time"], []).append(line)
+    if not runs:
         raise ValueError("no comparison is recorded; record one with --append")
-    newest = max(line["time"] for line in compared)
-    return run_of([line for line in compared if line["time"] == newest])
+    found: list[Run] = []
+    known: set[tuple[str, int]] = set()
+    for time in sorted(runs, reverse=True):
+        run = run_of(runs[time])
+        newest = [row for row in run.rows if (row.workload, row.size) not in known]
+        if newest or not found:
+            found.append(replace(run, rows=newest))
+        known |= {(row.workload, row.size) for row in newest}
+    return found
 
 
 def show(run: Run, output: str) -> str:
@@ -70,24 +80,29 @@ def show(run: Run, output: str) -> str:
     if output == "json":
         return "\n".join(map(json.dumps, run.lines))
     if output == "markdown":
-        return "\n".join(markdown(run))
+        return "\n".join(markdown([run]))
     head = [f"{name}: {value}" for name, value in run.facts.items()]
     return "\n".join([*head, "", table.text(run.rows), "", *table.legend(run.rows), *map(str, run.skips)])
 
 
-def markdown(run: Run) -> list[str]:
-    """Lines of the document."""
-    about = ", ".join(f"{name} {value}" for name, value in run.facts.items())
-    lines = [*textwrap.wrap(f"Measured: {about}.", WIDTH), "", *table.markdown(run.rows).splitlines(), ""]
-    for note in [*table.legend(run.rows), *map(str, run.skips)]:
+def markdown(runs: Sequence[Run]) -> list[str]:
+    """Lines of the document: a table for each run, and once what their levels and settings mean."""
+    lines = []
+    for run in runs:
+        about = ", ".join(f"{name} {value}" for name, value in run.facts.items())
+        lines += [*textwrap.wrap(f"Measured: {about}.", WIDTH), ""]
+        lines += [*table.markdown(run.rows).splitlines(), ""]
+    notes = table.legend([row for run in runs for row in run.rows])
+    notes += dict.fromkeys(str(skip) for run in runs for skip in run.skips)
+    for note in notes:
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ")
     return lines
 
 
-def written(document: str, run: Run | None) -> str:
-    """The document with the run in its place; ValueError when it has none."""
+def written(document: str, runs: Sequence[Run]) -> str:
+    """The document with the runs in their place; ValueError when it has none."""
     begin, end = document.find(BEGIN), document.find(END)
     if document.count(BEGIN) != 1 or document.count(END) != 1 or end < begin:
         raise ValueError(f"the document has not exactly one line {BEGIN!r} and one {END!r} behind it")
-    content = markdown(run) if run is not None else [NOTHING]
+    content = markdown(runs) if runs else [NOTHING]
     return document[: begin + len(BEGIN)] + "\n".join(["", "", *content, "", ""]) + document[end:]

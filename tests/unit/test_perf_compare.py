@@ -18,7 +18,7 @@ from perf.compare.levels import GROUPS, MEANINGS, Level, Unfair, group_of, level
 from perf.compare.processes import Failed
 from perf.compare.product import Client, Running, Setting, Work
 from perf.compare.products import products
-from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, last_run, written
+from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, last_runs, written
 from perf.compare.run import Comparison, Options, Skip
 from perf.report.history import read_history
 from perf.turns import GIB
@@ -501,20 +501,31 @@ def test_the_reader_of_other_lines_leaves_these_alone(history: Path) -> None:
 
 def test_a_run_is_written_between_the_marks_and_nowhere_else(history: Path) -> None:
     before = f"# Words\n\n{BEGIN}\nold\n{END}\n\nmore\n"
-    once = written(before, last_run([history]))
+    once = written(before, last_runs([history]))
     assert once.startswith(f"# Words\n\n{BEGIN}\n\nMeasured: time 2") and once.endswith(
         f"\n\n{END}\n\nmore\n"
     )
     assert "| new |" in once and "old" not in once
-    assert written(once, last_run([history])) == once
+    assert written(once, last_runs([history])) == once
     with pytest.raises(ValueError, match="not exactly one"):
-        written("# Words\n", None)
+        written("# Words\n", [])
 
 
 def test_the_document_shows_what_was_recorded_last() -> None:
     files = sorted(HISTORY.glob("*.jsonl"))
-    run = last_run(files) if any('"kind": "comparison"' in path.read_text() for path in files) else None
-    assert DOCUMENT.read_text() == written(DOCUMENT.read_text(), run), "run python -m perf.compare --write"
+    runs = last_runs(files) if any('"kind": "comparison"' in path.read_text() for path in files) else []
+    assert DOCUMENT.read_text() == written(DOCUMENT.read_text(), runs), "run python -m perf.compare --write"
+
+
+def test_sizes_that_were_not_measured_again_keep_their_run(history: Path) -> None:
+    with history.open("a") as more:
+        for size in (1_024, 65_536):
+            more.write(json.dumps({**row(setting=f"of {size}", size=size).line(), "time": "3"}) + "\n")
+    runs = last_runs([history])
+    shown = [[(one.setting, one.size) for one in run.rows] for run in runs]
+    assert shown == [[("of 1024", 1_024), ("of 65536", 65_536)], [("new", 100)]]
+    text = written(f"{BEGIN}\n{END}\n", runs)
+    assert text.count("Measured: time") == 2 and text.index("time 3") < text.index("time 2")
 
 
 @pytest.mark.parametrize("text", ['{"workload": "publish", "time": "1"}\n', "no json\n"])

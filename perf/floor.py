@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,36 @@ from perf.turns import WORKLOADS, Settings, compare, floor_alone  # noqa: E402
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="perf/floor.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
-    parser.add_argument("--list", action="store_true", help="list the workloads")
     parser.add_argument("--size", type=int, default=100, help="payload bytes of a record (100)")
     parser.add_argument("--batch", type=int, default=0, help="records a send_many; 0: one batch")
     parser.add_argument("--durability", choices=["memory", "written", "fsync"], default="written")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
     parser.add_argument(
         "--count", type=int, default=0, help="consumers, topics or GiB, where a workload has them"
     )
-    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
-    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    common_arguments(parser, WORKLOADS)
     return parser.parse_args(words)
+
+
+def common_arguments(parser: argparse.ArgumentParser, workloads: Mapping[str, object]) -> None:
+    """The arguments of every program that compares ``workloads`` with a floor."""
+    add = parser.add_argument
+    add("--compare", metavar="WORKLOAD", choices=sorted(workloads), help="see --list")
+    add("--list", action="store_true", help="list the workloads")
+    add("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
+    add("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
+    add("--directory", type=Path, help="where data goes; a temporary directory by default")
+    add("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
+    add("-o", "--output", choices=["text", "json"], default="text")
+
+
+def listing(workloads: Mapping[str, object]) -> str:
+    """Each workload with the first line of its docstring."""
+    lines = (
+        f"{name:18} {(workload.__doc__ or '').splitlines()[0]}"
+        for name, workload in sorted(workloads.items())
+    )
+    return "\n".join(lines)
 
 
 def report(found: dict[str, Any], output: str) -> str:
@@ -84,8 +100,7 @@ def conclude(measured: dict[str, Any], directory: Path, options: argparse.Namesp
 def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list:
-        for name, workload in sorted(WORKLOADS.items()):
-            print(f"{name:12} {(workload.__doc__ or '').splitlines()[0]}")
+        print(listing(WORKLOADS))
         return 0
     with tempfile.TemporaryDirectory(prefix="danube-floor-", dir=options.directory) as directory:
         settings = Settings(

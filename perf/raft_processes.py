@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from danube.core.cluster_commands import PutKey  # noqa: E402
-from perf.floor import conclude  # noqa: E402
+from perf.floor import common_arguments, conclude, listing  # noqa: E402
 from perf.raft_writers import write_many  # noqa: E402
 from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
 from tests.broker_process import wait_until  # noqa: E402
@@ -239,22 +239,15 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="perf/raft_processes.py", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
-    parser.add_argument("--list", action="store_true", help="list the workloads")
     parser.add_argument("--size", type=int, default=100, help="bytes of a value (100)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
-    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
-    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    common_arguments(parser, WORKLOADS)
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list or not options.compare:
-        for name, workload in sorted(WORKLOADS.items()):
-            print(f"{name:18} {(workload.__doc__ or '').splitlines()[0]}")
+        print(listing(WORKLOADS))
         return 0
     with tempfile.TemporaryDirectory(prefix="danube-raft-", dir=options.directory) as directory:
         settings = Settings(

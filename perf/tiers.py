@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from danube import sync  # noqa: E402
 from danube.wal.segment import base_offset_of  # noqa: E402
 from perf import manifest  # noqa: E402
-from perf.floor import conclude  # noqa: E402
+from perf.floor import common_arguments, conclude, listing  # noqa: E402
 from perf.turns import GIB, Bench, Plan, Settings, compare, per_second  # noqa: E402
 from tests.broker_process import BrokerProcess, wait_until  # noqa: E402
 from tests.child_process import Child  # noqa: E402
@@ -497,27 +497,20 @@ WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
 
 def arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="perf/tiers.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--compare", metavar="WORKLOAD", choices=sorted(WORKLOADS), help="see --list")
-    parser.add_argument("--list", action="store_true", help="list the workloads")
     parser.add_argument("--size", type=int, default=1_024, help="payload bytes of a record (1024)")
     parser.add_argument("--durability", choices=["written", "fsync"], default="written")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3, help="turns that count (3); one more is thrown away")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply the amount of work (1.0)")
     parser.add_argument(
         "--count", type=int, default=0, help="milliseconds added to each request, or readers (see above)"
     )
-    parser.add_argument("--directory", type=Path, help="where data goes; a temporary directory by default")
-    parser.add_argument("--append", metavar="FILE", type=Path, help="append the line to FILE as well")
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    common_arguments(parser, WORKLOADS)
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.list or not options.compare:
-        for name, workload in sorted(WORKLOADS.items()):
-            print(f"{name:18} {(workload.__doc__ or '').splitlines()[0]}")
+        print(listing(WORKLOADS))
         return 0
     with tempfile.TemporaryDirectory(prefix="danube-tiers-", dir=options.directory) as directory:
         settings = Settings(

@@ -68,7 +68,11 @@ def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
         count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
         payloads, bounds = payloads[:count], bounds[: count + 1]
     check_count(len(payloads))
-    return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), payloads)
+    return _column(bounds, payloads)
+
+
+def _column(bounds: Bounds, pieces: Sequence[Piece]) -> PayloadColumn:
+    return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), pieces)
 
 
 def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Offsets, int]:
@@ -158,7 +162,7 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
     check_count(len(payloads))
-    return PayloadColumn(*_checked(_sequence_bounds(payloads), RECORD_BYTES_MAX, "payload"), payloads)
+    return _column(_sequence_bounds(payloads), payloads)
 
 
 def _sequence_bounds(payloads: list[Any]) -> Bounds:
@@ -188,8 +192,7 @@ def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
 
 
 def _fixed_width(data: memoryview, width: int, count: int) -> PayloadColumn:
-    bounds = _bounds_of(np.full(count, width, np.int64))
-    return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), (data,))
+    return _column(_bounds_of(np.full(count, width, np.int64)), (data,))
 
 
 def _from_arrow(payloads: Any) -> PayloadColumn:
@@ -214,9 +217,7 @@ def _from_arrow(payloads: Any) -> PayloadColumn:
     ends = np.frombuffer(buffers[1], dtype, count + 1, first * dtype.itemsize).astype(np.int64, copy=False)
     if np.diff(ends).min() < 0:
         raise InvalidArgument("the Arrow array's offsets are not ascending")
-    offsets, total = _checked(ends - ends[0], RECORD_BYTES_MAX, "payload")
-    start = int(ends[0])
-    return PayloadColumn(offsets, total, (_bytes_of(buffers[2])[start : start + total],))
+    return _column(ends - ends[0], (_bytes_of(buffers[2])[int(ends[0]) : int(ends[-1])],))
 
 
 def _bytes_of(buffer: Any) -> memoryview:

@@ -80,7 +80,8 @@ class Child:
                 raise ChildFailed(f"{self.role} said nothing for {timeout_s} s")
             data = stdout.read(65_536)
             if not data:
-                raise ChildFailed(f"{self.role} ended with {self._process.wait()}")
+                self.close()
+                raise ChildFailed(f"{self.role} ended with {self._process.returncode}")
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         return line.decode()

@@ -14,6 +14,7 @@ from danube.core.placement import owner_of
 from danube.core.recovered import may_be_lost
 from danube.errors import DanubeError
 from danube.ipc.counters import Counter
+from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.reserve import reserve
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ class Housekeeping:
 
     def _second(self) -> None:
         worker = self._worker
-        for door in worker.doors.values():
+        doors = worker.doors.values()
+        for door in doors:
             door.sweep(worker.loop.time())
+        descriptors.resize(descriptors_allowed(sum(len(door.connections) for door in doors)))
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
         reserve.fill()

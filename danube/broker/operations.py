@@ -18,7 +18,7 @@ from danube.broker import (
     topic_operations,
 )
 from danube.broker.arguments import Args
-from danube.errors import DanubeError, InvalidArgument, TopicNotFound
+from danube.errors import DanubeError, InvalidArgument
 from danube.ids import check_topic_name
 
 if TYPE_CHECKING:
@@ -85,14 +85,17 @@ class Operations:
         """The metadata as this worker has read it."""
         return self._metadata.state
 
-    def topic(self, name: str) -> TopicRecord:
-        """The topic of a logical name, looked for again in what others committed."""
+    def find_topic(self, name: str) -> TopicRecord | None:
+        """The topic of a logical name, looked for again in what others committed; raises InvalidName."""
         check_topic_name(name)
-        try:
-            return self.state.topic(name)
-        except TopicNotFound:
-            self.refresh()
-            return self.state.topic(name)
+        if (found := self.state.find_topic(name)) is not None:
+            return found
+        self.refresh()
+        return self.state.find_topic(name)
+
+    def topic(self, name: str) -> TopicRecord:
+        """Like find_topic; raises TopicNotFound, with suggestions, where there is none."""
+        return self.find_topic(name) or self.state.topic(name)
 
     def propose(
         self, command: Command, answer: Answer, view: Callable[[Any], Any] = lambda made: None

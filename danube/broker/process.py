@@ -13,13 +13,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from danube.errors import InvariantBroken
 
 EXIT_CRASHED: Final = 1
 EXIT_INVARIANT_BROKEN: Final = 70  # EX_SOFTWARE
-HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HANDLED_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGCHLD)
 
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl(2)
 _SET_NAME: Final = 15
@@ -105,6 +106,23 @@ def alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def catch_stop_signals(handler: Callable[[int, Any], None]) -> None:
+    """Call ``handler`` for each signal that asks to stop; one that is ignored (nohup) stays so."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def ignore_stop_signals(handler: Callable[[int, Any], None]) -> None:
+    """All is stopped: ignore what ``handler`` was called for.
+
+    The interpreter takes handlers away while it ends; one more signal would then be the end, not exit code 0.
+    """
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == handler:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def raise_descriptor_limit() -> int:

@@ -249,11 +249,8 @@ class Router:
     # -- topics -----------------------------------------------------------------------------------
 
     def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
-        try:
-            record = self.operations.topic(request.topic)
-        except TopicNotFound:
-            if not (request.create and self._auto_create):
-                raise
+        record = self.operations.find_topic(request.topic)
+        if record is None and request.create and self._auto_create:
             policy = policy_for(self._default_policy, request.reliable, request.durability)
             command = CreateTopic(
                 topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
@@ -265,6 +262,7 @@ class Router:
                 command, lambda made: answer(self._created(request, made)), lambda made: made
             )
             return
+        record = record or self.operations.state.topic(request.topic)  # which tells what is alike
         self._check_mode(record, request)
         session.send(wire.result_frame(self._view(record), correlation))
 

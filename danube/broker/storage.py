@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _log = telemetry.events("storage")
 SEAL_AGAIN_S = 1.0
+MARKS_AT_ONCE = 8
+MARKS_CALLS = 256  # at most so many intervals are marks behind the background syncs that they tell of
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
@@ -58,6 +60,7 @@ class Storage:
         self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
         self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
         self._unsynced: dict[HostedPartition, None] = {}
+        self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
         self._spares: dict[Spare, None] = {}  # those that may be held
         self._unsynced_cursors: dict[HostedPartition, None] = {}
 
@@ -130,6 +133,10 @@ class Storage:
                 log.sync_failed(job, error)
             else:
                 log.synced(job)
+                if hosted.core.level >= Durability.FSYNC:
+                    log.store_mark()  # what it tells was acknowledged as synced
+                else:
+                    self._unmarked[log] = None
             if hosted.log is not log or hosted.deleted:
                 return
             if error is not None:
@@ -149,6 +156,7 @@ class Storage:
 
     def sync_written(self) -> None:
         """Background sync of the `written` level, all dirty logs as one group; called every interval."""
+        self._store_marks()
         due, self._unsynced = self._unsynced, {}
         asked = []
         for hosted in due:
@@ -159,6 +167,13 @@ class Storage:
         jobs = [one for one in asked if one is not None]
         if jobs:
             self._syncer.submit_all(jobs)
+
+    def _store_marks(self) -> None:
+        """Rewrite the marks of background syncs: those of few logs now, those of many over many calls."""
+        for _ in range(min(len(self._unmarked), MARKS_AT_ONCE + len(self._unmarked) // MARKS_CALLS)):
+            log = next(iter(self._unmarked))
+            del self._unmarked[log]
+            log.store_mark()
 
     def roll(self, hosted: HostedPartition) -> None:
         """Seal the full segment (hashing in a thread) and go on in a new one."""

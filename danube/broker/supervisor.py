@@ -198,9 +198,7 @@ class Supervisor:
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_stop_signal)
+        process.catch_stop_signals(self._on_stop_signal)
 
     def _on_stop_signal(self, number: int, frame: Any) -> None:
         self._stop_signals += 1
@@ -460,6 +458,7 @@ class Supervisor:
                 os.waitpid(worker.pid, 0)
                 worker.pid = 0
         signal.set_wakeup_fd(-1)
+        process.ignore_stop_signals(self._on_stop_signal)
         for descriptor in (*self._signal_pipe, self._ready_bell):
             os.close(descriptor)
         self._region.close()

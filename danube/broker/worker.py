@@ -98,7 +98,7 @@ class Worker:
         place = self.data_dir / METADATA_DIRECTORY, context.controller_address
         self.metadata = open_metadata(*place, create=not any(partitions.iterdir()))
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
-        descriptors.descriptors_max = descriptors_allowed()
+        descriptors.resize(descriptors_allowed())
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None

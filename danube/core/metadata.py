@@ -81,8 +81,8 @@ NAMESPACES_ALWAYS: Final = ("default", "system")
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
 _SUGGESTIONS: Final = 3
-_SUGGESTION_LOOKUPS_MAX: Final = 5_000
-_SUGGESTION_CANDIDATES_MAX: Final = 200
+_SUGGESTION_LOOKUPS_MAX: Final = 2_000
+_SUGGESTION_CANDIDATES_MAX: Final = 32
 
 
 class Metadata:

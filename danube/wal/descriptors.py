@@ -20,14 +20,21 @@ from danube.errors import AlreadyRunning, StorageFailed
 
 DESCRIPTORS_MIN: Final = 256
 DESCRIPTORS_DEFAULT: Final = 2_048
-DESCRIPTORS_MAX: Final = 16_384
+DESCRIPTORS_MAX: Final = 65_536
+_KEPT_FREE: Final = 1_024
+_KEPT_FREE_SHARE: Final = 8
 
 
-def descriptors_allowed() -> int:
-    """Half of what this process may open; the other half is for connections."""
+def descriptors_allowed(connections: int = 0) -> int:
+    """How many of the files that this process may open the log may have, beside so many connections.
+
+    Some are kept free for connections that come before this is asked again; half are the log's in any case.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft // 2
-    return min(max(allowed, DESCRIPTORS_MIN), DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY:
+        return DESCRIPTORS_MAX
+    free = max(_KEPT_FREE, soft // _KEPT_FREE_SHARE)
+    return min(max(soft - free - connections, soft // 2, DESCRIPTORS_MIN), DESCRIPTORS_MAX)
 
 
 class LogFile:
@@ -61,6 +68,12 @@ class Descriptors:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def resize(self, descriptors_max: int) -> None:
+        """Keep at most so many open from now on; pinned ones stay."""
+        with self._lock:
+            self.descriptors_max = descriptors_max
+            self._evict(descriptors_max)
 
     def fd(self, file: LogFile, *, writing: bool = True) -> int:
         """Descriptor of ``file``, opened when needed; valid until the next call unless pinned.

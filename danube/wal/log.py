@@ -109,7 +109,8 @@ class Log:
             self.damage.note(record)
         self.damage.store()
         if self._log_end:
-            self._write_mark()
+            self._note_all_synced()
+            self.store_mark()
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -148,9 +149,8 @@ class Log:
     def should_roll(self) -> bool:
         """The active segment is full, or so old that retention waits for it."""
         active = self.active
-        if active is None or not active.batch_count:
-            return False
-        return self._age_due or active.data_end >= self.options.segment_bytes
+        full = active is not None and active.data_end >= self.options.segment_bytes
+        return active is not None and active.batch_count > 0 and (full or self._age_due)
 
     @property
     def active(self) -> StoredSegment | None:
@@ -210,7 +210,11 @@ class Log:
         except DanubeError as error:
             self.discard_pending()
             self._fence(error, error)
-        self._count_written(segment)
+        segment.count_written(self._headers)
+        if segment.file not in self._unsynced:
+            descriptors.pin(segment.file)
+        self._unsynced[segment.file] = self._written_end = self._log_end
+        self.discard_pending()
         return self._written_end
 
     def _write_pending(self) -> StoredSegment:
@@ -224,13 +228,6 @@ class Log:
                     raise
             else:
                 return writer.segment
-
-    def _count_written(self, segment: StoredSegment) -> None:
-        segment.count_written(self._headers)
-        if segment.file not in self._unsynced:
-            descriptors.pin(segment.file)
-        self._unsynced[segment.file] = self._written_end = self._log_end
-        self.discard_pending()
 
     def discard_pending(self) -> None:
         """Forget what was queued; log_end goes back to written_end."""
@@ -277,15 +274,14 @@ class Log:
             return None
         self._requested_end = active_end
         last = self._segments[-1]
-        created = self._files_created
         return SyncJob(
             [(file, descriptors.pin(file)) for file in self._unsynced],
-            self.directory if created > self._files_synced else None,
-            created, active_end, last.base_offset, last.data_end, self.epoch,
+            self.directory if self._files_created > self._files_synced else None,
+            self._files_created, active_end, last.base_offset, last.data_end, self.epoch,
         )  # fmt: skip
 
     def synced(self, job: SyncJob) -> None:
-        """``job`` succeeded: advance synced_end and rewrite the sync mark."""
+        """``job`` succeeded: advance synced_end; store_mark() tells recovery of it."""
         job.release()
         active = self.active
         if self._failure is None and active is not None and active.file.lost:
@@ -301,7 +297,12 @@ class Log:
                 descriptors.unpin(file)
         if job.end_offset > self._synced_end:
             self._synced_end = job.end_offset
-            self._mark.write(job.end_offset, job.base_offset, job.position, self.epoch)
+            self._mark.note(job.end_offset, job.base_offset, job.position, self.epoch)
+
+    def store_mark(self) -> None:
+        """Rewrite the sync mark if it is old; a fenced log's may be a newer owner's by now."""
+        if self._failure is None:
+            self._mark.store()
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         """``job`` failed: the log is fenced, and none of its descriptors is synced again."""
@@ -311,9 +312,9 @@ class Log:
         if self._failure is None:
             self._failure = StorageFailed("sync failed", why=str(error))
 
-    def _write_mark(self) -> None:
-        base_offset, position = self._segments[-1].base_offset, self._segments[-1].data_end
-        self._mark.write(self._synced_end, base_offset, position, self.epoch)
+    def _note_all_synced(self) -> None:
+        last = self._segments[-1]
+        self._mark.note(self._synced_end, last.base_offset, last.data_end, self.epoch)
 
     # -- roll and seal ----------------------------------------------------------------------------
 
@@ -377,10 +378,8 @@ class Log:
         if not self.start <= offset <= self._log_end:
             raise OffsetOutOfRange(
                 f"offset {offset} is not in the log",
-                why=f"it holds {self.start} .. {self._written_end}",
-                start=self.start,
-                end=self._written_end,
-            )
+                why=f"it holds {self.start} .. {self._written_end}", start=self.start, end=self._written_end,
+            )  # fmt: skip
         if offset >= end:
             return Chunk(b"", offset, offset)
         return self._reader.read(offset, end, bytes_max, self.active, fenced=self.fenced)
@@ -473,9 +472,10 @@ class Log:
             seal = self.roll(producer_snapshot)
             if seal is not None:
                 self._run(seal, self.sealed, self.seal_failed)
-                self._write_mark()
+                self._note_all_synced()
             elif producer_snapshot and self.recovery.scanned_bytes:
                 self.checkpoint(producer_snapshot)  # no footer will hold it: nothing was appended
+            self.store_mark()
         finally:
             self.abandon()
 

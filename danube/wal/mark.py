@@ -13,7 +13,7 @@
           56     4  epoch
           60     4  CRC32C of bytes 0 .. 60
 
-Written after each successful sync, never before, and not synced itself: a mark that is too old is
+Written after a successful sync, never before, and not synced itself: a mark that is too old is
 safe, one that is too new cannot exist unless the device lied.
 """
 
@@ -89,25 +89,34 @@ def read_mark(directory: Path, identity: LogIdentity) -> MarkReading:
 
 
 class MarkWriter:
-    """Rewrites the mark, one slot after the other."""
+    """Rewrites the mark, one slot after the other; what is noted counts once it is stored."""
 
     def __init__(self, directory: Path, identity: LogIdentity, mark: Mark | None) -> None:
         self._file = LogFile(directory / FILE_NAME, writable=True)
         self._identity = identity
         self._number = mark.number if mark else 0
+        self._noted: Mark | None = None
 
-    def write(self, synced_end: int, base_offset: int, position: int, epoch: int) -> None:
-        """Where the file does not take it the older mark stays in force, which is safe: recovery then scans
-        and copies more."""
-        number = self._number + 1
-        mark = Mark(number, synced_end, base_offset, position, epoch)
+    def note(self, synced_end: int, base_offset: int, position: int, epoch: int) -> None:
+        """This is synced; store() writes it."""
+        self._noted = Mark(self._number + 1, synced_end, base_offset, position, epoch)
+
+    def store(self) -> None:
+        """Write what was noted last, unless it is written.
+
+        Where the file does not take it the older mark stays in force, which is safe: recovery then scans
+        and copies more.
+        """
+        mark, self._noted = self._noted, None
+        if mark is None:
+            return
         with suppress(OSError):
             try:
                 fd = descriptors.fd(self._file)
             except FileNotFoundError:
                 fd = descriptors.create(self._file)
-            files.write_all(fd, pack_slot(self._identity, mark), number % 2 * SLOT_BYTES)
-            self._number = number
+            files.write_all(fd, pack_slot(self._identity, mark), mark.number % 2 * SLOT_BYTES)
+            self._number = mark.number
 
     def close(self) -> None:
         descriptors.close(self._file)

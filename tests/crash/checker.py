@@ -83,7 +83,7 @@ class _Ledger:
         self.acknowledged: dict[Identity, Place | None] = {}  # None: the answer did not say where
         self.at: dict[Place, Identity] = {}
         self.log: dict[tuple[str, int], list[tuple[int, Identity]]] = defaultdict(list)
-        self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None]]] = defaultdict(list)
+        self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None, bool]]] = defaultdict(list)
         self.acked: dict[str, set[Place]] = defaultdict(set)
         self.perhaps_acked: dict[str, set[Place]] = defaultdict(set)
         self.faults: list[Event] = []
@@ -133,12 +133,13 @@ class _Ledger:
         sequence: int,
         key: str | None,
         intact: bool,
+        redelivered: bool,
         moment_ns: int,
     ) -> None:
         place, identity = (topic, partition, offset), Identity(producer, sequence)
         self.received.append((place, identity, key, intact))
         self._note(place, identity, f"delivered to {subscription}")
-        self.deliveries[subscription].append((moment_ns, consumer, place, identity, key))
+        self.deliveries[subscription].append((moment_ns, consumer, place, identity, key, redelivered))
 
     def _on_ack(self, subscription: str, topic: str, partition: int, offset: int) -> None:
         self.acked[subscription].add((topic, partition, offset))
@@ -281,14 +282,18 @@ def _check_first_deliveries(
 ) -> None:
     """First deliveries come in offset order: for the subscription, a key of it, or each shared consumer.
 
+    What came again had come before, in its order, to somebody who had no time to look at it.
     Each life has an order of its own, as what comes back of a dead owner's disk comes after younger records.
     """
     seen: set[Place] = set()
     last: dict[tuple[Any, ...], int] = {}
-    for _, consumer, place, identity, key in sorted(ledger.deliveries[subscription], key=lambda one: one[0]):
+    came = sorted(ledger.deliveries[subscription], key=lambda one: one[0])
+    for _, consumer, place, identity, key, redelivered in came:
         if place in seen:
             continue
         seen.add(place)
+        if redelivered:
+            continue
         topic, partition, offset = place
         life = _life(offset, unused.get((topic, partition), []))
         stream: tuple[Any, ...] = (topic, partition, life)
@@ -307,7 +312,7 @@ def _check_first_deliveries(
 def _check_delivered(
     ledger: _Ledger, subscription: str, topic: str, places: dict[Identity, Place], acks_are_known: bool
 ) -> None:
-    delivered = {place for _, _, place, _, _ in ledger.deliveries[subscription]}
+    delivered = {one[2] for one in ledger.deliveries[subscription]}
     acked, perhaps_acked = ledger.acked[subscription], ledger.perhaps_acked[subscription]
     for identity, told in ledger.acknowledged.items():
         place = told or places.get(identity)  # one that is nowhere was found lost

@@ -253,14 +253,16 @@ class Receiver:
             if isinstance(result, Exception):
                 raise result
 
-    def note(self, partition: int, offset: int, payload: bytes, key: Any) -> None:
+    def note(
+        self, partition: int, offset: int, payload: bytes, key: Any, *, redelivered: bool = False
+    ) -> None:
         identity, intact = read_payload(payload)
         shown = key.decode(errors="replace") if isinstance(key, bytes) else key
         self.received += 1
         self.load.moment = time.monotonic()
         self.journal.write(
             *("got", self.subscription, self.name, self.topic, partition, offset, *identity, shown, intact),
-            time.monotonic_ns(),
+            *(redelivered, time.monotonic_ns()),
         )
 
     def fate(self) -> str:
@@ -273,7 +275,8 @@ class Receiver:
 
     async def take(self, consumer: Any) -> None:
         async for message in consumer:
-            self.note(message.partition, message.offset, message.payload, message.key)
+            again = message.redelivery_count > 0
+            self.note(message.partition, message.offset, message.payload, message.key, redelivered=again)
             fate = self.fate()
             if fate == "leave":
                 continue
@@ -285,8 +288,10 @@ class Receiver:
 
     async def take_batches(self, consumer: Any) -> None:
         async for batch in consumer.batches(max_records=100, max_wait=0.01):
-            for offset, payload, key in zip(batch.offsets, batch.payloads, batch.keys, strict=True):
-                self.note(batch.partition, int(offset), payload, key)
+            again = (batch.redelivery_counts > 0).tolist()
+            came = zip(batch.offsets, batch.payloads, batch.keys, again, strict=True)
+            for offset, payload, key, redelivered in came:
+                self.note(batch.partition, int(offset), payload, key, redelivered=redelivered)
             if not self.load.draining and self.random.random() < 0.03:
                 await batch.nack(delay=0.02, reason="crash check")
                 continue

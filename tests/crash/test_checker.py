@@ -25,7 +25,7 @@ def honest(keys: list[str | None] | None = None) -> list[Event]:
         events += [
             ["try", producer, TOPIC, sequence, sequence + 1, key],
             ["ok", producer, TOPIC, sequence, sequence + 1, 0, offset, "written", 100 + offset],
-            ["got", "s", "c0", TOPIC, 0, offset, producer, sequence, key, True, 200 + offset],
+            ["got", "s", "c0", TOPIC, 0, offset, producer, sequence, key, True, False, 200 + offset],
             ["ack", "s", TOPIC, 0, offset],
             ["log", TOPIC, 0, offset, producer, sequence, key, True],
         ]
@@ -55,7 +55,7 @@ def test_an_honest_run_passes() -> None:
 
 def test_redelivery_and_an_unknown_outcome_are_no_violation() -> None:
     events = honest()
-    events.insert(-1, ["got", "s", "c1", TOPIC, 0, 2, "p0", 1, None, True, 900])
+    events.insert(-1, ["got", "s", "c1", TOPIC, 0, 2, "p0", 1, None, True, True, 900])
     events.append(["try", "p0", TOPIC, 3, 5, None])
     events.append(["fail", "p0", TOPIC, 3, 5, "OperationTimeout"])
     events.append(["log", TOPIC, 0, COUNT, "p0", 3, None, True])
@@ -116,6 +116,16 @@ def test_first_deliveries_out_of_order_are_found(mode: str) -> None:
     events = honest()
     one(events, "got", 1)[-1], one(events, "got", 4)[-1] = 204, 201
     assert set(judged(events, mode).counts) == {"order"}
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "failover", "key_shared"])
+def test_what_came_again_before_it_was_looked_at_is_no_first_delivery(mode: str) -> None:
+    events = honest(["a"] * COUNT)
+    for offset in (0, 2):
+        one(events, "got", offset)[-2:] = [True, 210 + offset]
+    assert judged(events, mode).passed
+    one(events, "got", 2)[-2] = False
+    assert judged(events, mode).counts == {"order": 1}
 
 
 def test_shared_consumers_may_interleave_but_each_sees_its_own_in_order() -> None:
@@ -231,7 +241,7 @@ def two_lives() -> list[Event]:
         if sequence == 3:
             events.append(["try", producer, TOPIC, sequence, sequence + 1, None])
             events.append(["ok", producer, TOPIC, sequence, sequence + 1, 0, offset, "written", 900])
-        events.append(["got", "s", "c0", TOPIC, 0, offset, producer, sequence, None, True, 150 + offset])
+        events.append(["got", "s", "c0", TOPIC, 0, offset, producer, sequence, None, True, False, 150 + offset])
         events.append(["ack", "s", TOPIC, 0, offset])
         events.append(["log", TOPIC, 0, offset, producer, sequence, None, True])
     return events
@@ -281,6 +291,6 @@ def test_acknowledged_records_that_change_places_between_lives_are_found() -> No
 def test_a_delivered_record_that_is_not_in_the_log_is_found() -> None:
     events = two_lives()
     events.append(["try", "p0", TOPIC, 4, 5, None])
-    events.append(["got", "s", "c0", TOPIC, 0, 103, "p0", 4, None, True, 990])
+    events.append(["got", "s", "c0", TOPIC, 0, 103, "p0", 4, None, True, False, 990])
     assert judged(events, unused=UNUSED).passed
     assert judged(events, unused=UNUSED, delivered_stays=True).counts == {"vanished": 1}

@@ -136,7 +136,7 @@ def hot(process: BrokerProcess, name: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(240)
 def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
-    broker: Any, s3_server: S3Server, proxy: S3Proxy
+    broker: Any, s3_server: S3Server, proxy: S3Proxy, request: pytest.FixtureRequest
 ) -> None:
     environment = s3_server.environ(s3_server.make_bucket(), endpoint=proxy.endpoint) | {
         "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "1ms",
@@ -154,7 +154,9 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         "url": process.address, "topic": TOPIC, "subscription": "cold", "readers": READERS,
         "connections": CONNECTIONS, "prefetch_bytes": limits.MIB,
     }  # fmt: skip
-    readers = Child("perf/tier_peer.py", "cold", options).wait_ready()
+    readers = Child("perf/tier_peer.py", "cold", options)
+    request.addfinalizer(readers.stop)
+    readers.wait_ready()
 
     def records() -> list[int]:
         readers.go()
@@ -171,7 +173,6 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         while min(late := records()) < HISTORY_MIB * 1_024 // 8:
             assert time.monotonic() < deadline, f"the slowest reader has {min(late)} records"
             time.sleep(0.2)
-    readers.stop()
     print(
         f"p99 {quiet['p99_us']} us, with {READERS} readers {flooded['p99_us']} us;"
         f" {watch.growth('worker') >> 20} MiB more in the worker"

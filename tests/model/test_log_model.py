@@ -94,6 +94,10 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.synced_end == self.log.written_end
 
     @rule()
+    def store_mark(self) -> None:
+        self.log.store_mark()
+
+    @rule()
     def roll(self) -> None:
         if not self.pending:
             job = self.log.roll(b"producers at %d" % self.log.written_end)

@@ -36,7 +36,7 @@ BASE = 100
 def honest() -> list[Event]:
     """An epoch that begins at offset 100, with one record of before that came once more."""
     events: list[Event] = [
-        ["got", "s", "c0", TOPIC, 0, BASE - 1, "p", 7, None, True, 150],
+        ["got", "s", "c0", TOPIC, 0, BASE - 1, "p", 7, None, True, False, 150],
         ["ack", "s", TOPIC, 0, BASE - 1],
     ]
     for number in range(5):
@@ -44,7 +44,7 @@ def honest() -> list[Event]:
         events += [
             ["try", "p", TOPIC, sequence, sequence + 1, None],
             ["ok", "p", TOPIC, sequence, sequence + 1, 0, offset, "written", 100 + number],
-            ["got", "s", "c0", TOPIC, 0, offset, "p", sequence, None, True, 200 + number],
+            ["got", "s", "c0", TOPIC, 0, offset, "p", sequence, None, True, False, 200 + number],
             ["ack", "s", TOPIC, 0, offset],
             ["log", TOPIC, 0, offset, "p", sequence, None, True],
         ]

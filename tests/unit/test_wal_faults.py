@@ -66,6 +66,7 @@ def work(log: Log, history: History, rounds: int = 6) -> None:
                 assert log.sync_job() is None
                 return
             log.synced(job)
+            log.store_mark()
             history.synced_end = log.synced_end
         if number % 2 and log.written_end == log.synced_end:
             seal = log.roll(b"snapshot")

@@ -46,6 +46,7 @@ def sync(log: Log) -> None:
     if job is not None:
         job.run(set())
         log.synced(job)
+        log.store_mark()
 
 
 def roll(log: Log, snapshot: bytes = b"") -> None:

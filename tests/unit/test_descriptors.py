@@ -1,0 +1,47 @@
+"""How many files the log holds open: what connections leave, never less than half, and fewer when told."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from danube.wal.descriptors import DESCRIPTORS_MAX, Descriptors, LogFile, descriptors_allowed
+
+
+@pytest.mark.parametrize(
+    ("limit", "connections", "allowed"),
+    [
+        (20_000, 0, 17_500),
+        (20_000, 5_000, 12_500),
+        (20_000, 9_000, 10_000),  # half of them
+        (1_024, 0, 512),
+        (1_024, 900, 512),
+        (256, 0, 256),  # what the log needs at least
+        (1_048_576, 10_000, DESCRIPTORS_MAX),
+        (resource.RLIM_INFINITY, 10_000, DESCRIPTORS_MAX),
+    ],
+)
+def test_the_log_has_what_connections_leave(
+    monkeypatch: pytest.MonkeyPatch, limit: int, connections: int, allowed: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert descriptors_allowed(connections) == allowed
+
+
+def test_when_more_connections_come_idle_files_are_closed_and_pinned_ones_stay(tmp_path: Path) -> None:
+    found = Descriptors(10)
+    opened = [LogFile(tmp_path / str(number), writable=True) for number in range(6)]
+    for file in opened:
+        found.create(file)
+    found.pin(opened[0])
+    found.resize(3)
+    assert [file.fd >= 0 for file in opened] == [True, False, False, False, True, True]
+    found.resize(0)
+    assert [file.fd >= 0 for file in opened] == [True, False, False, False, False, False]
+    found.unpin(opened[0])
+    assert len(found) == 0
+    assert found.fd(opened[3]) >= 0 and len(found) == 1, "one in use is opened again all the same"
+    for file in opened:
+        found.close(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from danube import clock, telemetry
 from danube.broker.inheritance import RETURNING
+from danube.broker.removing import SUFFIX, remove_directory
 from danube.broker.tier_retention import expired_end
 from danube.core.placement import owner_of
 from danube.core.recovered import may_be_lost
@@ -30,8 +30,8 @@ SECOND_S = 1.0
 RETENTION_S = 10.0
 COMPACTION_S = 1.0
 OPEN_PAUSE_S = 0.005
-_DIRECTORY = re.compile(r"([0-9a-f]{16})-([0-9]+)\Z")
-_SET_ASIDE = re.compile(r"([0-9a-f]{16})-([0-9]+)-[0-9]{10}(-[0-9]+)?\Z")
+_DIRECTORY = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)({re.escape(SUFFIX)})?\Z")
+_SET_ASIDE = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)-[0-9]{{10}}(-[0-9]+)?({re.escape(SUFFIX)})?\Z")
 
 
 class Housekeeping:
@@ -149,7 +149,9 @@ class Housekeeping:
             if owner_of(topic_id, index, worker.context.workers) != worker.index:
                 continue
             record = state.topic_with_id(topic_id)
-            if record is None:
+            if match[3]:  # half removed by a process that died
+                worker.executor.submit(remove_directory, directory)
+            elif record is None:
                 unknown.append((topic_id, directory))
             elif worker.shard.serves(topic_id, index):
                 names.append(record.physical_name(index))
@@ -183,7 +185,7 @@ class Housekeeping:
         state = worker.metadata.state
         for topic_id, directory in directories:
             if state.topic_with_id(topic_id) is None and not may_be_lost(state, topic_id):
-                worker.executor.submit(shutil.rmtree, directory, ignore_errors=True)
+                worker.executor.submit(remove_directory, directory)
 
     def unopened(self) -> list[TopicRecord]:
         """The topics of partitions that were stored here at the start and are not open, once for each."""

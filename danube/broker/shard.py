@@ -6,7 +6,6 @@ notes what is to be done; :meth:`Shard.turn` then writes once per dirty partitio
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -22,6 +21,7 @@ from danube.broker.deliveries import DeadLetterTaker, Deliveries
 from danube.broker.hosted import HostedPartition, TrafficCounters
 from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
 from danube.broker.producers import ProducerLink
+from danube.broker.removing import remove_directory
 from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.core import wire
@@ -475,7 +475,7 @@ class Shard:
         """Its topic was deleted: host it no more and remove its files."""
         self._let_go(hosted, error)
         if hosted.directory is not None:
-            self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+            self._executor.submit(remove_directory, hosted.directory)
 
     def _let_go(self, hosted: HostedPartition, error: DanubeError) -> None:
         """Host a partition no more: write and answer nothing, tell ``error`` to who has it open."""

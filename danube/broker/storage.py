@@ -8,7 +8,6 @@ opened anew from what is on disk with a new epoch.  The descriptor that failed i
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
+from danube.broker.removing import remove_directory
 from danube.core.policy import Durability
 from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
 
@@ -301,7 +301,7 @@ class Storage:
             opened.log.abandon()
             # Opening may have made a deleted topic's again; what was given away or taken anew stays.
             if hosted.directory is not None and hosted.moved is None:
-                self._executor.submit(shutil.rmtree, hosted.directory, ignore_errors=True)
+                self._executor.submit(remove_directory, hosted.directory)
             return
         if opened.core.log_end < hosted.high_watermark:
             # Acknowledged records are not readable any more: a human must look, nothing is hidden.

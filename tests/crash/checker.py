@@ -83,7 +83,9 @@ class _Ledger:
         self.acknowledged: dict[Identity, Place | None] = {}  # None: the answer did not say where
         self.at: dict[Place, Identity] = {}
         self.log: dict[tuple[str, int], list[tuple[int, Identity]]] = defaultdict(list)
-        self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None, bool]]] = defaultdict(list)
+        self.deliveries: dict[str, list[tuple[int, str, Place, Identity, str | None, bool]]] = defaultdict(
+            list
+        )
         self.acked: dict[str, set[Place]] = defaultdict(set)
         self.perhaps_acked: dict[str, set[Place]] = defaultdict(set)
         self.faults: list[Event] = []

@@ -241,7 +241,9 @@ def two_lives() -> list[Event]:
         if sequence == 3:
             events.append(["try", producer, TOPIC, sequence, sequence + 1, None])
             events.append(["ok", producer, TOPIC, sequence, sequence + 1, 0, offset, "written", 900])
-        events.append(["got", "s", "c0", TOPIC, 0, offset, producer, sequence, None, True, False, 150 + offset])
+        events.append(
+            ["got", "s", "c0", TOPIC, 0, offset, producer, sequence, None, True, False, 150 + offset]
+        )
         events.append(["ack", "s", TOPIC, 0, offset])
         events.append(["log", TOPIC, 0, offset, producer, sequence, None, True])
     return events

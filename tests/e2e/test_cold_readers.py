@@ -32,6 +32,7 @@ STORE_BYTES_S = 1.5e6  # of each connection
 HOT = {
     "topic": TOPIC, "durability": "written", "size": 100, "batch": 10, "interval_ns": 2_500_000, "seconds": 5,
 }  # fmt: skip
+STALLED_S = 30
 TIMES_MAX = 2.0
 # Below these nothing is a failure, whatever it was without readers: the machine is shared.  Without a share
 # for them 500 readers made it 170 ms and 620 ms.
@@ -134,7 +135,7 @@ def hot(process: BrokerProcess, name: str) -> dict[str, Any]:
     return child.result(60)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
     broker: Any, s3_server: S3Server, proxy: S3Proxy, request: pytest.FixtureRequest
 ) -> None:
@@ -169,9 +170,13 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         early = records()  # who has nothing now had nothing when the states were told
         assert slow.met, "the store was slow"
         proxy.clear()
-        deadline = time.monotonic() + 60
-        while min(late := records()) < HISTORY_MIB * 1_024 // 8:
-            assert time.monotonic() < deadline, f"the slowest reader has {min(late)} records"
+        had, deadline = sum(early), time.monotonic() + STALLED_S
+        while min(late := records()) < HISTORY_MIB * 1_024 // 8:  # their one process may be a slow one
+            if sum(late) > had:
+                had, deadline = sum(late), time.monotonic() + STALLED_S
+            assert time.monotonic() < deadline, (
+                f"nothing comes, and the slowest reader has {min(late)} records"
+            )
             time.sleep(0.2)
     print(
         f"p99 {quiet['p99_us']} us, with {READERS} readers {flooded['p99_us']} us;"

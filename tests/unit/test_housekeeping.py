@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from danube.broker import housekeeping
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.worker import Worker
 from danube.core.commands import CreateTopic, DeleteTopic
@@ -62,7 +62,7 @@ class Site:
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **named: found.append(path))
+    monkeypatch.setattr(housekeeping, "remove_directory", found.append)
     return found
 
 
@@ -71,6 +71,15 @@ def test_what_belongs_to_no_topic_is_removed(tmp_path: Path, removed: list[Path]
     directory = site.directory(9)
     site.housekeeping._sweep_directories()
     assert removed == [directory]
+
+
+def test_what_a_process_that_died_left_half_removed_is_removed_also_where_nobody_knows_what_was_deleted(
+    tmp_path: Path, removed: list[Path]
+) -> None:
+    site = Site(tmp_path, SimpleNamespace(metadata_whole=False))
+    left = site.directory(9).rename(tmp_path / "partitions" / f"{9:016x}-0.removed")
+    site.housekeeping._sweep_directories()
+    assert removed == [left]
 
 
 def test_a_cluster_s_metadata_that_lost_its_end_removes_nothing(tmp_path: Path, removed: list[Path]) -> None:

@@ -32,6 +32,17 @@ def log_of(bench: Bench, topic: str = TOPIC) -> Log:
     return log
 
 
+def synced_but_not_marked(directory: Path) -> Log:
+    log = open_log(directory)
+    append(log, b"a")
+    log.write()
+    job = log.sync_job()
+    assert job is not None
+    job.run(set())
+    log.synced(job)
+    return log
+
+
 def test_a_sync_that_answers_wait_for_is_marked_before_them(
     tmp_path: Path, session: RecordingSession
 ) -> None:
@@ -101,13 +112,7 @@ def test_a_log_that_is_closed_marks_all_of_it(tmp_path: Path, session: Recording
 
 
 def test_a_log_that_was_sealed_before_it_closes_is_marked_as_well(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
-    append(log, b"a")
-    log.write()
-    job = log.sync_job()
-    assert job is not None
-    job.run(set())
-    log.synced(job)
+    log = synced_but_not_marked(tmp_path)
     seal = log.roll()
     assert seal is not None
     seal.run(set())
@@ -118,13 +123,7 @@ def test_a_log_that_was_sealed_before_it_closes_is_marked_as_well(tmp_path: Path
 
 
 def test_a_log_that_was_taken_over_leaves_the_newer_owner_s_mark_alone(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
-    append(log, b"a")
-    log.write()
-    job = log.sync_job()
-    assert job is not None
-    job.run(set())
-    log.synced(job)
+    log = synced_but_not_marked(tmp_path)
     log.abandon()
     newer = open_log(tmp_path, epoch=2)
     append(newer, b"b")

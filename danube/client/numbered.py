@@ -103,10 +103,6 @@ class NumberedPartition(PartitionProducer):
             self.epoch = epoch_of_round(self._round, known, wall_us() // 1_000_000)
         self._open()
 
-    def _first_unanswered(self) -> int:
-        first = next((one for one in self.unanswered() if one.sent), None)
-        return self._sent_sequence if first is None else first.base_sequence
-
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
         """A number that is missing from the log cannot be given to another batch: this is the end."""
         if isinstance(error, OwnerMoved | Fenced | NotFound):

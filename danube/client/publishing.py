@@ -11,6 +11,7 @@ numbers may have changed in between; only then is it stamped anew (rare, and one
 
 After a lost connection or a moved owner the producer resumes its epoch and sends every un-answered
 batch again, in order and with its old sequence: the broker answers what it has with the old offset.
+An owner that knows less than was acknowledged gets them in a new epoch.
 """
 
 from __future__ import annotations
@@ -289,6 +290,11 @@ class PartitionProducer:
         handle = self._handle
         request.when_settled(lambda _: self._on_opened(request, handle))
 
+    def _first_unanswered(self) -> int:
+        """The number from which on nothing is acknowledged."""
+        first = next((one for one in (*self._unacked, *self._queue) if one.sent), None)
+        return self._sent_sequence if first is None else first.base_sequence
+
     def _open_anew(self) -> None:
         """Start a new epoch: the old one's numbers have a hole."""
         if self.session.ready:
@@ -307,6 +313,12 @@ class PartitionProducer:
         opened: wire.ProducerOpened = request.value
         self._attempts = 0
         resumed = (opened.producer_id, opened.epoch) == (self.producer_id, self.epoch) and self.epoch != 0
+        first = self._first_unanswered()
+        if resumed and opened.next_sequence < first:
+            # An owner that is gone took the numbers up to there, and may come back with them: in this epoch
+            # they are never given to other batches.
+            self._open_anew()
+            return
         self.producer_id, self.epoch = opened.producer_id, opened.epoch
         self.max_record_bytes = opened.max_record_bytes
         unacked, self._unacked = self._unacked, deque()
@@ -314,8 +326,7 @@ class PartitionProducer:
         for outgoing in self._queue:
             outgoing.correlation = 0
             outgoing.sent = outgoing.sent and resumed
-        first = self._queue[0].base_sequence if self._queue and self._queue[0].sent else self._sent_sequence
-        self._sent_sequence = min(first, opened.next_sequence) if resumed else opened.next_sequence
+        self._sent_sequence = first if resumed else opened.next_sequence
         self._state = State.OPEN
         self.opened.resolve(opened)
         self.transmit()

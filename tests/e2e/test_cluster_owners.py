@@ -160,7 +160,7 @@ class Running:
         """Until what was acknowledged is delivered, where that can be waited for."""
         deadline_s = time.monotonic() + (20 if self.stored and self.whole else 0.3)
         while time.monotonic() < deadline_s and not receiving.done():
-            if self.stored and len(self.seen) >= len(self.offsets):
+            if self.stored and not set(self.offsets).difference(self.seen):
                 return
             await asyncio.sleep(0.01)
 

@@ -33,6 +33,7 @@ HOT = {
     "topic": TOPIC, "durability": "written", "size": 100, "batch": 10, "interval_ns": 2_500_000, "seconds": 5,
 }  # fmt: skip
 STALLED_S = 30
+STARVED_S = 180  # the readers' process has what nobody else wants of the processors
 TIMES_MAX = 2.0
 # Below these nothing is a failure, whatever it was without readers: the machine is shared.  Without a share
 # for them 500 readers made it 170 ms and 620 ms.
@@ -161,7 +162,7 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
 
     def records() -> list[int]:
         readers.go()
-        return list(json.loads(readers.line(60)))
+        return list(json.loads(readers.line(STARVED_S)))
 
     with watch.watching():
         records()
@@ -186,8 +187,8 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
         assert flooded[name] < max(TIMES_MAX * quiet[name], noise_us)
         assert flooded["delivery"][name] < max(TIMES_MAX * quiet["delivery"][name], noise_us)
     waiting = [number for number, count in enumerate(early) if not count]
-    others = [number for number in waiting if not states[f"cold-{number}"].startswith("waiting_for_store")]
-    assert len(others) <= len(waiting) // 20, "what they wait for is on its way to them"
+    others = {states[f"cold-{number}"] for number in waiting} - {"no_credit", "caught_up", "ready"}
+    assert all(state.startswith("waiting_for_store") for state in others), "or it is on its way to them"
     assert watch.growth("worker") < GROWTH_MAX
     assert watch.growth("mover") < MOVER_GROWTH_MAX
     assert watch.cache_most <= CACHE_BYTES + FETCH_BYTES_MAX, "files are looked at one after the other"

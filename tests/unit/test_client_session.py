@@ -319,6 +319,30 @@ def test_after_a_lost_connection_unanswered_batches_are_sent_again_with_their_se
     assert [one.result().offset for one in (first, second, third)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("unanswered", [1, 2])
+def test_numbers_that_an_owner_does_not_know_are_never_given_to_other_batches(unanswered: int) -> None:
+    peer, producer = open_pair()
+    outgoing = [send(producer, bytes([one])) for one in range(2 + unanswered)]
+    published = peer.published()
+    for frame in published[:2]:
+        peer.acknowledge(frame[1], frame[0])
+    peer.lose()
+    late = send(producer, b"late")
+    peer.connect()
+    assert peer.open(7, 3, next_sequence=1).epoch == 3  # the second is on the disk of an owner that is gone
+    assert (asked := peer.open(7, 4)).producer_id == asked.epoch == 0
+    again = peer.published()
+    assert [(sequence, view.header.producer_epoch) for sequence, _, view in again] == [
+        (number, 4) for number in range(unanswered + 1)
+    ]
+    assert [view.payload(0) for *_, view in again] == [b"\x02", b"\x03"][:unanswered] + [b"late"]
+    for sequence, frame, _ in again:
+        peer.acknowledge(frame, 100 + sequence)
+    results = [one.result().offset for one in (*outgoing, late)]
+    assert results == [0, 1, *range(100, 101 + unanswered)]
+    assert producer.next_sequence == unanswered + 1
+
+
 def test_a_moved_owner_is_opened_again_on_a_new_handle() -> None:
     peer, producer = open_pair()
     outgoing = send(producer, b"a")

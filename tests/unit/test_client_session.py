@@ -335,7 +335,7 @@ def test_numbers_that_an_owner_does_not_know_are_never_given_to_other_batches(un
     assert [(sequence, view.header.producer_epoch) for sequence, _, view in again] == [
         (number, 4) for number in range(unanswered + 1)
     ]
-    assert [view.payload(0) for *_, view in again] == [b"\x02", b"\x03"][:unanswered] + [b"late"]
+    assert [view.payload(0) for *_, view in again] == [*[b"\x02", b"\x03"][:unanswered], b"late"]
     for sequence, frame, _ in again:
         peer.acknowledge(frame, 100 + sequence)
     results = [one.result().offset for one in (*outgoing, late)]

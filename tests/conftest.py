@@ -68,9 +68,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """In a run of two processes one is for brokers, whose tests are of time too; files stay whole.
+    """In a run of several processes one is for brokers, whose tests are of time too; files stay whole.
 
-    That part is to be less than half of all: the other process has nothing to do beside its end.
+    That part is to be less than the share of one: the others have nothing to do beside its end.
     """
     from xdist.scheduler import LoadFileScheduling
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from danube.client.admin import TopicInfo as TopicInfo
     from danube.client.client import Client as Client
     from danube.client.client import connect as connect
+    from danube.client.client import load_kernels as load_kernels
     from danube.client.consumer import Consumer as Consumer
     from danube.client.message import Batch as Batch
     from danube.client.message import Message as Message
@@ -52,6 +53,7 @@ _MODULE_BY_NAME = {
     "TypedProducer": "danube.client.typed_producer",
     "Violation": "danube.client.schema_plans",
     "connect": "danube.client.client",
+    "load_kernels": "danube.client.client",
     "violations_of": "danube.client.schema_plans",
 }
 
@@ -77,6 +79,7 @@ __all__ = [
     "Violation",
     "__version__",
     "connect",
+    "load_kernels",
     "sync",
     "violations_of",
 ]

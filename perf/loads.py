@@ -355,6 +355,7 @@ LOADS: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
 
 
 def main() -> None:
+    danube.load_kernels()  # as a program that sends millions would
     print(json.dumps(uvloop.run(LOADS[sys.argv[1]](json.loads(sys.argv[2])))), flush=True)
 
 

@@ -7,18 +7,26 @@ FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from danube.core import kernels
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
 Offsets = NDArray[np.int32]
 Bounds = NDArray[np.int64]  # offsets before they were found to fit
+
+# perf/kernels.py: fewer records are faster without kernels, and larger ones when they are copied once.
+_KERNEL_RECORDS_MIN: Final = 128
+_GATHERED_MEAN_BYTES_MAX: Final = 1024
+# The kernels read a list at its address, and nobody may change it meanwhile.
+_LISTS_CAN_BE_READ: Final = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 
 _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
@@ -68,11 +76,28 @@ def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
         count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
         payloads, bounds = payloads[:count], bounds[: count + 1]
     check_count(len(payloads))
-    return _column(bounds, payloads)
+    return _gathered(_column(bounds, payloads), bounds)
 
 
 def _column(bounds: Bounds, pieces: Sequence[Piece]) -> PayloadColumn:
     return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), pieces)
+
+
+def _gathered(column: PayloadColumn, bounds: Bounds) -> PayloadColumn:
+    """The column of a list whose small payloads a kernel, where there is one, has put side by side."""
+    payloads = column.pieces
+    if not _readable(payloads) or column.total > _GATHERED_MEAN_BYTES_MAX * column.record_count:
+        return column
+    joined = np.empty(column.total, np.uint8)
+    if kernels.list_kernels().gather(id(payloads), bounds, joined) != kernels.WELL_FORMED:
+        return column  # of pieces that joining them will not find as they were measured
+    return column._replace(pieces=(joined.data,))
+
+
+def _readable(pieces: Sequence[Any]) -> bool:
+    return (
+        kernels.available and _LISTS_CAN_BE_READ and type(pieces) is list and len(pieces) >= _KERNEL_RECORDS_MIN
+    )
 
 
 def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Offsets, int]:
@@ -84,6 +109,10 @@ def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Off
 
 
 def _bounds_of_pieces(pieces: Sequence[Any]) -> Bounds:
+    if _readable(pieces):
+        bounds = np.empty(len(pieces) + 1, np.int64)
+        if kernels.list_kernels().measure(id(pieces), bounds) == kernels.WELL_FORMED:
+            return bounds
     sizes = list(map(len, pieces))
     count, width = len(sizes), sizes[0]
     # Records of one size are common, and counting equal numbers costs a third of making an array.
@@ -162,7 +191,8 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
     check_count(len(payloads))
-    return _column(_sequence_bounds(payloads), payloads)
+    bounds = _sequence_bounds(payloads)
+    return _gathered(_column(bounds, payloads), bounds)
 
 
 def _sequence_bounds(payloads: list[Any]) -> Bounds:

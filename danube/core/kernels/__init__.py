@@ -1,7 +1,8 @@
 """Machine-code kernels for the hot loops; each has a numpy or library twin beside its caller.
 
 Importing this package costs nothing: Numba (0.6 s) is imported by :func:`load` alone, which brokers
-call once before they fork.  Callers look at :data:`available` and use their twin while it is False.
+call once before they fork and clients may (``danube.load_kernels``).  Callers look at :data:`available`
+and use their twin while it is False.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 
-_MODULES: Final = ("crc", "batch", "cursor")
+_MODULES: Final = ("crc", "batch", "cursor", "lists")
 
 
 class Report(NamedTuple):
@@ -56,6 +57,11 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
 def batch_kernels() -> ModuleType:
     """danube.core.kernels.batch; only while ``available``."""
     return sys.modules[f"{__name__}.batch"]
+
+
+def list_kernels() -> ModuleType:
+    """danube.core.kernels.lists; only while ``available``."""
+    return sys.modules[f"{__name__}.lists"]
 
 
 def unload() -> None:

@@ -1,9 +1,9 @@
 """The one door to Numba: a decorator, a few machine instructions, and plain Python without it.
 
 ``@jit("int64(const uint8[::1], int64)")`` registers a kernel for that one signature; ``const``
-before an array type accepts read-only arrays as well.  Kernels release the GIL, check no bounds
-(their callers or they themselves do) and are kept in Numba's on-disk cache.  They are compiled by
-:func:`compile_all`, or on the first call where nobody did.
+before an array type accepts read-only arrays as well.  Kernels release the GIL, but for those that
+look at Python's objects; they check no bounds (their callers or they themselves do) and are kept in
+Numba's on-disk cache.  They are compiled by :func:`compile_all`, or on the first call where nobody did.
 
 Where Numba is missing, or DANUBE_KERNELS=off is in the environment, ``jit`` returns the function as
 it is and :data:`reason` says why.
@@ -54,13 +54,16 @@ _PACKAGE: Final = __name__.rpartition(".")[0]
 _CONST: Final = re.compile(r"\bconst\s+")
 
 
-def jit(signature: str) -> Callable[[_Function], _Function]:
-    """Register a kernel for ``signature``, or return the function unchanged without Numba."""
+def jit(signature: str, *, gil: bool = False) -> Callable[[_Function], _Function]:
+    """Register a kernel for ``signature``, or return the function unchanged without Numba.
+
+    One that looks at Python's objects keeps the ``gil``.
+    """
     if reason:
         return lambda function: function
 
     def register(function: _Function) -> _Function:
-        dispatcher = numba.njit(cache=True, nogil=True, boundscheck=False)(function)
+        dispatcher = numba.njit(cache=True, nogil=not gil, boundscheck=False)(function)
         _registered.append((dispatcher, _arguments(signature)))
         return cast(_Function, dispatcher)
 
@@ -207,6 +210,28 @@ if not reason:
             return context.get_dummy_value()
 
         return types.void(target, types.intp, source, types.intp, types.intp), generate
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy_from(typing_context: Any, target: Any, position: Any, address: Any, size: Any) -> Any:
+        """memcpy from an address into a byte array."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            to = _address(context, builder, signature.args[0], values[0], values[1], _BYTE)
+            origin = builder.inttoptr(values[2], _BYTE.as_pointer())
+            cgutils.raw_memcpy(builder, to, origin, values[3], 1)
+            return context.get_dummy_value()
+
+        return types.void(target, types.intp, types.intp, types.intp), generate
+
+    def _interpreter(name: str, result: Any, count: int) -> Any:
+        """A function of Python's C API (the stable one), which takes ``count`` addresses or sizes."""
+        return types.ExternalFunction(name, result(*[types.intp] * count))
+
+    #: Addresses of objects; 0, or size -1, with an exception set that clear_error takes away.
+    list_item = _interpreter("PyList_GetItem", types.intp, 2)
+    bytes_size = _interpreter("PyBytes_Size", types.intp, 1)
+    bytes_data = _interpreter("PyBytes_AsString", types.intp, 1)
+    clear_error = _interpreter("PyErr_Clear", types.void, 0)
 
     def _crc_instruction(x86_name: str, arm_name: str, width: Any, value_type: Any) -> Any:
         """The CPU's CRC32C step: ``(checksum, value) -> checksum``, all in 64-bit numbers."""

@@ -196,6 +196,10 @@ class Connection:
             self._flush_scheduled = True
             self._loop.call_soon(self.flush)
 
+    def flush_follows(self) -> None:
+        """The caller queues something and calls flush() in this turn, so none need be scheduled."""
+        self._flush_scheduled = True
+
     def flush(self) -> None:
         """Write what is queued now."""
         self._flush_scheduled = False

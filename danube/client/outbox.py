@@ -28,7 +28,8 @@ from danube.client.records import (
 )
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
-from danube.core.columns import encode, key_partitions
+from danube.core.batch_builder import encode_plain
+from danube.core.columns import EncodedBatch, encode, key_partitions
 from danube.core.payload_column import leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
@@ -194,8 +195,7 @@ class Outbox:
         return group, index
 
     def _begin_group(self) -> Group:
-        if self.closed:
-            raise ClosedError(f"the producer {self.name!r} is closed")
+        self._check_open()
         if self.group is not None:
             self.flush_group()
             self.left_full = True
@@ -207,12 +207,45 @@ class Outbox:
                 hint="call producer.ready() (awaited where it is async) before sending on",
                 limit=self.in_flight_bytes_max,
             )
-        for partition in self.partitions:
-            if partition.failure is not None:
-                raise partition.failure.with_traceback(None)
         self.group = group = Group()
         self.when_group()
         return group
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"the producer {self.name!r} is closed")
+        for partition in self.partitions:
+            if partition.failure is not None:
+                raise partition.failure.with_traceback(None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is answered and nothing is gathered, so that a record need not wait for others."""
+        return self.in_flight_batches == 0 and self.group is None
+
+    def send_alone(self, payload: bytes) -> Outgoing:
+        """Send one record without key and attributes as a batch of its own; only while ``idle``."""
+        if type(payload) is not bytes:
+            payload = as_bytes(payload)
+        if len(payload) > self.record_bytes_max:
+            self._refuse_record(len(payload))
+        self._check_open()
+        partition = self.partitions[0] if len(self.partitions) == 1 else self._turn()
+        if self._compression:
+            return self._send(partition, [payload], None, None)
+        sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
+        encoded = encode_plain(
+            payload,
+            producer_name=self.name,
+            origin="",
+            publish_time_us=wall_us(),
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            schema_id=self._schema_id,
+            schema_version=self._schema_version,
+        )
+        return self._send_encoded(partition, encoded, producer_id, epoch, sequence, None)
 
     def _add_extras(
         self, group: Group, index: int, key: str | bytes | None, attributes: Attributes | None
@@ -394,6 +427,17 @@ class Outbox:
             schema_id=self._schema_id,
             schema_version=self._schema_version,
         )
+        return self._send_encoded(partition, encoded, producer_id, epoch, sequence, group)
+
+    def _send_encoded(
+        self,
+        partition: PartitionProducer,
+        encoded: EncodedBatch,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        group: Group | None,
+    ) -> Outgoing:
         outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
         outgoing.group = group
         self.in_flight_bytes += outgoing.size

@@ -126,9 +126,11 @@ class Producer:
         box = self._box
         while not box.has_room:
             await self._connection.wait(box.room())
-        idle = box.in_flight_batches == 0 and box.group is None
+        idle = box.idle and not self._linger_s
+        if idle and key is None and attributes is None:
+            return await self._send_alone(box, payload)
         group, index = box.add(payload, key, attributes)
-        if idle and not self._linger_s:
+        if idle:
             box.flush_group()
             self._connection.flush()
         try:
@@ -136,6 +138,20 @@ class Producer:
         except asyncio.CancelledError:
             box.withdraw(group, index)
             raise
+
+    async def _send_alone(self, box: Outbox, payload: bytes) -> Ack:
+        connection = self._connection
+        connection.flush_follows()
+        try:
+            outgoing = box.send_alone(payload)
+        finally:
+            connection.flush()
+        try:
+            ack: Ack = await connection.wait(outgoing)
+        except asyncio.CancelledError:
+            outgoing.partition.withdraw(outgoing)
+            raise
+        return ack
 
     async def send_many(
         self,

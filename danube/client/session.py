@@ -47,6 +47,10 @@ CLUSTER_ATTEMPTS_MAX = 3
 REQUESTS_MAX = 10_000
 SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
 
+_PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
+_PUBLISHED = int(Kind.PUBLISHED)
+_DELIVER = int(Kind.DELIVER)
+
 _telemetry = events("client")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -123,11 +127,11 @@ class Session(Timers):
         self._heard = True
         for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
-            if kind == Kind.PUBLISHED:
+            if kind == _PUBLISHED:
                 awaited = self._awaited.pop(correlation, None)
                 if awaited is not None:
                     awaited.on_answer(kind, flags, body)
-            elif kind == Kind.DELIVER:
+            elif kind == _DELIVER:
                 opened = self._handles.get(handle)
                 if opened is not None:
                     opened.on_deliver(body)
@@ -357,7 +361,7 @@ class Session(Timers):
         correlation = self.next_correlation()
         self._awaited[correlation] = awaited
         size = len(head) + len(body)
-        header = wire.frame_header(Kind.PUBLISH, size, correlation, handle)
+        header = wire.frame_header(_PUBLISH, size, correlation, handle)
         if size < 16_384:
             self._write(header + head + body)
         else:

@@ -154,6 +154,9 @@ def encode_plain(
     origin: str,
     publish_time_us: int,
     request_id: int = 0,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
     schema_id: int | None = None,
     schema_version: int | None = None,
 ) -> EncodedBatch:
@@ -174,8 +177,8 @@ def encode_plain(
     try:
         column = _ONE_WITH_ID.pack(request_id, 0, size) if request_id else _ONE.pack(0, size)
         rest = _REST.pack(
-            flags, name_size, 1, schema_version or 0, schema_id or 0, 0, 0, publish_time_us, 0, size, 0, 0,
-            columns_size, origin_size, 0,
+            flags, name_size, 1, schema_version or 0, schema_id or 0, producer_id, base_sequence,
+            publish_time_us, producer_epoch, size, 0, 0, columns_size, origin_size, 0,
         )  # fmt: skip
     except struct.error as error:
         raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from danube.wal.syncer import Syncer
 
 _log = telemetry.events("storage")
+_FSYNC = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 SEAL_AGAIN_S = 1.0
 MARKS_AT_ONCE = 8
 MARKS_CALLS = 256  # at most so many intervals are marks behind the background syncs that they tell of
@@ -79,7 +80,7 @@ class Storage:
         log = hosted.log
         if log is None:
             return
-        if hosted.core.level >= Durability.FSYNC:
+        if hosted.core.level >= _FSYNC:
             self.request_sync(hosted)
         else:
             self._unsynced[hosted] = None

@@ -57,6 +57,7 @@ _log = telemetry.events("worker")
 PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
 CACHE_DIRECTORY = "cache"
+_TURNS = int(Counter.TURNS)
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -237,31 +238,37 @@ class Worker:
         self.shard.turn()
         for door in doors:
             door.flush()
+        self.counters.block.add(_TURNS)
+        if self.context.workers == 1:
+            return  # there are no rings
         if remote.flush() or blocked:
             self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
         channel.release()
         self._flushed = channel.flush()
-        self.counters.block.add(Counter.TURNS)
-        if received or (self.context.workers > 1 and not self._turn_scheduled and not channel.arm()):
+        if received or (not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
 
     def _take(self) -> tuple[bool, bool]:
         """Give the shard what rings and doors have; whether rings had records, and whether one is full."""
         doors = self.doors.values()
+        received = self._take_from_rings() if self.context.workers > 1 else []
+        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+        blocked = False
+        for door in doors:
+            blocked |= door.hand_over()
+        return bool(received), blocked
+
+    def _take_from_rings(self) -> list[tuple[int, int, memoryview]]:
         for worker in self.channel.peers_restarted():
             self.remote.worker_restarted(worker)
-            for door in doors:
+            for door in self.doors.values():
                 door.worker_restarted(worker)
             self.dead_letters.worker_restarted(worker)
             self.router.worker_restarted(self.questions, worker)
         received = self._poll()
         for worker, kind, record in received:
             self.remote.take(worker, kind, record)
-        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
-        blocked = False
-        for door in doors:
-            blocked |= door.hand_over()
-        return bool(received), blocked
+        return received
 
     def _poll(self) -> list[tuple[int, int, memoryview]]:
         try:

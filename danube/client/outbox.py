@@ -220,7 +220,7 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Whether everything is answered and nothing is gathered, so that a record need not wait for others."""
+        """Whether all is answered and nothing gathered, so that a record need not wait for others."""
         return self.in_flight_batches == 0 and self.group is None
 
     def send_alone(self, payload: bytes) -> Outgoing:

@@ -153,7 +153,7 @@ def read_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> Ba
     """
     if len(buffer) - position < HEADER_BYTES:
         raise ProtocolError("batch is shorter than its header")
-    header = BatchHeader(*_HEADER.unpack_from(buffer, position))
+    header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
     size, count = header.size, header.record_count
     if header.magic != MAGIC:
         raise ProtocolError("not a batch", why=f"magic is {header.magic!r}, not {MAGIC!r}")

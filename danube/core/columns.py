@@ -51,6 +51,7 @@ _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
 _SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
 _SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
+_MORE_THAN_PAYLOADS: Final = ~(_SCHEMA_ID | _SCHEMA_VERSION)
 _OFFSET_MAX: Final = 2**63 - 1 - 2**32
 _ONE: Final = struct.Struct("<ii")
 _ATTRIBUTE: Final = struct.Struct("<HI")
@@ -392,26 +393,42 @@ def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes:
     """
     if header.flags & _SELECTED:
         raise ProtocolError("a producer cannot send a selection")
-    layout = layout_of(header)
     data = view.data if isinstance(view, BatchView) else view
     if len(data) < header.size:
         raise ProtocolError("batch is cut", size=header.size, present=len(data))
     start = HEADER_BYTES + padded(header.name_size + header.origin_size)
+    if _holds_one_payload(header, start):
+        _check_plain(data, header, start, start, max_record_bytes)
+        return
+    layout = layout_of(header)
     if header.flags & COMPRESSION_MASK:
         check_ratio(header.size - start, header.columns_size)
         if header.payload_bytes > max_record_bytes * header.record_count:
             _refuse_record(0, -(-header.payload_bytes // header.record_count), max_record_bytes)
         return
-    _check_plain(data, header, layout, start, max_record_bytes)
+    _check_plain(data, header, start, start + layout.payload_offsets, max_record_bytes)
 
 
-def _check_plain(data: Data, header: BatchHeader, layout: Layout, start: int, max_record_bytes: int) -> None:
+def _holds_one_payload(header: BatchHeader, start: int) -> bool:
+    """Whether the sizes are those of one record that has a payload and nothing else (else ask layout_of())."""
+    columns_size = 8 + padded(header.payload_bytes)
+    return (
+        header.record_count == 1
+        and not header.flags & _MORE_THAN_PAYLOADS
+        and not (header.key_bytes or header.attribute_bytes)
+        and header.columns_size == columns_size
+        and header.size == start + columns_size
+    )
+
+
+def _check_plain(data: Data, header: BatchHeader, start: int, offsets: int, max_record_bytes: int) -> None:
+    """Check columns that begin at ``start``; those of the payloads' ``offsets`` are at that position."""
     if header.name_size or header.origin_size:
         _check_names(data, header)
     count, flags = header.record_count, header.flags
     if count == 1 and not flags & (_KEYS | _ATTRIBUTES):
         # perf/kernels.py: from two records on a kernel is faster than anything else.
-        if _ONE.unpack_from(data, start + layout.payload_offsets) != (0, header.payload_bytes):
+        if _ONE.unpack_from(data, offsets) != (0, header.payload_bytes):
             raise ProtocolError("offsets of a column do not ascend from 0 to its size")
         if header.payload_bytes > max_record_bytes:
             _refuse_record(0, header.payload_bytes, max_record_bytes)
@@ -420,7 +437,7 @@ def _check_plain(data: Data, header: BatchHeader, layout: Layout, start: int, ma
     else:
         octets = np.frombuffer(data, np.uint8)
         check = kernels.batch_kernels().check_offsets
-        found = check(octets, start + layout.payload_offsets, count, header.payload_bytes, max_record_bytes)
+        found = check(octets, offsets, count, header.payload_bytes, max_record_bytes)
         if found != kernels.WELL_FORMED:
             _refuse_found(found, BatchView(data, header).payload_offsets, max_record_bytes, "payload")
         if flags & (_KEYS | _ATTRIBUTES):
@@ -431,7 +448,8 @@ def _check_names(data: Data, header: BatchHeader) -> None:
     middle = HEADER_BYTES + header.name_size
     names = memoryview(data)
     _decode(names[HEADER_BYTES:middle])
-    _decode(names[middle : middle + header.origin_size])
+    if header.origin_size:
+        _decode(names[middle : middle + header.origin_size])
 
 
 def _check_rest(view: BatchView, octets: NDArray[np.uint8], start: int, batch: ModuleType) -> None:

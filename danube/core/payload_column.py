@@ -26,7 +26,9 @@ Bounds = NDArray[np.int64]  # offsets before they were found to fit
 _KERNEL_RECORDS_MIN: Final = 128
 _GATHERED_MEAN_BYTES_MAX: Final = 1024
 # The kernels read a list at its address, and nobody may change it meanwhile.
-_LISTS_CAN_BE_READ: Final = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_LISTS_CAN_BE_READ: Final = (
+    sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+)
 
 _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
@@ -96,7 +98,10 @@ def _gathered(column: PayloadColumn, bounds: Bounds) -> PayloadColumn:
 
 def _readable(pieces: Sequence[Any]) -> bool:
     return (
-        kernels.available and _LISTS_CAN_BE_READ and type(pieces) is list and len(pieces) >= _KERNEL_RECORDS_MIN
+        kernels.available
+        and _LISTS_CAN_BE_READ
+        and type(pieces) is list
+        and len(pieces) >= _KERNEL_RECORDS_MIN
     )
 
 

@@ -83,34 +83,34 @@ if len(Counter) * 8 > COUNTER_BLOCK_BYTES:
 
 
 class Counters:
-    """The block of one worker.  ``add`` and ``put`` are for its single writer."""
+    """The block of one worker: ``words`` by Counter.  Only its single writer changes them."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("words",)
 
     def __init__(self, region: Region, worker: int) -> None:
         start = region.layout.counter_block_position(worker)
-        self._words = region.memory[start : start + COUNTER_BLOCK_BYTES].cast("q")
+        self.words = region.memory[start : start + COUNTER_BLOCK_BYTES].cast("q")
 
-    def add(self, counter: Counter, amount: int = 1) -> None:
-        self._words[counter] += amount
+    def add(self, counter: int, amount: int = 1) -> None:
+        self.words[counter] += amount
 
     def put(self, counter: Counter, value: int) -> None:
-        self._words[counter] = value
+        self.words[counter] = value
 
     def get(self, counter: Counter) -> int:
-        return self._words[counter]
+        return self.words[counter]
 
     def begin(self, pid: int, incarnation: int, now_ns: int) -> None:
         """Supervisor, before the worker runs: gauges start again, totals go on."""
         for gauge in GAUGES:
-            self._words[gauge] = 0
-        self._words[Counter.INCARNATION] = incarnation
-        self._words[Counter.STARTED_NS] = now_ns
-        self._words[Counter.PID] = pid
+            self.words[gauge] = 0
+        self.words[Counter.INCARNATION] = incarnation
+        self.words[Counter.STARTED_NS] = now_ns
+        self.words[Counter.PID] = pid
 
     def snapshot(self) -> dict[str, int]:
         """All counters by lower-case name; each value is whole, the set is not of one instant."""
-        return {counter.name.lower(): self._words[counter] for counter in Counter}
+        return {counter.name.lower(): self.words[counter] for counter in Counter}
 
 
 def snapshot(region: Region) -> list[dict[str, int]]:

@@ -84,6 +84,8 @@ class Settling:
 
     def hand_over(self) -> None:
         """Send what the turn collected to the partitions' owners."""
+        if not self._pending:
+            return
         pending, self._pending = self._pending, {}
         for (partition, subscription), settled in pending.items():
             for start in range(0, len(settled.waiting), SETTLED_PER_REQUEST_MAX):

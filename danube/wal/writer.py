@@ -61,7 +61,8 @@ class SegmentWriter:
             header = SegmentHeader(segment.identity, segment.epoch, segment.base_offset, created_us)
             buffers = [pack_header(header), *buffers]
             position, size = 0, size + HEADER_BYTES
-        end = position + size + self._footer_room(size)
+        entries = 0 if segment.index is None else len(segment.index.positions)
+        end = position + size + footer_room(entries + size // ENTRY_EVERY_BYTES)
         if end > self._allocated:
             self._reserve(fd, end)
         try:
@@ -71,11 +72,6 @@ class SegmentWriter:
             raise
         self._headed = True
         segment.size_bytes = max(self._allocated, position + size)
-
-    def _footer_room(self, size: int) -> int:
-        """Bytes that the footer may need once ``size`` more bytes are written."""
-        entries = 0 if self.segment.index is None else len(self.segment.index)
-        return footer_room(entries + size // ENTRY_EVERY_BYTES)
 
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""

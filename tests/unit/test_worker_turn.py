@@ -52,7 +52,7 @@ class Steps:
         self.records: list[Any] = []
         worker.channel = MagicMock(peers_restarted=list, poll=self._poll)
         worker.counters = MagicMock()
-        worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
+        worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
         worker._turn_scheduled = False
 

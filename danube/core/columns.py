@@ -410,7 +410,7 @@ def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes:
 
 
 def _holds_one_payload(header: BatchHeader, start: int) -> bool:
-    """Whether the sizes are those of one record that has a payload and nothing else (else ask layout_of())."""
+    """Whether the sizes are those of one record with a payload and nothing else; else ask layout_of()."""
     columns_size = 8 + padded(header.payload_bytes)
     return (
         header.record_count == 1

@@ -230,10 +230,10 @@ class _Builder:
         self.columns_size = 0
         self._add_variable(column.offsets, column.pieces, column.total)
 
-    def _add_variable(self, offsets: Any, pieces: Sequence[Piece], total: int) -> None:
+    def _add_variable(self, offsets: bytes, pieces: Sequence[Piece], total: int) -> None:
         """One column of offsets and bytes, each padded."""
-        offsets_size = 4 * (self.count + 1)
-        self.pieces += (offsets.astype("<i4", copy=False).tobytes(), _PADDING[offsets_size & 7])
+        offsets_size = len(offsets)
+        self.pieces += (offsets, _PADDING[offsets_size & 7])
         self.pieces += pieces
         self.pieces.append(_PADDING[total & 7])
         self.columns_size += padded(offsets_size) + padded(total)

@@ -8,7 +8,9 @@ FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imp
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,11 +21,12 @@ from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
-Offsets = NDArray[np.int32]
 Bounds = NDArray[np.int64]  # offsets before they were found to fit
 
-# perf/kernels.py: fewer records are faster without kernels, and larger ones when they are copied once.
-_KERNEL_RECORDS_MIN: Final = 128
+# perf/kernels.py: numpy is slower than plain Python for few records, and so are kernels; large payloads
+# are better copied once.
+_FEW: Final = 128
+_BIG_ENDIAN: Final = sys.byteorder == "big"
 _GATHERED_MEAN_BYTES_MAX: Final = 1024
 # The kernels read a list at its address, and nobody may change it meanwhile.
 _LISTS_CAN_BE_READ: Final = (
@@ -39,15 +42,15 @@ _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
 
 
 class PayloadColumn(NamedTuple):
-    """``offsets`` is int32[n+1]; ``pieces`` in order hold ``total`` bytes, without copying any."""
+    """``offsets`` are int32[n+1], little-endian; ``pieces`` in order hold ``total`` bytes."""
 
-    offsets: Offsets
+    offsets: bytes
     total: int
     pieces: Sequence[Piece]
 
     @property
     def record_count(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets) // 4 - 1
 
 
 def payload_column(payloads: Any) -> PayloadColumn:
@@ -73,6 +76,9 @@ def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
             count = max(1, count * bytes_max // size)
             payloads = payloads[:count]
         return payload_column(payloads)
+    few = _column_of_few(payloads)
+    if few is not None and few.total <= bytes_max:
+        return few
     bounds = _sequence_bounds(payloads)
     if int(bounds[-1]) > bytes_max and len(payloads) > 1:
         count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
@@ -97,20 +103,38 @@ def _gathered(column: PayloadColumn, bounds: Bounds) -> PayloadColumn:
 
 
 def _readable(pieces: Sequence[Any]) -> bool:
-    return (
-        kernels.available
-        and _LISTS_CAN_BE_READ
-        and type(pieces) is list
-        and len(pieces) >= _KERNEL_RECORDS_MIN
-    )
+    """Whether kernels look at these."""
+    return kernels.available and _LISTS_CAN_BE_READ and type(pieces) is list and len(pieces) > _FEW
 
 
-def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[Offsets, int]:
-    """int32[n+1] offsets of the pieces and their byte total; ``what`` names one in errors.
+def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[bytes, int]:
+    """Offsets of the pieces (int32[n+1], little-endian) and their byte total; ``what`` names one in errors.
 
     Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
     """
-    return _checked(_bounds_of_pieces(pieces), limit, what)
+    return _offsets_of_few(pieces, limit) or _checked(_bounds_of_pieces(pieces), limit, what)
+
+
+def _offsets_of_few(pieces: Sequence[Any], limit: int) -> tuple[bytes, int] | None:
+    """The offsets where there are few pieces, none of which can be too large; otherwise None."""
+    if not 0 < len(pieces) <= _FEW:
+        return None
+    try:
+        ends = array("i", accumulate(map(len, pieces), initial=0))
+    except OverflowError:
+        return None
+    total = ends[-1]
+    if _BIG_ENDIAN:
+        ends.byteswap()
+    return (ends.tobytes(), total) if total <= limit else None
+
+
+def _column_of_few(payloads: list[Any]) -> PayloadColumn | None:
+    try:
+        few = _offsets_of_few(payloads, RECORD_BYTES_MAX)
+    except TypeError:
+        refuse_type(payloads, "payload")
+    return None if few is None else PayloadColumn(*few, payloads)
 
 
 def _bounds_of_pieces(pieces: Sequence[Any]) -> Bounds:
@@ -132,7 +156,7 @@ def _bounds_of(lengths: NDArray[np.int64]) -> Bounds:
     return bounds
 
 
-def _checked(bounds: Bounds, limit: int, what: str) -> tuple[Offsets, int]:
+def _checked(bounds: Bounds, limit: int, what: str) -> tuple[bytes, int]:
     total = int(bounds[-1])
     if total > limit:
         lengths = np.diff(bounds)
@@ -141,7 +165,7 @@ def _checked(bounds: Bounds, limit: int, what: str) -> tuple[Offsets, int]:
             refuse_size(what, worst, int(lengths[worst]), limit)
     if total > BATCH_BYTES_MAX:
         refuse_batch(total)
-    return bounds.astype(np.int32), total
+    return bounds.astype("<i4").tobytes(), total
 
 
 def check_count(count: int) -> None:
@@ -195,6 +219,9 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
+    few = _column_of_few(payloads)
+    if few is not None:
+        return few
     check_count(len(payloads))
     bounds = _sequence_bounds(payloads)
     return _gathered(_column(bounds, payloads), bounds)

@@ -20,6 +20,7 @@ from danube.core import checksum, kernels, selection
 from danube.core.batch import read_header, stamp
 from danube.core.batch_scan import scan, scan_twin
 from danube.core.columns import BatchView, check_columns, check_columns_twin, encode
+from danube.core.payload_column import payload_column
 
 Call = Callable[[], Any]
 _ROUNDS = 5
@@ -38,6 +39,17 @@ def best_ns(call: Call, seconds: float) -> float:
             call()
         best = min(best, (time.perf_counter_ns() - started) / repeats)
     return best
+
+
+def without_kernels(call: Callable[[Any], Any], argument: Any) -> Call:
+    def twin() -> None:
+        kernels.available = False
+        try:
+            call(argument)
+        finally:
+            kernels.available = True
+
+    return twin
 
 
 def cases(records: int, size: int) -> Iterator[tuple[str, Call, Call | None]]:
@@ -72,6 +84,8 @@ def cases(records: int, size: int) -> Iterator[tuple[str, Call, Call | None]]:
         lambda: selection.ring_hashes(keyed, keyed_header),
         lambda: selection.ring_hashes_twin(view),
     )
+    if kernels.available:
+        yield "lay out a list", lambda: payload_column(payloads), without_kernels(payload_column, payloads)
     yield "encode", lambda: encode(payloads, publish_time_us=1, producer_name="p"), None
     yield "encode with keys", lambda: encode(payloads, keys=keys, publish_time_us=1, producer_name="p"), None
     yield "payloads, one size", lambda: BatchView(plain, header).payloads(), None

@@ -8,6 +8,8 @@ window is used up is in no line; its WINDOW_UPDATE brings it back, so each updat
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
+from struct import Struct
 
 from danube.core.http2_floods import FloodGuard
 from danube.core.http2_frames import (
@@ -28,6 +30,12 @@ from danube.core.http2_streams import ENDED_STREAMS_MIN, EndedStreams, Http2Hand
 
 _SMALL_PIECE_BYTES = 256  # a shorter DATA frame that a window made is charged to the peer
 _pack = FRAME_HEADER.pack
+
+
+@lru_cache(maxsize=256)
+def _three_frames(head: int, body: int, trailers: int) -> Struct:
+    """The frames of an answer with so many bytes in each: one call instead of four."""
+    return Struct(f">IBI{head}sIBI{body}sIBI{trailers}s")
 
 
 class SendingSide:
@@ -77,17 +85,12 @@ class SendingSide:
             stream_id = stream.stream_id
             self._send_window -= size
             self.output.append(
-                b"".join(
-                    (
-                        _pack(len(head) << 8 | HEADERS, END_HEADERS, stream_id),
-                        head,
-                        _pack(size << 8, 0, stream_id),
-                        body,
-                        _pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id),
-                        trailers,
-                    )
+                _three_frames(len(head), size, len(trailers)).pack(
+                    len(head) << 8 | HEADERS, END_HEADERS, stream_id, head,
+                    size << 8 | DATA, 0, stream_id, body,
+                    len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id, trailers,
                 )
-            )
+            )  # fmt: skip
             stream.local_closed = True
             del self.streams[stream_id]
             return

@@ -8,9 +8,10 @@ FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imp
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
+from struct import Struct
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -26,7 +27,6 @@ Bounds = NDArray[np.int64]  # offsets before they were found to fit
 # perf/kernels.py: numpy is slower than plain Python for few records, and so are kernels; large payloads
 # are better copied once.
 _FEW: Final = 128
-_BIG_ENDIAN: Final = sys.byteorder == "big"
 _GATHERED_MEAN_BYTES_MAX: Final = 1024
 # The kernels read a list at its address, and nobody may change it meanwhile.
 _LISTS_CAN_BE_READ: Final = (
@@ -117,16 +117,27 @@ def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[byt
 
 def _offsets_of_few(pieces: Sequence[Any], limit: int) -> tuple[bytes, int] | None:
     """The offsets where there are few pieces, none of which can be too large; otherwise None."""
-    if not 0 < len(pieces) <= _FEW:
+    count = len(pieces)
+    if not 0 < count <= _FEW:
         return None
-    try:
-        ends = array("i", accumulate(map(len, pieces), initial=0))
-    except OverflowError:
+    sizes = list(map(len, pieces))
+    total = sum(sizes)
+    if total > limit:
         return None
-    total = ends[-1]
-    if _BIG_ENDIAN:
-        ends.byteswap()
-    return (ends.tobytes(), total) if total <= limit else None
+    if sizes.count(sizes[0]) == count:
+        return _even_offsets(count, sizes[0]), total
+    return _offsets_layout(count).pack(*accumulate(sizes, initial=0)), total
+
+
+@lru_cache(maxsize=_FEW)
+def _offsets_layout(count: int) -> Struct:
+    return Struct(f"<{count + 1}i")
+
+
+@lru_cache(maxsize=512)
+def _even_offsets(count: int, width: int) -> bytes:
+    """The offsets of records of one size, which senders often send again and again."""
+    return _offsets_layout(count).pack(*(place * width for place in range(count + 1)))
 
 
 def _column_of_few(payloads: list[Any]) -> PayloadColumn | None:

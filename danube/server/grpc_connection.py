@@ -41,6 +41,7 @@ LAST_WRITE_S = 0.01
 LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
 UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
+_DIRECT, _BIDIRECTIONAL = MethodKind.DIRECT, MethodKind.BIDIRECTIONAL  # looked up once: it takes 0.1 us
 
 
 _PREFIX = struct.Struct(">BI")  # of a message: is it compressed, and its size
@@ -161,7 +162,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
             return
         stream.context = method
-        if method.kind is MethodKind.BIDIRECTIONAL:
+        if method.kind is _BIDIRECTIONAL:
             requests = RequestStream(method.request_class, self._door.message_bytes_max)
             stream.context = requests
             self._start(stream, self._stream_answers(stream, method.handler(requests, self._call(stream))))
@@ -252,7 +253,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _dispatch(self, method: Method, stream: Stream, message: bytes, size: int) -> None:
         """Hand a whole message to its method; ``size`` bytes are not consumed yet."""
-        if method.kind is not MethodKind.DIRECT:
+        if method.kind is not _DIRECT:
             self._http2.consumed(stream, size)
             self._begin(method, stream, message)
             return

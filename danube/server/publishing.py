@@ -70,10 +70,6 @@ class _Group:
         self.size_bytes = 0
         self.attempts = 0
 
-    @property
-    def full(self) -> bool:
-        return len(self.sent) >= GROUP_RECORDS_MAX or self.size_bytes >= GROUP_BYTES_MAX
-
     def like(self, sent: list[_Sent]) -> _Group:
         """A group with the same envelope and other messages."""
         other = _Group(self.envelope)
@@ -259,7 +255,7 @@ class Publishing:
         if (
             target is None
             or target.producer_id != place.producer_id
-            or target.version != self._metadata_version()
+            or (not target.groups and target.version != self._metadata_version())  # once for each group
         ):
             target = self._find(message)
         if len(data) > target.record_bytes_max and len(message.payload) > target.record_bytes_max:
@@ -272,7 +268,12 @@ class Publishing:
             message.schema_version if message.HasField("schema_version") else None,
         )
         group = target.groups[-1] if target.groups else None
-        if group is None or group.envelope != envelope or group.full:
+        if (
+            group is None
+            or group.envelope != envelope
+            or len(group.sent) >= GROUP_RECORDS_MAX
+            or group.size_bytes >= GROUP_BYTES_MAX
+        ):
             group = _Group(envelope)
             target.groups.append(group)
             self._dirty[target] = None

@@ -305,6 +305,68 @@ async def test_a_cancelled_send_that_has_not_left_is_taken_back(fake: FakeBroker
 
 
 @asynchronous
+async def test_a_cancelled_send_that_has_left_keeps_its_number(fake: FakeBroker) -> None:
+    async with danube.connect(fake.url) as client, client.producer(TOPIC) as producer:
+        fake.hold()
+        task = asyncio.ensure_future(producer.send(b"out already"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        fake.release()
+        assert (await producer.send(b"next")).offset == 1
+    assert fake.payloads(TOPIC) == [b"out already", b"next"]
+
+
+@asynchronous
+async def test_a_cancelled_send_that_waits_for_credit_is_taken_back() -> None:
+    with FakeBroker(publish_credit_bytes=4_096) as fake:
+        async with (
+            danube.connect(fake.url) as client,
+            client.producer("/default/busy") as busy,
+            client.producer(TOPIC) as producer,
+        ):
+            fake.hold()
+            first = asyncio.ensure_future(busy.send(bytes(4_000)))
+            task = asyncio.ensure_future(producer.send(bytes(4_000)))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            fake.release()
+            assert (await first).offset == 0
+            assert (await producer.send(b"next")).offset == 0
+        assert fake.payloads(TOPIC) == [b"next"]
+
+
+@asynchronous
+async def test_a_lone_send_that_is_refused_holds_up_nobody(fake: FakeBroker) -> None:
+    async with danube.connect(fake.url) as client, client.producer(TOPIC) as producer:
+        wrong: Any = 7
+        for payload, error in (
+            (bytes(9 << 20), RecordTooLarge),
+            ("text", InvalidArgument),
+            (wrong, InvalidArgument),
+        ):
+            with pytest.raises(error):
+                await producer.send(payload)  # type: ignore[arg-type]
+        assert (await producer.send_nowait(b"after")).offset == 0
+        assert (await producer.send(bytearray(b"a copy"))).offset == 1  # type: ignore[arg-type]
+    assert fake.payloads(TOPIC) == [b"after", b"a copy"]
+
+
+@asynchronous
+async def test_lone_sends_take_turns_and_are_compressed_like_others(fake: FakeBroker) -> None:
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC, partitions=3, compression="lz4") as producer,
+    ):
+        acks = [await producer.send(bytes(1_000)) for _ in range(6)]
+        assert [ack.partition for ack in acks] == [0, 1, 2] * 2
+        assert [(ack.offset, ack.end_offset) for ack in acks] == [(0, 1)] * 3 + [(1, 2)] * 3
+
+
+@asynchronous
 async def test_a_send_times_out_and_says_that_the_outcome_is_not_known(fake: FakeBroker) -> None:
     async with danube.connect(fake.url) as client, client.producer(TOPIC, timeout=0.1) as producer:
         fake.hold()

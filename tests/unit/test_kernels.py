@@ -249,6 +249,17 @@ print(report.available, report.reason, "numba" in sys.modules, kernels.available
     assert _run(code, DANUBE_KERNELS="off") == "False switched off by DANUBE_KERNELS=off False False"
 
 
+def test_a_client_loads_them_when_it_is_told_to() -> None:
+    code = """
+import danube
+before = danube.core.kernels.available if hasattr(danube, "core") else False
+print(before, danube.load_kernels(), danube.core.kernels.available)
+"""
+    expected = str(not jit.reason)
+    assert _run(code) == f"False {expected} {expected}"
+    assert _run(code, DANUBE_KERNELS="off") == "False False False"
+
+
 def test_without_numba_the_twins_are_used() -> None:
     code = """
 import sys
@@ -323,5 +334,5 @@ def test_every_kernel_is_timed_against_its_twin(capsys: pytest.CaptureFixture[st
             kernels.unload()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     timed = {row["case"] for row in rows if "twin_ns" in row}
-    assert timed >= {"crc32c", "scan", "check_columns", "select half", "ring_hashes"}
+    assert timed >= {"crc32c", "scan", "check_columns", "select half", "ring_hashes", "lay out a list"}
     assert all(row["ns"] > 0 for row in rows if "ns" in row)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import random
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube.core.columns import encode
+from danube.core.columns import BatchView, encode
+from danube.core.kernels import WELL_FORMED, jit
 from danube.core.payload_column import leading_column, payload_column
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
@@ -65,3 +69,67 @@ def test_a_payload_that_cannot_be_sent_is_named() -> None:
     assert other.value.facts["index"] == 1
     with pytest.raises(LimitExceeded):
         leading_column([b""] * (BATCH_RECORDS_MAX + 1), 10)
+
+
+def _many(source: random.Random, count: int, size_max: int) -> list[bytes]:
+    return [source.randbytes(source.randrange(size_max)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "size_max"), [(1, 9), (128, 50), (129, 1), (129, 50), (3_000, 300), (200, 9_000)]
+)
+def test_lists_of_any_length_are_laid_out_alike(
+    kernels_or_twins: str, source: random.Random, count: int, size_max: int
+) -> None:
+    payloads = _many(source, count, size_max)
+    column = payload_column(payloads)
+    assert np.frombuffer(column.offsets, "<i4").tolist() == [0, *accumulate(map(len, payloads))]
+    assert (column.record_count, column.total) == (count, sum(map(len, payloads)))
+    assert b"".join(column.pieces) == b"".join(payloads)
+    assert BatchView(encode(payloads, publish_time_us=1).to_bytes()).payloads() == payloads
+    half = leading_column(payloads, column.total // 2)
+    assert b"".join(half.pieces) == b"".join(payloads[: half.record_count])
+
+
+@pytest.mark.parametrize("place", [0, 77, 199])
+def test_what_is_not_bytes_in_a_long_list_is_named_or_copied(kernels_or_twins: str, place: int) -> None:
+    payloads: list[Any] = [b"payload %d" % number for number in range(200)]
+    expected = encode(payloads, publish_time_us=1).to_bytes()
+    for same in (bytearray(payloads[place]), memoryview(payloads[place])):
+        other = [*payloads[:place], same, *payloads[place + 1 :]]
+        assert encode(other, publish_time_us=1).to_bytes() == expected
+    for wrong in ("text", 7, None, ["x"], np.array([1, 2])):
+        payloads[place] = wrong
+        with pytest.raises(InvalidArgument) as refused:
+            encode(payloads, publish_time_us=1)
+        assert refused.value.facts["index"] == place
+
+
+def test_a_long_list_has_the_limits_of_a_short_one(kernels_or_twins: str) -> None:
+    with pytest.raises(RecordTooLarge) as large:
+        payload_column([*[b"a"] * 150, bytes(RECORD_BYTES_MAX + 1)])
+    assert large.value.facts["index"] == 150
+    with pytest.raises(LimitExceeded):
+        payload_column([bytes(1 << 20)] * 150)
+
+
+@pytest.mark.skipif(bool(jit.reason), reason=jit.reason)
+def test_a_list_that_changes_while_it_is_read_is_not_followed() -> None:
+    """Between the two kernels another thread may run."""
+    lists = importlib.import_module("danube.core.kernels.lists")
+    payloads: list[Any] = [b"%03d" % number for number in range(200)]
+    bounds, joined = np.empty(201, np.int64), np.zeros(600, np.uint8)
+
+    def gathered() -> int:
+        return int(lists.gather(id(payloads), bounds, joined))
+
+    assert lists.measure(id(payloads), bounds) == gathered() == WELL_FORMED
+    assert joined.tobytes() == b"".join(payloads)
+    payloads[9] = b"other size"
+    assert gathered() == 9
+    payloads[9] = "009"
+    assert gathered() == 9
+    payloads[9] = b"900"
+    assert gathered() == WELL_FORMED and joined.tobytes() == b"".join(payloads)
+    del payloads[150:]
+    assert gathered() == 150 and lists.measure(id(payloads), bounds) == 150

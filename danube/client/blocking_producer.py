@@ -8,7 +8,8 @@ from typing import Any
 
 from danube.client.ack import Ack
 from danube.client.blocking import BlockingConnection
-from danube.client.outbox import Group, Outbox, SendFuture
+from danube.client.group import Group, SendFuture
+from danube.client.outbox import Outbox
 from danube.client.producer import CLOSE_TIMEOUT_S, raise_first, undelivered
 from danube.client.publishing import Outgoing
 from danube.client.records import Attributes

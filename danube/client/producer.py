@@ -9,7 +9,8 @@ from typing import Any
 
 from danube.client.ack import Ack
 from danube.client.connection import Connection
-from danube.client.outbox import Outbox, SendFuture
+from danube.client.group import SendFuture
+from danube.client.outbox import Outbox
 from danube.client.publishing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import Reply, all_settled

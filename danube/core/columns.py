@@ -116,18 +116,9 @@ def place_columns(flags: int, count: int, payload_bytes: int, key_bytes: int, at
         attribute_offsets, attributes = end, end + offsets_size
         end = attributes + (attribute_bytes + 7 & ~7)
     return Layout(
-        times,
-        request_ids,
-        selected,
-        payload_offsets,
-        payloads,
-        validity,
-        key_offsets,
-        keys,
-        attribute_offsets,
-        attributes,
-        end,
-    )
+        times, request_ids, selected, payload_offsets, payloads, validity, key_offsets, keys, attribute_offsets,
+        attributes, end,
+    )  # fmt: skip
 
 
 class BatchView:

@@ -116,8 +116,8 @@ def place_columns(flags: int, count: int, payload_bytes: int, key_bytes: int, at
         attribute_offsets, attributes = end, end + offsets_size
         end = attributes + (attribute_bytes + 7 & ~7)
     return Layout(
-        times, request_ids, selected, payload_offsets, payloads, validity, key_offsets, keys, attribute_offsets,
-        attributes, end,
+        times, request_ids, selected, payload_offsets, payloads, validity, key_offsets, keys,
+        attribute_offsets, attributes, end,
     )  # fmt: skip
 
 
@@ -405,8 +405,7 @@ def _holds_one_payload(header: BatchHeader, start: int) -> bool:
     columns_size = 8 + padded(header.payload_bytes)
     return (
         header.record_count == 1
-        and not header.flags & _MORE_THAN_PAYLOADS
-        and not (header.key_bytes or header.attribute_bytes)
+        and not (header.flags & _MORE_THAN_PAYLOADS or header.key_bytes or header.attribute_bytes)
         and header.columns_size == columns_size
         and header.size == start + columns_size
     )

@@ -134,7 +134,7 @@ class Storage:
                 log.sync_failed(job, error)
             else:
                 log.synced(job)
-                if hosted.core.level >= Durability.FSYNC:
+                if hosted.core.level >= _FSYNC:
                     log.store_mark()  # what it tells was acknowledged as synced
                 else:
                     self._unmarked[log] = None
@@ -149,7 +149,7 @@ class Storage:
             hosted.core.synced(log.synced_end)
             hosted.counters.add("syncs")
             hosted.complete()
-            if hosted.core.level >= Durability.FSYNC:
+            if hosted.core.level >= _FSYNC:
                 self.request_sync(hosted)
             self._on_progress(hosted)
 
@@ -274,7 +274,7 @@ class Storage:
             return
         if hosted.directory is not None:
             self._reopening.add(hosted.directory)
-        fsync_level = hosted.core.level >= Durability.FSYNC
+        fsync_level = hosted.core.level >= _FSYNC
         trusted_end = hosted.log.synced_end if fsync_level else None
         future = self._executor.submit(self._reopen, hosted, trusted_end)
         future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))

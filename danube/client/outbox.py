@@ -28,8 +28,7 @@ from danube.client.records import (
 )
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
-from danube.core.batch_builder import encode_plain
-from danube.core.columns import EncodedBatch, encode, key_partitions
+from danube.core.columns import encode, key_partitions
 from danube.core.payload_column import leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
@@ -154,22 +153,7 @@ class Outbox:
         if len(payload) > self.record_bytes_max:
             self._refuse_record(len(payload))
         self._check_open()
-        partition = self.partitions[0] if len(self.partitions) == 1 else self._turn()
-        if self._compression:
-            return self._send(partition, [payload], None, None)
-        sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
-        encoded = encode_plain(
-            payload,
-            producer_name=self.name,
-            origin="",
-            publish_time_us=wall_us(),
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            base_sequence=sequence,
-            schema_id=self._schema_id,
-            schema_version=self._schema_version,
-        )
-        return self._send_encoded(partition, encoded, producer_id, epoch, sequence, None)
+        return self._send(self._turn(), [payload], None, None)
 
     def _add_extras(
         self, group: Group, index: int, key: str | bytes | None, attributes: Attributes | None
@@ -241,8 +225,7 @@ class Outbox:
             keys = None if keys is None else [keys[one] for one in positions]
             attributes = None if attributes is None else [attributes[one] for one in positions]
         elif keys is None or len(self.partitions) == 1:
-            partition = self.partitions[0] if len(self.partitions) == 1 else self._turn()
-            group.parts = [self._send(partition, payloads, keys, attributes, group)]
+            group.parts = [self._send(self._turn(), payloads, keys, attributes, group)]
             return
         parts: list[Outgoing | DanubeError] = []
         rows: list[tuple[int, int]] = [(0, 0)] * count
@@ -323,6 +306,7 @@ class Outbox:
             yield self.partitions[int(places[chosen[0]])], (None if len(chosen) == count else chosen)
 
     def _turn(self) -> PartitionProducer:
+        """The partition whose turn it is, round robin."""
         partition = self.partitions[self._next_partition]
         self._next_partition = (self._next_partition + 1) % len(self.partitions)
         return partition
@@ -351,17 +335,6 @@ class Outbox:
             schema_id=self._schema_id,
             schema_version=self._schema_version,
         )
-        return self._send_encoded(partition, encoded, producer_id, epoch, sequence, group)
-
-    def _send_encoded(
-        self,
-        partition: PartitionProducer,
-        encoded: EncodedBatch,
-        producer_id: int,
-        epoch: int,
-        sequence: int,
-        group: Group | None,
-    ) -> Outgoing:
         outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
         outgoing.group = group
         self.in_flight_bytes += outgoing.size

@@ -117,8 +117,15 @@ def encode(
     Raises RecordTooLarge or LimitExceeded where a limit is passed and InvalidArgument for
     anything that cannot be encoded; facts hold the record's index.
     """
+    alone = type(payloads) is list and len(payloads) == 1 and type(payloads[0]) is bytes
+    if alone and keys is attributes is publish_times is request_ids is None and not compression:
+        return encode_plain(
+            payloads[0], producer_name=producer_name, origin=origin, publish_time_us=publish_time_us,
+            producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence,
+            schema_id=schema_id, schema_version=schema_version,
+        )  # fmt: skip
     builder = _Builder(producer_name, origin, compression)
-    if type(payloads) is list and len(payloads) == 1 and type(payloads[0]) is bytes:
+    if alone:
         builder.add_one_payload(payloads[0])
     else:
         builder.add_payloads(payloads)

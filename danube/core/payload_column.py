@@ -230,12 +230,8 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 
 def _from_sequence(payloads: list[Any]) -> PayloadColumn:
-    few = _column_of_few(payloads)
-    if few is not None:
-        return few
     check_count(len(payloads))
-    bounds = _sequence_bounds(payloads)
-    return _gathered(_column(bounds, payloads), bounds)
+    return leading_column(payloads, sys.maxsize)
 
 
 def _sequence_bounds(payloads: list[Any]) -> Bounds:

@@ -248,7 +248,9 @@ def test_one_plain_record_is_encoded_as_any(payload: bytes, request_id: int, **f
         return batch.to_bytes(), batch.record_count, batch.header
 
     request_ids = [request_id] if request_id else None
-    expected = outcome(lambda: encode([payload], request_ids=request_ids, **fields))
+    # A bytearray is never encoded as a plain record.
+    expected = outcome(lambda: encode([bytearray(payload)], request_ids=request_ids, **fields))
+    assert outcome(lambda: encode([payload], request_ids=request_ids, **fields)) == expected
     assert outcome(lambda: encode_plain(payload, request_id=request_id, **fields)) == expected
 
 

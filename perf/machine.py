@@ -22,7 +22,7 @@ def fingerprint(data_dir: Path) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "python_call_ns": _python_call_ns(),
+        "python_call_ns": python_call_ns(),
         "packages": {name: _version(name) for name in PACKAGES},
         "filesystem": file_system(data_dir),
         "tcp_congestion_default": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
@@ -50,7 +50,7 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _python_call_ns() -> float:
+def python_call_ns() -> float:
     """What calling an empty function takes at best: between hosts of one model it differs by half."""
     seconds = timeit.repeat("f()", "def f(): pass", repeat=50, number=2_000)
     return round(min(seconds) / 2_000 * 1e9, 1)

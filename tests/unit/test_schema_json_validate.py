@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from danube.schema.json_schema import examine, validator
 from danube.schema.kinds import Validator
 from danube.schema.kinds import validator as validator_of_any_type
+from tests.processor_time import processor_time_within
 
 
 def check_of(value: Any) -> Validator:
@@ -105,9 +106,8 @@ _PERSON = check_of(PERSON)
 
 def test_patterns_run_in_linear_time() -> None:
     check = check_of({"pattern": "^(a+)+$"})
-    started = time.process_time()
-    assert check(b'"' + b"a" * 8_000_000 + b'b"') is not None
-    assert time.process_time() - started < 2
+    with processor_time_within(2):
+        assert check(b'"' + b"a" * 8_000_000 + b'b"') is not None
 
 
 def test_eight_mebibytes_are_checked_in_linear_time() -> None:
@@ -126,13 +126,11 @@ def test_eight_mebibytes_are_checked_in_linear_time() -> None:
 
 
 def test_distinct_items_and_large_enums_are_linear_too() -> None:
-    started = time.process_time()
-    assert (
-        check_of({"uniqueItems": True})(json.dumps([{"a": one} for one in range(100_000)]).encode()) is None
-    )
-    assert check_of({"items": {"enum": [f"s{one}" for one in range(10_000)]}})(
-        json.dumps(["s9999"] * 100_000).encode()) is None  # fmt: skip
-    assert time.process_time() - started < 3
+    with processor_time_within(3):
+        distinct = json.dumps([{"a": one} for one in range(100_000)]).encode()
+        assert check_of({"uniqueItems": True})(distinct) is None
+        assert check_of({"items": {"enum": [f"s{one}" for one in range(10_000)]}})(
+            json.dumps(["s9999"] * 100_000).encode()) is None  # fmt: skip
 
 
 def test_the_deepest_chain_in_the_deepest_payload_does_not_end_the_stack() -> None:

@@ -42,7 +42,8 @@ PARTS = {
     "perf/pump.py": "perf/turns.py",
     "perf/raft_writers.py": "perf/raft_processes.py",
     "perf/spark_data.py": "perf/bench_spark.py",
-    "perf/tier_peer.py": "perf/tiers.py",
+    "perf/tier_bench.py": "perf/tiers.py",
+    "perf/tier_peer.py": "perf/tier_bench.py",
     "perf/turns.py": "perf/floor.py",
 }
 

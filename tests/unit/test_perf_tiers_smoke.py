@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perf import tiers
+from perf import tier_bench, tiers
 from perf.turns import Bench, Settings, compare
 from tests.broker_process import ROOT
 from tests.s3_server import NoServer, S3Server
@@ -50,7 +50,7 @@ def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
 
     monkeypatch.setattr(Path, "write_text", refused)
     with subprocess.Popen(["sleep", "60"]) as process:
-        tiers.yielding(process.pid)
+        tier_bench.yielding(process.pid)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
         process.kill()
 
@@ -82,7 +82,7 @@ def test_a_missing_server_is_a_visible_skip(
     def none() -> None:
         raise NoServer("no S3 server: none here")
 
-    monkeypatch.setattr(tiers, "find", none)
+    monkeypatch.setattr(tier_bench, "find", none)
     assert tiers.main(["--compare", "tier-read", "--scale", "0"]) == 0
     assert capsys.readouterr().out == "SKIPPED tier-read: no S3 server: none here\n"
 

@@ -217,7 +217,7 @@ def test_grpc_load(served: BrokerProcess, load: Callable[..., Load]) -> None:
 def test_both_protocols_meet_on_a_topic_in_several_processes(
     served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:
-    words = [*addresses(served), "--protocol", "both", "--run-time", "3s", "-u", "12", "--processes", "2"]
+    words = [*addresses(served), "--protocol", "both", "--run-time", "6s", "-u", "12", "--processes", "2"]
     out = tmp_path / "out"
     text = load(*words, "--out", str(out), "-o", "json").end(0)
     report = json.loads(text)

@@ -89,6 +89,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         acknowledge(process.address, TOPIC, 500)
         publish(process.address, TOPIC, 100, 2_400)
         wait_until(lambda: len(list(store.rglob("*.seg"))) >= 6, 40, "segments uploaded")
+        wait_until(lambda: list((store / "metadata").glob("*")), 40, "metadata copied")
         process.stop()
         yield History(folder / "data", store, 2_500 + 900)
     finally:

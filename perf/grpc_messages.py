@@ -12,9 +12,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from danube.core import kernels
 from danube.core.columns import BatchView, encode
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 from danube.server.publishes import encode_messages
+from danube.server.sent_messages import own_of, parsed, read_together
 from danube.server.stream_messages import framed_messages
 from perf.kernels import best_ns
 
@@ -50,9 +52,14 @@ def cases(records: int, size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         )
         for request_id, payload, time_us in zip(request_ids, payloads, times, strict=True)
     ]
-    yield "in: one batch of parsed messages", lambda: encode_messages(messages, **NAMES)
     wire = [message.SerializeToString() for message in messages]
-    yield "in: parsing, by the generated class", lambda: [StreamMessage.FromString(each) for each in wire]
+    own = [own_of(one) for one in messages]
+    yield "in: reading one by one", lambda: [own_of(parsed(each)) for each in wire]
+    yield "in: one batch of messages read one by one", lambda: encode_messages(own, **NAMES)
+    lots = read_together(wire)
+    if lots is not None:
+        yield "in: reading together", lambda: read_together(wire)
+        yield "in: one batch of messages read together", lambda: encode_messages(lots[0].columns, **NAMES)
     yield "out: by the generated class", lambda: [_generated(message) for message in messages]
 
 
@@ -73,6 +80,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=0.2)
     options = parser.parse_args(words)
+    kernels.load()
     for records in map(int, options.records.split(",")):
         for name, call in cases(records, options.size):
             us = best_ns(call, options.seconds) / 1_000 / records

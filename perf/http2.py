@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hpack import Encoder
 
@@ -48,6 +48,13 @@ class Echo:
         self.machine.consumed(stream, len(data))
         if ended:
             self.machine.answer(stream, RESPONSE_HEAD, ANSWER, OK_TRAILERS)
+
+    def requests(self, streams: Sequence[Stream]) -> None:
+        self.calls += len(streams)
+
+    def messages(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> None:
+        self.machine.consumed(None, sum(map(len, messages)) + 5 * len(messages))
+        self.machine.answer_all(streams, RESPONSE_HEAD, [ANSWER] * len(streams), OK_TRAILERS)
 
     def cancelled(self, stream: Stream, code: int) -> None:
         raise RuntimeError(f"{stream} was cancelled with {code}")

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
+from danube.core import kernels
 from danube.core.http2_control import ControlSide, foreign_greeting
 from danube.core.http2_decoder import RequestDecoder
 from danube.core.http2_frames import (
@@ -44,6 +47,8 @@ from danube.errors import ProtocolError, broken
 __all__ = ["Http2Handler", "Http2Settings", "RequestHead", "ServerConnection", "Stream"]
 
 KEEPALIVE_PING: Final = b"\0danube\0"
+TOGETHER_MIN: Final = 4  # calls in what was received before; fewer cost less frame by frame
+_TOGETHER_MAX: Final = 256
 _EMPTY: Final = memoryview(b"")
 _BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
 _PREFACE_PENDING: Final = 1  # what must come next; 0: any frame
@@ -72,6 +77,7 @@ class ServerConnection(ControlSide):
         self._block_frames = 0
         self._receive_window = settings.connection_window_bytes
         self._stream_window = settings.initial_window_bytes
+        self._calls_before = 0
         self._consumed = 0
         self._consumed_batch = settings.connection_window_bytes // 2
         self._consumed_batch_of_stream = settings.initial_window_bytes // 2
@@ -87,7 +93,10 @@ class ServerConnection(ControlSide):
             if self._pending == _PREFACE_PENDING:
                 return end if self.failed else start
         unpack, streams = FRAME_HEADER.unpack_from, self.streams
-        first, body = start, start + FRAME_HEADER_BYTES
+        first, last_stream_id = start, self.last_stream_id
+        if self._calls_before >= TOGETHER_MIN and start < end and kernels.available and not self._pending:
+            start = self._take_together(buffer, start, end)
+        body = start + FRAME_HEADER_BYTES
         while body <= end and not self.failed:
             word, flags, stream_id = unpack(buffer, start)
             size = word >> 8
@@ -95,6 +104,7 @@ class ServerConnection(ControlSide):
             if start > end or size > self._frame_bytes_max:
                 start = body - FRAME_HEADER_BYTES
                 if size <= self._frame_bytes_max:
+                    self._calls_before = self.last_stream_id - last_stream_id >> 1
                     self._want(FRAME_HEADER_BYTES + size, progress=start > first)
                     return start
                 self._too_large(word & 0xFF, size)
@@ -112,6 +122,7 @@ class ServerConnection(ControlSide):
             else:
                 self._frame(kind, flags, stream_id & STREAM_ID_MASK, buffer[body:start])
             body = start + FRAME_HEADER_BYTES
+        self._calls_before = self.last_stream_id - last_stream_id >> 1
         if self.failed:
             return end
         if start < end:
@@ -327,6 +338,76 @@ class ServerConnection(ControlSide):
         else:
             stream.remote_closed = True
             self._handler.data(stream, _EMPTY, True)
+
+    def _take_together(self, buffer: memoryview, start: int, end: int) -> int:
+        """Take whole calls that are all alike, if the buffer begins with some; returns where they end.
+
+        Where anything is unusual nothing is taken, and frame by frame says what is wrong.
+        """
+        data = buffer[start:end].tobytes()
+        found, told = np.empty((3, _TOGETHER_MAX), np.int64), np.empty(7, np.int64)
+        kernels.http2_kernels().scan_calls(
+            np.frombuffer(data, np.uint8), self.last_stream_id, self._frame_bytes_max, found, told
+        )
+        taken, opened, block, block_end, count, total, largest = told.tolist()
+        ids, starts, ends = found[:, :count].tolist()
+        head = self._heads.get(data[block:block_end]) if opened else None
+        if (
+            not taken
+            or total > self._receive_window
+            or largest > self._stream_window
+            or (opened and (head is None or head.malformed or not self._room_for(opened)))
+            or not self._awaited(ids, starts, ends, -1 if head is None else head.content_length)
+        ):
+            return start
+        if head is not None:
+            self._open_together(head, opened)
+        streams = self.streams
+        awaited: list[Stream] = []
+        messages: list[bytes] = []
+        for stream_id, message, message_end in zip(ids, starts, ends, strict=True):
+            stream = streams.get(stream_id)
+            if stream is None:  # the door has refused it just now
+                self._odd_data(END_STREAM, stream_id, memoryview(data)[message - 5 : message_end])
+                total -= message_end - message + 5
+                continue
+            stream.remote_closed = True
+            awaited.append(stream)
+            messages.append(data[message:message_end])
+        self._receive_window -= total
+        if awaited:
+            self._handler.messages(awaited, messages)
+        return start + taken
+
+    def _awaited(self, ids: list[int], starts: list[int], ends: list[int], length_of_new: int) -> bool:
+        """Whether their streams take these messages as whole bodies; ``length_of_new`` is -1 for any."""
+        for stream_id, start, end in zip(ids, starts, ends, strict=True):
+            size, length = end - start + 5, length_of_new
+            if stream_id <= self.last_stream_id:
+                stream = self.streams.get(stream_id)
+                if stream is None or stream.remote_closed or size > stream.receive_window:
+                    return False
+                length = stream.body_left
+            elif length < 0:
+                return True  # they ascend
+            if length >= 0 and length != size:
+                return False
+        return True
+
+    def _room_for(self, count: int) -> bool:
+        return len(self.streams) + count <= self._streams_max and not self.closing
+
+    def _open_together(self, head: RequestHead, count: int) -> None:
+        first = self.last_stream_id + 2
+        ids = range(first, first + 2 * count, 2)
+        window, stream_window = self._peer_window, self._stream_window
+        opened = [Stream(stream_id, head, window, stream_window, False) for stream_id in ids]
+        if head.unusual:
+            for stream in opened:
+                stream.body_left = head.content_length
+        self.streams.update(zip(ids, opened, strict=True))
+        self.last_stream_id = ids[-1]
+        self._handler.requests(opened)
 
     # -- data ------------------------------------------------------------------------------------
 

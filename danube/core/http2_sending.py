@@ -8,6 +8,7 @@ window is used up is in no line; its WINDOW_UPDATE brings it back, so each updat
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 
@@ -29,13 +30,28 @@ from danube.core.http2_settings import Http2Settings
 from danube.core.http2_streams import ENDED_STREAMS_MIN, EndedStreams, Http2Handler, Stream
 
 _SMALL_PIECE_BYTES = 256  # a shorter DATA frame that a window made is charged to the peer
+_ANSWERS_MAX = 64  # that become one piece of output
 _pack = FRAME_HEADER.pack
 
 
+@lru_cache(maxsize=1024)
+def _answers_layout(count: int, head: int, body: int, trailers: int) -> Struct:
+    """The frames of ``count`` answers with so many bytes in each: one call instead of nine for every one."""
+    return Struct(">" + f"5sI{head + 5}sI{body + 5}sI{trailers}s" * count)
+
+
 @lru_cache(maxsize=256)
-def _three_frames(head: int, body: int, trailers: int) -> Struct:
-    """The frames of an answer with so many bytes in each: one call instead of four."""
-    return Struct(f">IBI{head}sIBI{body}sIBI{trailers}s")
+def _answer_parts(head: bytes, size: int, trailers: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands before the first, the second and the third id of such an answer, but for its body."""
+    opening, body, closing = (
+        _pack(size << 8 | kind, flags, 0)[:5]
+        for size, kind, flags in (
+            (len(head), HEADERS, END_HEADERS),
+            (size, DATA, 0),
+            (len(trailers), HEADERS, END_HEADERS | END_STREAM),
+        )
+    )
+    return opening, head + body, closing
 
 
 class SendingSide:
@@ -84,19 +100,59 @@ class SendingSide:
         ):
             stream_id = stream.stream_id
             self._send_window -= size
+            opening, middle, closing = _answer_parts(head, size, trailers)
             self.output.append(
-                _three_frames(len(head), size, len(trailers)).pack(
-                    len(head) << 8 | HEADERS, END_HEADERS, stream_id, head,
-                    size << 8 | DATA, 0, stream_id, body,
-                    len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id, trailers,
+                _answers_layout(1, len(head), size, len(trailers)).pack(
+                    opening, stream_id, middle, stream_id, body + closing, stream_id, trailers
                 )
-            )  # fmt: skip
+            )
             stream.local_closed = True
             del self.streams[stream_id]
             return
         self.send_headers(stream, head)
         self.send_data(stream, body)
         self.send_trailers(stream, trailers)
+
+    def answer_all(
+        self, streams: Sequence[Stream], head: bytes, bodies: Sequence[bytes], trailers: bytes
+    ) -> None:
+        """answer() of several calls, a body for each."""
+        for start in range(0, len(streams), _ANSWERS_MAX):
+            some, theirs = streams[start : start + _ANSWERS_MAX], bodies[start : start + _ANSWERS_MAX]
+            if not self._answered_together(some, head, theirs, trailers):
+                for stream, body in zip(some, theirs, strict=True):
+                    self.answer(stream, head, body, trailers)
+
+    def _answered_together(
+        self, streams: Sequence[Stream], head: bytes, bodies: Sequence[bytes], trailers: bytes
+    ) -> bool:
+        """Whether the windows allowed it and nothing was unusual: bodies of one size, no stream reset."""
+        count, size = len(streams), len(bodies[0])
+        if (
+            size > self._answer_bytes_max
+            or size * count > self._send_window
+            or len(head) + len(trailers) > FRAME_BYTES_MIN
+        ):
+            return False
+        opening, middle, closing = _answer_parts(head, size, trailers)
+        pieces: list[bytes | int] = []
+        for stream, body in zip(streams, bodies, strict=True):
+            if (
+                not stream.remote_closed
+                or stream.local_closed
+                or stream.queue is not None
+                or stream.send_window < size
+                or len(body) != size
+            ):
+                return False
+            stream_id = stream.stream_id
+            pieces += (opening, stream_id, middle, stream_id, body + closing, stream_id, trailers)
+        for stream in streams:
+            stream.local_closed = True
+            del self.streams[stream.stream_id]
+        self._send_window -= size * count
+        self.output.append(_answers_layout(count, len(head), size, len(trailers)).pack(*pieces))
+        return True
 
     def send_headers(self, stream: Stream, block: bytes, *, end_stream: bool = False) -> None:
         """A header block ahead of all data; with ``end_stream`` the whole answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from danube.core.http2_request import RequestHead
@@ -52,6 +53,15 @@ class Http2Handler(Protocol):
 
     def data(self, stream: Stream, data: memoryview, ended: bool) -> None:
         """A part of the body, valid only during the call; may be empty when ``ended``."""
+
+    def requests(self, streams: Sequence[Stream]) -> None:
+        """request() of each: they have the same head, and a body will come."""
+
+    def messages(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> None:
+        """data() of each, which ends it: its body is one gRPC message, given without the 5 bytes before it.
+
+        Those count against flow control too.
+        """
 
     def cancelled(self, stream: Stream, code: int) -> None:
         """The stream ended without the door's doing: reset by or because of the peer, connection over."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
@@ -195,6 +195,25 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._forget_pieces(stream)
             self.answer_error(stream, error)
 
+    def requests(self, streams: Sequence[Stream]) -> None:
+        head = streams[0].head
+        method = self._door.methods.get(head.path)
+        if head.problem or method is None or method.kind is _BIDIRECTIONAL:
+            for stream in streams:
+                self.request(stream, False)
+            return
+        for stream in streams:
+            stream.context = method
+
+    def messages(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> None:
+        bytes_max = self._door.message_bytes_max
+        for stream, message in zip(streams, messages, strict=True):
+            method, size = stream.context, len(message)
+            if type(method) is Method and size <= bytes_max:
+                self._dispatch(method, stream, message, size + 5)
+            else:
+                self.data(stream, memoryview(frame_message(message)), True)
+
     def _end_of_whole(self, whole: _Whole, stream: Stream, data: memoryview, ended: bool) -> None:
         if len(data):
             raise InvalidArgument("a call that takes one message got more", hint="send one message a call")
@@ -335,6 +354,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._http2.answer(stream, RESPONSE_HEAD, message, OK_TRAILERS)
             if not self._dirty:
                 self.has_output()
+
+    def answer_all(self, streams: Sequence[Stream], messages: Sequence[bytes], size: int) -> None:
+        """answer() of several calls that have ended their side; ``size`` bytes of theirs are consumed now."""
+        self._http2.consumed(None, size)
+        self._http2.answer_all(streams, RESPONSE_HEAD, messages, OK_TRAILERS)
+        if not self._dirty:
+            self.has_output()
 
     def answer_error(self, stream: Stream, error: BaseException) -> None:
         """End a call with an error, as trailers alone when no headers were sent."""

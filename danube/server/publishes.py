@@ -8,14 +8,14 @@ from typing import Final
 from danube.core.batch_builder import encode_plain
 from danube.core.columns import EncodedBatch, encode
 from danube.errors import InvalidArgument
-from danube.server.proto.DanubeApi_pb2 import StreamMessage
+from danube.server.sent_messages import Message, MessageColumns
 
 _US_PER_MS: Final = 1000
 PUBLISH_TIME_MS_MAX: Final = (2**63 - 1) // _US_PER_MS
 
 
 def encode_messages(
-    messages: Sequence[StreamMessage],
+    messages: Sequence[Message] | MessageColumns,
     *,
     producer_name: str,
     origin: str,
@@ -31,17 +31,16 @@ def encode_messages(
     Raises InvalidArgument for a time beyond PUBLISH_TIME_MS_MAX, and what encode() raises; facts
     hold the message's index.
     """
+    if isinstance(messages, MessageColumns):
+        return _encode_columns(messages, producer_name, origin, schema_id, schema_version)
     if len(messages) == 1:
         return _encode_one(messages[0], producer_name, origin, schema_id, schema_version)
-    times = [message.publish_time for message in messages]
+    payloads, times, request_ids, keys, attributes = zip(*messages, strict=True)
     first = times[0]
     if max(times) > PUBLISH_TIME_MS_MAX:
         _refuse_time(times)
-    request_ids = [message.request_id for message in messages]
-    keys = [message.routing_key.encode() if message.HasField("routing_key") else None for message in messages]
-    attributes = [message.attributes for message in messages]
     return encode(
-        [message.payload for message in messages],
+        list(payloads),
         producer_name=producer_name,
         origin=origin,
         schema_id=schema_id,
@@ -55,19 +54,18 @@ def encode_messages(
 
 
 def _encode_one(
-    message: StreamMessage,
+    message: Message,
     producer_name: str,
     origin: str,
     schema_id: int | None,
     schema_version: int | None,
 ) -> EncodedBatch:
-    time_ms, request_id, attributes = message.publish_time, message.request_id, message.attributes
+    payload, time_ms, request_id, key, attributes = message
     if time_ms > PUBLISH_TIME_MS_MAX:
         _refuse_time([time_ms])
-    keyed = message.HasField("routing_key")
-    if not keyed and not attributes:
+    if key is None and not attributes:
         return encode_plain(
-            message.payload,
+            payload,
             producer_name=producer_name,
             origin=origin,
             publish_time_us=time_ms * _US_PER_MS,
@@ -76,19 +74,41 @@ def _encode_one(
             schema_version=schema_version,
         )
     return encode(
-        [message.payload],
+        [payload],
         producer_name=producer_name,
         origin=origin,
         schema_id=schema_id,
         schema_version=schema_version,
         publish_time_us=time_ms * _US_PER_MS,
         request_ids=[request_id] if request_id else None,
-        keys=[message.routing_key.encode()] if keyed else None,
+        keys=None if key is None else [key],
         attributes=[attributes] if attributes else None,
     )
 
 
-def _refuse_time(times: list[int]) -> None:
+def _encode_columns(
+    messages: MessageColumns,
+    producer_name: str,
+    origin: str,
+    schema_id: int | None,
+    schema_version: int | None,
+) -> EncodedBatch:
+    times_ms = messages.times_ms
+    if messages.latest_ms > PUBLISH_TIME_MS_MAX:
+        _refuse_time(times_ms.tolist())
+    return encode(
+        messages.payloads,
+        producer_name=producer_name,
+        origin=origin,
+        schema_id=schema_id,
+        schema_version=schema_version,
+        publish_time_us=int(times_ms[0]) * _US_PER_MS,
+        publish_times=None if messages.one_time else times_ms * _US_PER_MS,
+        request_ids=messages.request_ids if messages.identified else None,
+    )
+
+
+def _refuse_time(times: Sequence[int]) -> None:
     index = next(index for index, time_ms in enumerate(times) if time_ms > PUBLISH_TIME_MS_MAX)
     raise InvalidArgument(
         f"publish_time {times[index]} is not a time",

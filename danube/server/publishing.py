@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
-
-from google.protobuf.message import DecodeError
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from danube.broker.router import Router
 from danube.core import wire
@@ -32,9 +30,21 @@ from danube.errors import (
     RecordTooLarge,
 )
 from danube.ids import check_label
+from danube.server.answers import Answering, Call, answer_calls
 from danube.server.broker_session import BrokerSession
-from danube.server.proto.DanubeApi_pb2 import StreamMessage
+from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 from danube.server.publishes import encode_messages
+from danube.server.sent_messages import (
+    FEW,
+    Envelope,
+    Lot,
+    Message,
+    MessageColumns,
+    envelope_of,
+    own_of,
+    parsed,
+    read_together,
+)
 
 if TYPE_CHECKING:
     from danube.core.http2_streams import Stream
@@ -43,39 +53,42 @@ GROUP_RECORDS_MAX = 16_384
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 ATTEMPTS_MAX = 3
 TARGETS_MAX = 50_000
-_VARINT_7 = tuple(bytes((0, 0, 0, 0, 2, 8, number)) for number in range(128))
-
-
-class Answering(Protocol):
-    """A connection, as far as the answer of a call is concerned."""
-
-    def answer(self, stream: Stream, message: bytes, size: int = 0) -> None: ...
-    def answer_error(self, stream: Stream, error: BaseException) -> None: ...
-    def consumed(self, stream: Stream, size: int) -> None: ...
-
-
-_Envelope = tuple[str, int | None, int | None]  # origin, id and version of the schema
-# One call that waits for its answer; the number is what it counts against flow control.
-_Sent = tuple[Answering, "Stream", StreamMessage, int]
 
 
 class _Group:
     """Messages of one producer that become one batch."""
 
-    __slots__ = ("attempts", "envelope", "sent", "size_bytes")
+    __slots__ = ("attempts", "calls", "envelope", "messages", "size_bytes")
 
-    def __init__(self, envelope: _Envelope) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        calls: list[Call],
+        messages: list[Message] | MessageColumns,
+        size_bytes: int = 0,
+    ) -> None:
         self.envelope = envelope
-        self.sent: list[_Sent] = []
-        self.size_bytes = 0
+        self.calls = calls
+        self.messages = messages
+        self.size_bytes = size_bytes
         self.attempts = 0
 
-    def like(self, sent: list[_Sent]) -> _Group:
-        """A group with the same envelope and other messages."""
-        other = _Group(self.envelope)
-        other.sent = sent
-        other.attempts = self.attempts
-        return other
+    @property
+    def request_ids(self) -> list[int]:
+        if isinstance(self.messages, MessageColumns):
+            request_ids: list[int] = self.messages.request_ids.tolist()
+            return request_ids
+        return [message[2] for message in self.messages]
+
+    def apart(self, ranges: Iterable[tuple[int, int]]) -> list[_Group]:
+        """Ranges of its messages as groups of their own."""
+        messages = self.messages
+        if isinstance(messages, MessageColumns):
+            messages = list(messages.one_by_one())
+        others = [_Group(self.envelope, self.calls[start:end], messages[start:end]) for start, end in ranges]
+        for other in others:
+            other.attempts = self.attempts
+        return others
 
 
 class Target:
@@ -125,6 +138,8 @@ class Publishing:
         self._by_id: dict[int, Target] = {}
         self._by_user: dict[Any, set[Target]] = {}  # connection -> what it created
         self._dirty: dict[Target, None] = {}
+        self._calls: list[Call] = []  # of this turn, not read yet
+        self._datas: list[bytes] = []  # and their messages
 
     @property
     def targets(self) -> Mapping[tuple[str, str], Target]:
@@ -235,50 +250,88 @@ class Publishing:
         target.handle = 0
         groups, target.in_flight = target.in_flight, {}
         for group in groups.values():
-            self._refuse(group, error)
+            self._refuse(group.calls, error)
         if target.groups:
             self._offer(target)
 
     # -- messages ---------------------------------------------------------------------------------
 
     def send_message(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
-        """Take one SendMessage, to be answered later; ``size`` is given back to flow control then.
+        """Take one SendMessage, to be read in this turn and answered later.
 
-        Raises what refuses it; then nothing of it stays here.
+        ``size`` is given back to flow control then.  Raises Draining.
         """
+        if self.draining:
+            raise Draining("the broker is stopping", hint="send it again")
+        self._calls.append((connection, stream, size))
+        self._datas.append(data)
+
+    def _read(self) -> None:
+        """Put what this turn brought into groups."""
+        calls, self._calls = self._calls, []
+        datas, self._datas = self._datas, []
+        lots = read_together(datas) if len(datas) >= FEW else None
+        if lots is None:
+            for call, data in zip(calls, datas, strict=True):
+                self._take(call, data)
+            return
+        for lot in lots:
+            self._take_lot(lot, calls, datas)
+
+    def _take_lot(self, lot: Lot, calls: list[Call], datas: list[bytes]) -> None:
+        columns, indices = lot.columns, lot.indices
+        chosen = calls if len(indices) == len(calls) else [calls[index] for index in indices]
         try:
-            message = StreamMessage.FromString(data)
-        except DecodeError:
-            raise InvalidArgument("the message is not a danube.StreamMessage") from None
-        place = message.msg_id
+            target = self._target_of(lot.first, lot.first.msg_id)
+        except DanubeError as error:
+            self._refuse(chosen, error)
+            return
+        if columns.largest > target.record_bytes_max:
+            for index, call in zip(indices, chosen, strict=True):
+                self._take(call, datas[index])
+            return
+        target.groups.append(
+            _Group(envelope_of(lot.first, lot.first.msg_id), chosen, columns, columns.payloads.total)
+        )
+        self._dirty[target] = None
+
+    def _take(self, call: Call, data: bytes) -> None:
+        """One message by itself: it is refused, or in a group."""
+        try:
+            message = parsed(data)
+            place = message.msg_id
+            target = self._target_of(message, place)
+            own = own_of(message)
+            if len(own[0]) > target.record_bytes_max:
+                _refuse_large(len(own[0]), target)
+        except DanubeError as error:
+            self._refuse([call], error)
+            return
+        envelope = envelope_of(message, place)
+        group = target.groups[-1] if target.groups else None
+        if (
+            group is None
+            or group.envelope != envelope
+            or isinstance(group.messages, MessageColumns)
+            or len(group.calls) >= GROUP_RECORDS_MAX
+            or group.size_bytes >= GROUP_BYTES_MAX
+        ):
+            target.groups.append(_Group(envelope, [call], [own], len(data)))
+            self._dirty[target] = None
+            return
+        group.calls.append(call)
+        group.messages.append(own)
+        group.size_bytes += len(data)
+
+    def _target_of(self, message: StreamMessage, place: MsgID) -> Target:
         target = self._targets.get((place.topic_name, message.producer_name))
         if (
             target is None
             or target.producer_id != place.producer_id
             or (not target.groups and target.version != self._metadata_version())  # once for each group
         ):
-            target = self._find(message)
-        if len(data) > target.record_bytes_max and len(message.payload) > target.record_bytes_max:
-            _refuse_large(len(message.payload), target)
-        if self.draining:
-            raise Draining("the broker is stopping", hint="send it again")
-        envelope = (
-            place.broker_addr,
-            message.schema_id if message.HasField("schema_id") else None,
-            message.schema_version if message.HasField("schema_version") else None,
-        )
-        group = target.groups[-1] if target.groups else None
-        if (
-            group is None
-            or group.envelope != envelope
-            or len(group.sent) >= GROUP_RECORDS_MAX
-            or group.size_bytes >= GROUP_BYTES_MAX
-        ):
-            group = _Group(envelope)
-            target.groups.append(group)
-            self._dirty[target] = None
-        group.sent.append((connection, stream, message, size))
-        group.size_bytes += len(data)
+            return self._find(message)
+        return target
 
     def _find(self, message: StreamMessage) -> Target:
         """The target of a message that names none of the open ones, or another id than it has."""
@@ -287,11 +340,12 @@ class Publishing:
                 "msg_id is missing",
                 hint="set its producer_id and topic_name from what CreateProducer answered",
             )
+        place = message.msg_id
         check_label(message.producer_name, "producer")
-        target = self._target(message.msg_id.topic_name, message.producer_name)
-        if target.producer_id != message.msg_id.producer_id:
+        target = self._target(place.topic_name, message.producer_name)
+        if target.producer_id != place.producer_id:
             raise OwnerMoved(
-                f"producer {message.msg_id.producer_id} is not one of {message.msg_id.topic_name}",
+                f"producer {place.producer_id} is not one of {place.topic_name}",
                 why="the topic was made anew, or the id belongs to another producer_name",
                 hint="create the producer again",
             )
@@ -299,6 +353,8 @@ class Publishing:
 
     def hand_over(self) -> None:
         """Send every group of this turn to its owner."""
+        if self._calls:
+            self._read()
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for target in dirty:
@@ -314,7 +370,7 @@ class Publishing:
             origin, schema_id, schema_version = group.envelope
             try:
                 batch = encode_messages(
-                    [message for _, _, message, _ in group.sent], producer_name=target.name, origin=origin,
+                    group.messages, producer_name=target.name, origin=origin,
                     schema_id=schema_id, schema_version=schema_version,
                 )  # fmt: skip
             except LimitExceeded as error:  # to a client that is a limit which may have room again later
@@ -334,8 +390,7 @@ class Publishing:
             if frame.kind == Kind.ERROR:
                 self._failed(target, group, wire.decode_error(data[frame.start : frame.end]))
                 return
-            for connection, stream, message, size in group.sent:
-                connection.answer(stream, response(message.request_id), size)
+            answer_calls(group.calls, group.request_ids)
 
         return answered
 
@@ -349,19 +404,21 @@ class Publishing:
             self._close(target)
             target.groups.appendleft(group)
             self._offer(target)
-        elif isinstance(error, CallerError) and len(group.sent) > 1:
+        elif isinstance(error, CallerError) and len(group.calls) > 1:
             self._send_apart(target, group, error)
         else:
-            self._refuse(group, error)
+            self._refuse(group.calls, error)
 
     def _send_apart(self, target: Target, group: _Group, error: DanubeError) -> None:
         """Answer the record that the error names and send the others again; unnamed: each for itself."""
         index = error.facts.get("index")
-        if isinstance(index, int) and 0 <= index < len(group.sent):
-            self._refuse(group.like([group.sent[index]]), error)
-            again = [group.like(group.sent[:index] + group.sent[index + 1 :])]
+        count = len(group.calls)
+        if isinstance(index, int) and 0 <= index < count:
+            before, refused, behind = group.apart([(0, index), (index, index + 1), (index + 1, count)])
+            self._refuse(refused.calls, error)
+            again = [one for one in (before, behind) if one.calls]
         else:
-            again = [group.like([sent]) for sent in group.sent]
+            again = group.apart((one, one + 1) for one in range(count))
         target.groups.extendleft(reversed(again))
         self._offer(target)
 
@@ -370,15 +427,15 @@ class Publishing:
         self._dirty[target] = None
         self._session.schedule_turn()
 
-    def _refuse(self, group: _Group, error: DanubeError) -> None:
-        for connection, stream, _, size in group.sent:
+    def _refuse(self, calls: list[Call], error: DanubeError) -> None:
+        for connection, stream, size in calls:
             connection.consumed(stream, size)
             connection.answer_error(stream, error)
 
     def _fail_all(self, target: Target, error: DanubeError) -> None:
         groups, target.groups = target.groups, deque()
         for group in groups:
-            self._refuse(group, error)
+            self._refuse(group.calls, error)
 
 
 def _refuse_large(size: int, target: Target) -> None:
@@ -387,15 +444,3 @@ def _refuse_large(size: int, target: Target) -> None:
         why=f"the limit of {target.partition} is {target.record_bytes_max} bytes",
         hint="send smaller messages or raise the topic's max_record_bytes",
     )
-
-
-def response(request_id: int) -> bytes:
-    """A length-prefixed message whose field 1 is the echoed request id: MessageResponse and its like."""
-    if request_id < 128:
-        return _VARINT_7[request_id] if request_id else b"\0\0\0\0\0"
-    varint = bytearray()
-    while request_id > 127:
-        varint.append(request_id & 127 | 128)
-        request_id >>= 7
-    varint.append(request_id)
-    return b"\0\0\0\0" + bytes((len(varint) + 1, 8)) + varint

@@ -11,9 +11,9 @@ from danube.core import wire
 from danube.core.wire import Admin, Frame, Kind
 from danube.errors import InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
+from danube.server.answers import Answering, answer_calls
 from danube.server.broker_session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
-from danube.server.publishing import Answering, response
 
 if TYPE_CHECKING:
     from danube.core.http2_streams import Stream
@@ -105,8 +105,8 @@ class Settling:
 
         def answered(frame: Frame, data: bytes | memoryview) -> None:
             if frame.kind != Kind.ERROR:
-                for connection, stream, request_id in waiting:
-                    connection.answer(stream, response(request_id))
+                calls = [(connection, stream, 0) for connection, stream, _ in waiting]
+                answer_calls(calls, [request_id for _, _, request_id in waiting])
                 return
             error = wire.decode_error(data[frame.start : frame.end])
             if isinstance(error, OwnerMoved) and attempts > 1:

@@ -13,6 +13,7 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from hpack import Encoder
@@ -166,6 +167,14 @@ class Run:
                 self.machine.send_data(stream, message)
         if ended:
             self.finish(stream)
+
+    def requests(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            self.request(stream, False)
+
+    def messages(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> None:
+        for stream, message in zip(streams, messages, strict=True):
+            self.data(stream, memoryview(frame_message(message)), True)
 
     def finish(self, stream: Stream) -> None:
         kind = stream.stream_id // 2 % 5

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from danube.core import http2_frames as frames
+from danube.core.grpc_framing import frame_message
 from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
 
@@ -98,6 +100,14 @@ class Door:
             stream.context += data
             if ended:
                 self.finish(stream)
+
+    def requests(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            self.request(stream, False)
+
+    def messages(self, streams: Sequence[Stream], messages: Sequence[bytes]) -> None:
+        for stream, message in zip(streams, messages, strict=True):
+            self.data(stream, memoryview(frame_message(message)), True)
 
     def finish(self, stream: Stream) -> None:
         self.machine.answer(stream, RESPONSE_HEAD, bytes(stream.context), OK_TRAILERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,8 +73,12 @@ class Connection:
             position += 5 + size
         return found
 
-    def answer(self, stream: Any, message: bytes) -> None:
+    def answer(self, stream: Any, message: bytes, size: int = 0) -> None:
         self.answers[stream] = AckResponse.FromString(message[5:]).request_id
+
+    def answer_all(self, streams: Sequence[Any], messages: Sequence[bytes], size: int) -> None:
+        for stream, message in zip(streams, messages, strict=True):
+            self.answer(stream, message)
 
     def answer_error(self, stream: Any, error: BaseException) -> None:
         self.answers[stream] = error

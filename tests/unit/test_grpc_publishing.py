@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,9 +29,11 @@ from danube.errors import (
     StorageFailed,
 )
 from danube.server import broker_session, publishing
+from danube.server.answers import response
 from danube.server.broker_session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import MessageResponse, MsgID, StreamMessage
-from danube.server.publishing import Publishing, response
+from danube.server.publishing import Publishing
+from danube.server.sent_messages import FEW, Message, parsed
 from tests.unit.broker_parts import FakeChannel, RoutedBench
 
 TOPIC = "/default/grpc"
@@ -46,6 +49,11 @@ class Connection:
     def answer(self, stream: Any, message: bytes, size: int = 0) -> None:
         self.consumed_bytes += size
         self.answers[stream] = MessageResponse.FromString(message[5:]).request_id
+
+    def answer_all(self, streams: Sequence[Any], messages: Sequence[bytes], size: int) -> None:
+        self.consumed_bytes += size
+        for stream, message in zip(streams, messages, strict=True):
+            self.answer(stream, message)
 
     def answer_error(self, stream: Any, error: BaseException) -> None:
         self.answers[stream] = error
@@ -187,8 +195,8 @@ def test_an_error_that_names_no_record_is_found_out_one_by_one(
 ) -> None:
     encode = publishing.encode_messages
 
-    def picky(messages: list[StreamMessage], **fields: Any) -> Any:
-        if any(message.payload == b"bad" for message in messages):
+    def picky(messages: list[Message], **fields: Any) -> Any:
+        if any(payload == b"bad" for payload, *_ in messages):
             raise InvalidArgument("one of these is bad")
         return encode(messages, **fields)
 
@@ -198,16 +206,18 @@ def test_an_error_that_names_no_record_is_found_out_one_by_one(
     assert [type(door.answers[number]) for number in numbers] == [int, InvalidArgument, int]
 
 
-def test_what_is_refused_at_once(door: Door) -> None:
-    with pytest.raises(OwnerMoved, match="not one of"):
-        door.send(producer_id=12345)
-    with pytest.raises(InvalidName):
-        door.send(name="")
-    with pytest.raises(RecordTooLarge, match="bytes"):
-        door.send(bytes(door.topic.policy.max_record_bytes + 1))
-    with pytest.raises(InvalidArgument, match="msg_id is missing"):
-        data = StreamMessage(producer_name="p").SerializeToString()
-        door.publishing.send_message(door.connection, cast(Any, 0), data, len(data))
+def test_what_is_refused_without_the_owner(door: Door) -> None:
+    refused = {
+        door.send(producer_id=12345): (OwnerMoved, "not one of"),
+        door.send(name=""): (InvalidName, ""),
+        door.send(bytes(door.topic.policy.max_record_bytes + 1)): (RecordTooLarge, "bytes"),
+    }
+    for number, data in ((-1, StreamMessage(producer_name="p").SerializeToString()), (-2, b"\x0a\xff")):
+        door.publishing.send_message(door.connection, cast(Any, number), data, len(data))
+    refused |= {
+        -1: (InvalidArgument, "msg_id is missing"),
+        -2: (InvalidArgument, "not a danube.StreamMessage"),
+    }
     door.send(b"before")
     door.publishing.draining = True
     with pytest.raises(Draining):
@@ -216,6 +226,71 @@ def test_what_is_refused_at_once(door: Door) -> None:
         asyncio.run(door.publishing.create(TOPIC, "p", False, object()))
     door.turn()
     assert door.stored() == [b"before"]
+    for number, (error, why) in refused.items():
+        assert isinstance(door.answers[number], error) and why in str(door.answers[number])
+    assert door.connection.consumed_bytes > door.topic.policy.max_record_bytes
+
+
+# -- many in one turn ---------------------------------------------------------------------------------
+
+
+def test_many_calls_of_a_turn_are_read_together(
+    door: Door, kernels_or_twins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(publishing, "parsed", lambda data: read.append(1) or parsed(data))
+    payloads = [b"%d" % index * (index % 5) for index in range(3 * FEW)]
+    numbers = [door.send(payload, publish_time=7 + index // 9) for index, payload in enumerate(payloads)]
+    door.turn()
+    assert door.answers == {number: number for number in numbers} and door.stored() == payloads
+    assert len(read) == (0 if kernels_or_twins == "kernels" else len(payloads))
+
+
+def test_producers_that_share_a_turn_get_a_batch_each(door: Door, kernels_or_twins: str) -> None:
+    for start in range(0, 6 * FEW, FEW):
+        for index in range(start, start + FEW):
+            door.send(b"%d" % index, name="pq"[start // FEW % 2])
+    door.turn()
+    stored = [int(payload) for payload in door.stored()]
+    for producer in (0, 1):
+        own = [number for number in stored if number // FEW % 2 == producer]
+        assert own == sorted(own) and len(own) == 3 * FEW
+    assert len(door.answers) == 6 * FEW
+
+
+def test_one_bad_message_among_many_is_refused_alone(door: Door, kernels_or_twins: str) -> None:
+    large = bytes(door.topic.policy.max_record_bytes + 1)
+    for bad, error in (
+        ({"payload": large}, RecordTooLarge),
+        ({"publish_time": 1 << 62}, InvalidArgument),
+        ({"publish_time": (1 << 64) - 1}, InvalidArgument),
+        ({"producer_id": 99}, OwnerMoved),
+        ({"name": ""}, InvalidName),
+    ):
+        good = [door.send(b"good") for _ in range(FEW)]
+        number = door.send(**bad)
+        good += [door.send(b"good") for _ in range(FEW)]
+        while len(door.answers) < len(good) + 1:
+            door.turn()
+        assert isinstance(door.answers.pop(number), error), bad
+        assert [door.answers.pop(one) for one in good] == good
+    assert set(door.stored()) == {b"good"}
+
+
+def test_a_producer_that_changes_its_schema_keeps_its_order(door: Door, kernels_or_twins: str) -> None:
+    for index in range(4 * FEW):
+        door.send(b"%d" % index, schema_id=index // FEW % 2)
+    door.turn()
+    assert door.stored() == [b"%d" % index for index in range(4 * FEW)]
+
+
+def test_what_waits_for_its_owner_goes_out_in_order(door: Door, kernels_or_twins: str) -> None:
+    for index in range(2 * FEW):
+        door.send(b"%d" % index)
+        if index in (0, FEW):
+            door.publishing._read()
+    door.turn()
+    assert door.stored() == [b"%d" % index for index in range(2 * FEW)]
 
 
 def test_a_full_disk_fails_every_call_of_the_batch(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,10 +315,10 @@ def test_a_topic_made_anew_has_other_producers(door: Door) -> None:
     door.bench.shard.delete_topic(door.topic)
     door.bench.proposals.apply(DeleteTopic(topic=TOPIC))
     door.topic = door.bench.proposals.create(TOPIC)
-    with pytest.raises(OwnerMoved, match="not one of"):
-        door.send(producer_id=old_id)
+    refused = door.send(producer_id=old_id)
     number = door.send(b"new")
     door.turn()
+    assert isinstance(door.answers[refused], OwnerMoved)
     assert door.answers[number] == number and door.stored() == [b"new"]
 
 
@@ -314,6 +389,7 @@ def test_what_must_be_sent_again_asks_for_a_turn(door: Door) -> None:
     door.send()
     door.turn()
     door.send(b"waits")
+    door.publishing._read()
     target = door.publishing.targets[TOPIC, "p"]
     door.turns_asked = 0
     door.publishing.closed(target, OwnerMoved("the owner started again"))
@@ -321,7 +397,7 @@ def test_what_must_be_sent_again_asks_for_a_turn(door: Door) -> None:
     number = door.send(b"taken back")
     door.turn()
     assert door.answers[number] == number
-    group = publishing._Group(("", None, None))
+    group = publishing._Group(("", None, None), [], [])
     door.turns_asked = 0
     door.publishing._failed(target, group, OwnerMoved("the owner started again"))
     assert door.turns_asked > 0

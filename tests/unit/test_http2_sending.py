@@ -268,3 +268,51 @@ def test_an_empty_answer_has_an_empty_frame() -> None:
         0,
         len(OK_TRAILERS),
     ]
+
+
+def answered(bodies: list[bytes], together: bool, before: bytes = b"", reset: int = 0) -> tuple[bytes, bytes]:
+    """What many answers are on the wire, and what comes after the peer has made room."""
+    door = Door().feed(before)
+    streams = [door.call(stream_id, ended=True) for stream_id in range(1, 2 * len(bodies), 2)]
+    if reset:
+        door.feed(frames.reset_frame(reset, ErrorCode.CANCEL))
+    door.output()
+    if together:
+        door.machine.answer_all(streams, RESPONSE_HEAD, bodies, OK_TRAILERS)
+    else:
+        for stream, body in zip(streams, bodies, strict=True):
+            door.machine.answer(stream, RESPONSE_HEAD, body, OK_TRAILERS)
+    at_once = door.output()
+    door.feed(WINDOW(0, 1 << 20) + b"".join(WINDOW(one.stream_id, 1 << 16) for one in streams))
+    assert not door.machine.streams and door.machine.queued_bytes == 0 and not door.machine.failed
+    assert door.machine._send_window + sum(map(len, bodies)) >= 65_535 + (1 << 20)
+    return at_once, door.output()
+
+
+@pytest.mark.parametrize(
+    ("bodies", "before", "reset"),
+    [
+        ([b"12345"], b"", 0),
+        ([b"%05d" % number for number in range(90)], b"", 0),
+        ([b""] * 5, b"", 0),
+        ([b"one", b"other", b"one"], b"", 0),
+        ([b"12345"] * 9, b"", 5),
+        ([bytes(20_000)] * 3, b"", 0),
+        ([bytes(9_000)] * 9, b"", 0),
+        ([b"12345"] * 9, settings((4, 3)), 0),
+        ([b"12345"] * 9, settings((1, 100)), 0),
+    ],
+    ids=["one", "ninety", "empty", "sizes that differ", "a reset", "large", "beyond the connection's window",
+         "beyond their own windows", "a table that changed"],
+)  # fmt: skip
+def test_answers_together_are_those_one_by_one(bodies: list[bytes], before: bytes, reset: int) -> None:
+    assert answered(bodies, True, before, reset) == answered(bodies, False, before, reset)
+
+
+def test_answers_of_one_size_become_one_piece() -> None:
+    door = Door()
+    streams = [door.call(stream_id, ended=True) for stream_id in (1, 3, 5)]
+    door.output()
+    door.machine.answer_all(streams, RESPONSE_HEAD, [b"a", b"b", b"c"], OK_TRAILERS)
+    assert len(door.machine.output) == 1
+    assert [frame.payload for frame in door.sent()[1::3]] == [b"a", b"b", b"c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from danube.errors import InvalidArgument, LimitExceeded, ProtocolError, RecordT
 from danube.limits import KEY_BYTES_MAX
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 from danube.server.publishes import PUBLISH_TIME_MS_MAX, encode_messages
+from danube.server.sent_messages import Message, own_of
 from danube.server.stream_messages import framed_messages, varint
 
 TOPIC = "/default/orders-part-3"
@@ -183,6 +185,11 @@ def test_a_key_column_that_lies_is_refused() -> None:
 
 # -- the other way ----------------------------------------------------------------------------------
 
+
+def own(messages: Sequence[StreamMessage]) -> list[Message]:
+    return [own_of(one) for one in messages]
+
+
 _MESSAGE = st.builds(
     StreamMessage,
     request_id=U64,
@@ -203,7 +210,11 @@ def test_messages_come_back_as_they_were_sent(
     messages: list[StreamMessage], schema_id: int | None, schema_version: int | None
 ) -> None:
     batch = encode_messages(
-        messages, producer_name="p", origin="http://h:1", schema_id=schema_id, schema_version=schema_version
+        own(messages),
+        producer_name="p",
+        origin="http://h:1",
+        schema_id=schema_id,
+        schema_version=schema_version,
     )
     stored = bytearray(batch.to_bytes())
     stamp(stored, 2**40, 0, 0)
@@ -223,7 +234,7 @@ def test_messages_come_back_as_they_were_sent(
 def test_columns_that_nobody_needs_are_left_out() -> None:
     messages = [StreamMessage(payload=b"x", publish_time=7) for _ in range(3)]
     for count in (1, 3):
-        batch = encode_messages(messages[:count], producer_name="p", origin="o")
+        batch = encode_messages(own(messages[:count]), producer_name="p", origin="o")
         bare = encode([b"x"] * count, producer_name="p", origin="o", publish_time_us=7_000)
         assert batch.to_bytes() == bare.to_bytes()
 
@@ -233,10 +244,10 @@ def test_a_time_that_does_not_fit_is_refused_with_its_index(count: int) -> None:
     messages = [StreamMessage(payload=b"x", publish_time=7) for _ in range(count)]
     messages[-1].publish_time = PUBLISH_TIME_MS_MAX + 1
     with pytest.raises(InvalidArgument, match="publish_time") as caught:
-        encode_messages(messages, producer_name="p", origin="o")
+        encode_messages(own(messages), producer_name="p", origin="o")
     assert caught.value.facts["index"] == count - 1
     messages[-1].publish_time = PUBLISH_TIME_MS_MAX
-    encode_messages(messages, producer_name="p", origin="o")
+    encode_messages(own(messages), producer_name="p", origin="o")
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -244,10 +255,10 @@ def test_what_the_batch_refuses_names_the_message(count: int) -> None:
     messages = [StreamMessage(payload=b"x") for _ in range(count)]
     messages[-1].routing_key = "k" * (KEY_BYTES_MAX + 1)
     with pytest.raises(RecordTooLarge) as large:
-        encode_messages(messages, producer_name="p", origin="o")
+        encode_messages(own(messages), producer_name="p", origin="o")
     assert large.value.facts["index"] == count - 1
     messages[-1].routing_key = "k"
     messages[-1].attributes.update({str(number): "" for number in range(65)})
     with pytest.raises(LimitExceeded) as many:
-        encode_messages(messages, producer_name="p", origin="o")
+        encode_messages(own(messages), producer_name="p", origin="o")
     assert many.value.facts["index"] == count - 1

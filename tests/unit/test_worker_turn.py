@@ -31,7 +31,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.counters = MagicMock()
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
-    worker._turn_scheduled = True
+    worker._turn_scheduled, worker._asked, worker._crowded = True, 1, False
     worker._turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -54,7 +54,7 @@ class Steps:
         worker.counters = MagicMock()
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
-        worker._turn_scheduled = False
+        worker._turn_scheduled, worker._asked, worker._crowded = False, 0, False
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -105,3 +105,32 @@ def test_a_damaged_ring_is_looked_at_again() -> None:
     steps = Steps()
     steps.during["poll"] = damage
     assert steps.turns_asked() == 1 and steps.loop.call_soon.call_args.args == (steps.worker.schedule_turn,)
+
+
+def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other() -> None:
+    steps = Steps()
+    worker, soon = steps.worker, steps.loop.call_soon
+    turns: list[str] = []
+    steps.during["write"] = lambda: turns.append("turn")
+
+    def ask(times: int) -> None:
+        soon.reset_mock()
+        for _ in range(times):
+            worker.schedule_turn()
+        soon.assert_called_once_with(worker._begin_turn)
+        soon.reset_mock()
+        worker._begin_turn()
+
+    ask(1)
+    assert turns == ["turn"] and not soon.called
+    ask(2)
+    assert turns == ["turn"] and soon.call_args.args == (worker._turn,)
+    worker._turn()
+    ask(1)
+    assert len(turns) == 2, "there were several before"
+    worker._turn()
+    ask(1)
+    assert len(turns) == 4
+    worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
+    ask(5)
+    assert len(turns) == 5, "nobody else has a share of this"

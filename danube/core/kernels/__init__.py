@@ -19,7 +19,7 @@ available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 
-_MODULES: Final = ("crc", "batch", "cursor", "lists")
+_MODULES: Final = ("crc", "batch", "cursor", "http2", "lists", "messages")
 
 
 class Report(NamedTuple):
@@ -62,6 +62,16 @@ def batch_kernels() -> ModuleType:
 def list_kernels() -> ModuleType:
     """danube.core.kernels.lists; only while ``available``."""
     return sys.modules[f"{__name__}.lists"]
+
+
+def http2_kernels() -> ModuleType:
+    """danube.core.kernels.http2; only while ``available``."""
+    return sys.modules[f"{__name__}.http2"]
+
+
+def message_kernels() -> ModuleType:
+    """danube.core.kernels.messages; only while ``available``."""
+    return sys.modules[f"{__name__}.messages"]
 
 
 def unload() -> None:

@@ -49,6 +49,7 @@ __all__ = ["Http2Handler", "Http2Settings", "RequestHead", "ServerConnection", "
 KEEPALIVE_PING: Final = b"\0danube\0"
 TOGETHER_MIN: Final = 4  # calls in what was received before; fewer cost less frame by frame
 _TOGETHER_MAX: Final = 256
+_TRIES: Final = 2  # more, behind other frames: each copies the rest of the buffer
 _EMPTY: Final = memoryview(b"")
 _BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
 _PREFACE_PENDING: Final = 1  # what must come next; 0: any frame
@@ -94,7 +95,8 @@ class ServerConnection(ControlSide):
                 return end if self.failed else start
         unpack, streams = FRAME_HEADER.unpack_from, self.streams
         first, last_stream_id = start, self.last_stream_id
-        if self._calls_before >= TOGETHER_MIN and start < end and kernels.available and not self._pending:
+        tries = _TRIES if self._calls_before >= TOGETHER_MIN and kernels.available else 0
+        if tries and not self._pending:
             start = self._take_together(buffer, start, end)
         body = start + FRAME_HEADER_BYTES
         while body <= end and not self.failed:
@@ -121,6 +123,9 @@ class ServerConnection(ControlSide):
                 self._open(stream_id, buffer[body:start].tobytes(), flags & END_STREAM != 0)
             else:
                 self._frame(kind, flags, stream_id & STREAM_ID_MASK, buffer[body:start])
+                if tries and not self._pending and not self.failed:
+                    tries -= 1
+                    start = self._take_together(buffer, start, end)
             body = start + FRAME_HEADER_BYTES
         self._calls_before = self.last_stream_id - last_stream_id >> 1
         if self.failed:
@@ -344,6 +349,8 @@ class ServerConnection(ControlSide):
 
         Where anything is unusual nothing is taken, and frame by frame says what is wrong.
         """
+        if start == end:
+            return start
         data = buffer[start:end].tobytes()
         found, told = np.empty((3, _TOGETHER_MAX), np.int64), np.empty(7, np.int64)
         kernels.http2_kernels().scan_calls(
@@ -370,6 +377,8 @@ class ServerConnection(ControlSide):
             if stream is None:  # the door has refused it just now
                 self._odd_data(END_STREAM, stream_id, memoryview(data)[message - 5 : message_end])
                 total -= message_end - message + 5
+                if self.failed:
+                    return start + taken
                 continue
             stream.remote_closed = True
             awaited.append(stream)

@@ -36,6 +36,7 @@ from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 from danube.server.publishes import encode_messages
 from danube.server.sent_messages import (
     FEW,
+    TURN_MESSAGES_MAX,
     Envelope,
     Lot,
     Message,
@@ -49,7 +50,7 @@ from danube.server.sent_messages import (
 if TYPE_CHECKING:
     from danube.core.http2_streams import Stream
 
-GROUP_RECORDS_MAX = 16_384
+GROUP_RECORDS_MAX = TURN_MESSAGES_MAX
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 ATTEMPTS_MAX = 3
 TARGETS_MAX = 50_000

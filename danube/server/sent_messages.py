@@ -23,6 +23,7 @@ from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 
 FEW: Final = 8  # messages that cost less one by one; perf/grpc_messages.py
 TURN_BYTES_MAX: Final = 1 << 20  # copying more than once would cost more than it saves
+TURN_MESSAGES_MAX: Final = 16_384  # of one batch
 _RUN_MEAN_MIN: Final = 4
 
 Message = tuple[bytes, int, int, bytes | None, Mapping[str, str] | None]
@@ -90,7 +91,7 @@ def read_together(datas: Sequence[bytes]) -> list[Lot] | None:
     count = len(datas)
     bounds = np.frombuffer(array("q", accumulate(map(len, datas), initial=0)), np.int64)
     together = b"".join(datas)
-    if not 0 < len(together) <= TURN_BYTES_MAX:
+    if not 0 < len(together) <= TURN_BYTES_MAX or count > TURN_MESSAGES_MAX:
         return None
     joined = np.frombuffer(together, np.uint8)
     found = np.empty((5, count), np.int64)

@@ -11,9 +11,10 @@ import pytest
 from danube.core import http2_connection, kernels
 from danube.core import http2_frames as frames
 from danube.core.grpc_framing import frame_message
-from danube.core.http2_connection import TOGETHER_MIN, ServerConnection
-from danube.core.http2_headers import response_block
+from danube.core.http2_connection import TOGETHER_MIN, ServerConnection, Stream
+from danube.core.http2_headers import OK_TRAILERS, response_block
 from tests.model.http2_traffic import SETTINGS, Run
+from tests.unit.http2_parts import parsed
 
 GREETING = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0) + frames.window_frame(0, 1 << 20)
 HEAD = [
@@ -63,9 +64,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def told(pieces: list[bytes]) -> tuple[dict[int, list[Any]], bytes, str, bytes]:
+class Refusing(Run):
+    """A door that ends every third call before its body has come, and gives its window back."""
+
+    def request(self, stream: Stream, ended: bool) -> None:
+        super().request(stream, ended)
+        if stream.stream_id % 3 == 0 and not ended:
+            self.machine.send_headers(stream, OK_TRAILERS, end_stream=True)
+
+
+def told(pieces: list[bytes], kind: type[Run] = Run) -> tuple[dict[int, list[Any]], bytes, str, bytes]:
     """Of each stream, in order; what is sent; the fault; what is left over."""
-    run = Run()
+    run = kind()
     for piece in (GREETING, *pieces):
         run.feed(piece)
     run.check(10**7)
@@ -75,12 +85,29 @@ def told(pieces: list[bytes]) -> tuple[dict[int, list[Any]], bytes, str, bytes]:
     return of_stream, bytes(run.sent), run.machine.failed, run.rest
 
 
-def agreed(pieces: list[bytes]) -> tuple[dict[int, list[Any]], bytes, str, bytes]:
+def agreed(pieces: list[bytes], kind: type[Run] = Run) -> tuple[dict[int, list[Any]], bytes, str, bytes]:
     kernels.load()
-    together = told(pieces)
+    together = told(pieces, kind)
     kernels.unload()
-    assert together == told(pieces)
+    assert together == told(pieces, kind)
     return together
+
+
+def refused(pieces: list[bytes]) -> tuple[dict[int, list[Any]], str]:
+    """Refusals come before the answers of other streams; of each stream the same is told and sent."""
+    found = []
+    for load in (kernels.load, kernels.unload):
+        load()
+        of_stream, sent, failed, rest = told(pieces, Refusing)
+        frames_sent = parsed(sent)
+        window = sum(int.from_bytes(one.payload) for one in frames_sent if one.kind == "WINDOW_UPDATE")
+        others = [one for one in frames_sent if one.kind != "WINDOW_UPDATE"]
+        found.append((of_stream, sorted(others, key=lambda one: one.stream_id), window, failed, rest))
+    together, apart = found
+    if not apart[3]:
+        assert together == apart
+    assert together[3] == apart[3]
+    return together[0], together[3]
 
 
 def calls(first: int, count: int, data: bytes = BODY, block: bytes = BLOCK) -> bytes:
@@ -159,6 +186,7 @@ def test_what_is_not_alike_is_judged_frame_by_frame(name: str, taken: list[int])
     agreed([FIRST, UNLIKE[name]])
     assert taken, "it was tried"
     agreed([FIRST + UNLIKE[name]])
+    refused([FIRST, UNLIKE[name]])
 
 
 @pytest.mark.parametrize(("block", "alike"), [(LENGTH, True), (WRONG_LENGTH, False)])
@@ -170,6 +198,23 @@ def test_a_content_length_holds(block: bytes, alike: bool, taken: list[int]) -> 
         [calls(1, MANY, block=block), b"".join(heads(one, block) for one in IDS), b"".join(map(body, IDS))]
     )
     assert taken[0] > 0, "heads alone are alike, whatever comes behind them"
+
+
+def test_calls_that_the_door_refuses_at_once_are_over(taken: list[int]) -> None:
+    of_stream, failed = refused([FIRST, *(calls(NEXT + 2 * MANY * part, MANY) for part in range(3))])
+    assert taken[0] > 0 and not failed
+    assert {len(of_stream[one]) for one in IDS} == {1, 2}
+    _, failed = refused([FIRST, *(calls(NEXT + 2 * MANY * part, MANY) for part in range(300))])
+    assert failed.startswith("ENHANCE_YOUR_CALM")
+
+
+def test_what_stands_between_calls_costs_a_few_tries(taken: list[int]) -> None:
+    update = frames.window_frame(0, 1)
+    agreed([FIRST, update + calls(NEXT, MANY) + update + calls(NEXT + 2 * MANY, 4)])
+    assert taken == [0, len(calls(NEXT, MANY)), len(calls(NEXT + 2 * MANY, 4))]
+    taken.clear()
+    agreed([FIRST, update * 50 + calls(NEXT, MANY)])
+    assert taken == [0, 0, 0]
 
 
 def test_windows_hold_for_many_as_for_one(taken: list[int]) -> None:

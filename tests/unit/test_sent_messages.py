@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from danube.core import kernels
 from danube.errors import InvalidArgument
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
-from danube.server.sent_messages import FEW, TURN_BYTES_MAX, Lot, parsed, read_together
+from danube.server.sent_messages import FEW, TURN_BYTES_MAX, TURN_MESSAGES_MAX, Lot, parsed, read_together
 
 U64 = st.integers(0, 2**64 - 1) | st.integers(0, 300)
 PLACE = MsgID(producer_id=2**63 + 7, topic_name="/default/t", broker_addr="http://h:1")
@@ -173,6 +173,7 @@ def test_any_bytes_are_read_rightly_or_one_by_one(source: random.Random) -> None
 
 def test_much_is_read_one_by_one() -> None:
     assert read_together([sent(1, payload=bytes(TURN_BYTES_MAX // FEW))] * FEW) is None
+    assert read_together([b"\x12\0"] * (TURN_MESSAGES_MAX + 1)) is None
     kernels.unload()
     assert read_together([sent(1)] * FEW) is None
 

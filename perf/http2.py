@@ -3,7 +3,8 @@
     python -m perf.http2 [--calls 20000] [--rounds 5] [--batch 64] [--size 1024]
 
 One JSON line per case: microseconds per call or per frame, the best and the median of several rounds.
-A turn hands ``batch`` calls over in one buffer, as a busy socket does, and takes the output once.
+A turn hands ``batch`` calls over in one buffer, as a busy socket does, and takes the output once.  Calls
+that are alike are taken together; those whose end or deadline is apart are not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from hpack import Encoder
 
 from danube.core import http2_frames as frames
+from danube.core import kernels
 from danube.core.grpc_framing import MessageAssembler, frame_message
 from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
@@ -174,6 +176,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=1_024)
     options = parser.parse_args(words)
+    kernels.load()
     for name, (make, measure) in cases(options.size).items():
         client = make()
         measure(client, options.batch, options.batch)  # the first touch

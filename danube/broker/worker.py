@@ -58,6 +58,8 @@ PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
 CACHE_DIRECTORY = "cache"
 _TURNS = int(Counter.TURNS)
+YIELDED_NS_MAX = 2_000_000  # clients and other workers ask for less before they wait again
+TURNS_HURRIED = 200
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -145,6 +147,7 @@ class Worker:
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
         self._crowded = False  # several times before that
+        self._hurried = 0  # so many turns begin at once
         self._flushed = True
         self._servers: list[asyncio.Server] = []
 
@@ -230,13 +233,18 @@ class Worker:
     def _begin_turn(self) -> None:
         """Where several ask, let who waits for this processor go on and look at the sockets once more.
 
-        Their batches become one then, and each wakes the others less often; who is alone does not wait.
+        Their batches become one then, and each wakes the others less often.  Who is alone does not wait, nor
+        does anybody where somebody else keeps the processor for long.
         """
-        if self.context.workers > 1 and (self._crowded or self._asked > 1):
-            os.sched_yield()
-            self.loop.call_soon(self._turn)
-        else:
+        if self.context.workers == 1 or not (self._crowded or self._asked > 1) or self._hurried:
+            self._hurried = max(0, self._hurried - 1)
             self._turn()
+            return
+        asked_ns = clock.monotonic_ns()
+        os.sched_yield()
+        if clock.monotonic_ns() - asked_ns > YIELDED_NS_MAX:
+            self._hurried = TURNS_HURRIED
+        self.loop.call_soon(self._turn)
 
     def _on_bell(self) -> None:
         self.channel.disarm()

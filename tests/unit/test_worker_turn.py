@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from danube.broker.worker import Worker
+from danube import clock
+from danube.broker.worker import TURNS_HURRIED, YIELDED_NS_MAX, Worker
 from danube.errors import RingDamaged
 
 
@@ -31,7 +34,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.counters = MagicMock()
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
-    worker._turn_scheduled, worker._asked, worker._crowded = True, 1, False
+    worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
     worker._turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -54,7 +57,7 @@ class Steps:
         worker.counters = MagicMock()
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
-        worker._turn_scheduled, worker._asked, worker._crowded = False, 0, False
+        worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -107,7 +110,9 @@ def test_a_damaged_ring_is_looked_at_again() -> None:
     assert steps.turns_asked() == 1 and steps.loop.call_soon.call_args.args == (steps.worker.schedule_turn,)
 
 
-def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other() -> None:
+def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps = Steps()
     worker, soon = steps.worker, steps.loop.call_soon
     turns: list[str] = []
@@ -121,6 +126,8 @@ def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other() -> Non
         soon.reset_mock()
         worker._begin_turn()
 
+    monkeypatch.setattr(os, "sched_yield", lambda: None)
+    monkeypatch.setattr(clock, "monotonic_ns", itertools.repeat(0).__next__)
     ask(1)
     assert turns == ["turn"] and not soon.called
     ask(2)
@@ -134,3 +141,23 @@ def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other() -> Non
     worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
     ask(5)
     assert len(turns) == 5, "nobody else has a share of this"
+
+
+def test_nobody_waits_where_somebody_else_keeps_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps()
+    worker, soon = steps.worker, steps.loop.call_soon
+    yields: list[int] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
+    monkeypatch.setattr(clock, "monotonic_ns", itertools.count(0, YIELDED_NS_MAX + 1).__next__)
+
+    def turn() -> None:
+        worker.schedule_turn()
+        worker.schedule_turn()
+        soon.reset_mock()
+        worker._begin_turn()
+        if soon.called:
+            worker._turn()
+
+    for _ in range(2 * TURNS_HURRIED + 2):
+        turn()
+    assert len(yields) == 2, "once, and once more after so many turns"

@@ -277,6 +277,24 @@ def test_one_bad_message_among_many_is_refused_alone(door: Door, kernels_or_twin
     assert set(door.stored()) == {b"good"}
 
 
+@pytest.mark.parametrize("count", [1, 2 * FEW])
+def test_what_nobody_foresaw_ends_its_calls_alone(
+    door: Door, kernels_or_twins: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    door.send(b"opens it")
+    door.turn()
+
+    def unreadable(name: str) -> Any:
+        raise OSError("metadata cannot be read")
+
+    monkeypatch.setattr(door.bench.router, "find_topic", unreadable)
+    failed = [door.send(name="another") for _ in range(count)]
+    good = [door.send(b"good") for _ in range(count)]
+    door.turn()
+    assert all(isinstance(door.answers[number], OSError) for number in failed)
+    assert [door.answers[number] for number in good] == good
+
+
 def test_a_producer_that_changes_its_schema_keeps_its_order(door: Door, kernels_or_twins: str) -> None:
     for index in range(4 * FEW):
         door.send(b"%d" % index, schema_id=index // FEW % 2)

@@ -22,7 +22,7 @@ from tests.s3_server import s3_server as s3_server
 
 _SEED = 20_261_121
 _GROUPS = {
-    "tests/crash/": "brokers",
+    "tests/crash/": "crashes",
     "tests/e2e/": "brokers",
     "tests/spark/": "spark",
 }
@@ -70,9 +70,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """In a run of several processes one is for brokers, whose tests are of time too; files stay whole.
+    """In a run of several processes tests of time are in few of them, one after the other; files stay whole.
 
-    That part is to be less than the share of one: the others have nothing to do beside its end.
+    Each group is to be less than the share of one: the others have nothing to do beside its end.
     """
     from xdist.scheduler import LoadFileScheduling
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from danube.core.http2_headers import OK_TRAILERS, response_block
 from tests.model.http2_traffic import SETTINGS, Run
 from tests.unit.http2_parts import parsed
 
+pytestmark = pytest.mark.usefixtures("with_kernels")
 GREETING = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0) + frames.window_frame(0, 1 << 20)
 HEAD = [
     (":method", "POST"),
@@ -35,18 +35,6 @@ def heads(stream_id: int, block: bytes = BLOCK, flags: int = frames.END_HEADERS)
 
 def body(stream_id: int, data: bytes = BODY, flags: int = frames.END_STREAM) -> bytes:
     return frames.frame(frames.DATA, flags, stream_id, data)
-
-
-@pytest.fixture(autouse=True)
-def with_kernels() -> Iterator[None]:
-    before = kernels.available
-    if not kernels.load().available:
-        pytest.skip("kernels are switched off")
-    yield
-    if before:
-        kernels.load()
-    else:
-        kernels.unload()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -14,18 +13,9 @@ from danube.errors import InvalidArgument
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 from danube.server.sent_messages import FEW, TURN_BYTES_MAX, TURN_MESSAGES_MAX, Lot, parsed, read_together
 
+pytestmark = pytest.mark.usefixtures("with_kernels")
 U64 = st.integers(0, 2**64 - 1) | st.integers(0, 300)
 PLACE = MsgID(producer_id=2**63 + 7, topic_name="/default/t", broker_addr="http://h:1")
-
-
-@pytest.fixture(autouse=True)
-def with_kernels() -> Iterator[None]:
-    before = kernels.available
-    if not kernels.load().available:
-        pytest.skip("kernels are switched off")
-    yield
-    if not before:
-        kernels.unload()
 
 
 def sent(number: int, **fields: object) -> bytes:

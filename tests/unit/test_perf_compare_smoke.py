@@ -159,27 +159,29 @@ os.execv(sys.executable, [sys.executable, "-m", "danube", "start", "--data-dir",
 """
 
 
-@pytest.mark.parametrize("workload", [name for name in WORKLOADS if name != "replay"])
-@pytest.mark.parametrize("place", [0, 1], ids=["non-reliable", "reliable"])
-def test_the_broker_in_rust_is_driven_as_its_command_line_says(
-    place: int, workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module", params=[0, 1], ids=["non-reliable", "reliable"])
+def rust(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Nobody builds it for a test: a stand-in takes its flags and speaks its protocol."""
-    program = tmp_path / "danube-broker"
+    directory = tmp_path_factory.mktemp("rust")
+    program = directory / "danube-broker"
     program.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT)))
     program.chmod(0o755)
-    monkeypatch.setenv("DANUBE_COMPARE_DANUBE_RUST", str(program))
     product = products()[-1]
-    setting = product.settings[place]
-    assert product.missing(setting) == ""
-    (client,) = product.clients(setting)
-    if reason := client.missing(setting, workload):
-        pytest.skip(reason)
-    running = product.start(setting, tmp_path)
-    try:
-        believable(client.turn(running, work(workload)), workload)
-    finally:
+    setting = product.settings[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DANUBE_COMPARE_DANUBE_RUST", str(program))
+        assert product.missing(setting) == ""
+        running = product.start(setting, directory)
+        yield running
         running.stop()
+
+
+@pytest.mark.parametrize("workload", [name for name in WORKLOADS if name != "replay"])
+def test_the_broker_in_rust_is_driven_as_its_command_line_says(rust: Running, workload: str) -> None:
+    (client,) = products()[-1].clients(rust.setting)
+    if reason := client.missing(rust.setting, workload):
+        pytest.skip(reason)
+    believable(client.turn(rust, work(workload)), workload)
 
 
 def test_the_broker_in_rust_cannot_replay() -> None:

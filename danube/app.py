@@ -111,6 +111,7 @@ def _import_worker_parts() -> None:
     import uvloop  # noqa: F401
 
     import danube.broker.worker
+    import danube.server.arrivals
     import danube.server.grpc_doors
     import danube.server.native  # noqa: F401
 
@@ -139,12 +140,15 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
 
 async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
     from danube.broker.worker import Worker
+    from danube.server.arrivals import Arrivals
     from danube.server.grpc_doors import grpc_doors
 
     if context.controller_address and not await _metadata_copied(context):
         return
     worker = Worker(context, config, asyncio.get_running_loop())
-    await worker.run({"native": native_server(worker, config), **grpc_doors(worker)}, tls)
+    native = native_server(worker, config)
+    arrivals = Arrivals(context.passage, native) if context.passage is not None else None
+    await worker.run({"native": native, **grpc_doors(worker)}, tls, arrivals)
 
 
 async def _metadata_copied(context: WorkerContext) -> bool:
@@ -162,9 +166,11 @@ async def _metadata_copied(context: WorkerContext) -> bool:
 
 def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
     """The native door of one worker, with its share of the connections."""
+    from danube.broker.connection_passing import ConnectionPassing
     from danube.server.native import NativeServer
 
-    share = -(-config.limits.connections_max // worker.context.workers)
+    context = worker.context
+    share = -(-config.limits.connections_max // context.workers)
     return NativeServer(
         worker.index,
         worker.router,
@@ -173,4 +179,5 @@ def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
         schedule_turn=worker.schedule_turn,
         count=worker.counters.add,
         address=lambda: worker.cluster.directory.address if worker.cluster is not None else "",
+        passing=ConnectionPassing(worker.index, context.region, context.passage) if context.passage else None,
     )

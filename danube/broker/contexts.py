@@ -16,6 +16,7 @@ from danube.config import Started
 from danube.config_sections import NO_PORT
 from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State
+from danube.ipc.passage import Passage
 from danube.ipc.region import Region
 
 PULSE_FRESH_NS: Final = 5_000_000_000
@@ -79,6 +80,7 @@ class WorkerContext:
     metrics_link: str = ""  # the same of the process that serves metrics
     metrics_address: str = ""  # host:port of the metrics; "" where they are off
     lease: SharedLease | None = None  # of the cluster; None on a single host
+    passage: Passage | None = None  # for connections to other workers; None where there are none
     _ready_bell: int
 
     @property

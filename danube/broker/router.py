@@ -209,6 +209,15 @@ class Router:
                 raise elsewhere
         return owner_of(record.topic_id, index, self._workers)
 
+    def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
+        """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None where that is an error."""
+        producer = frame.kind == Kind.OPEN_PRODUCER
+        opens: type[OpenProducer | Subscribe] = OpenProducer if producer else Subscribe
+        try:
+            return self.owner(wire.decode_control(buffer[frame.start : frame.end], opens).partition)
+        except DanubeError:
+            return None
+
     def find_topic(self, name: str) -> tuple[TopicRecord, int]:
         """The topic and partition index of a physical name; reads the metadata log when unknown."""
         check_topic_name(name)

@@ -45,6 +45,7 @@ from danube.config_sections import NO_PORT
 from danube.errors import DanubeError, Unavailable
 from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
+from danube.ipc.passage import Passage
 from danube.ipc.region import Region
 
 SECOND_NS: Final = 1_000_000_000
@@ -299,6 +300,7 @@ class Supervisor:
             metrics_link=self._metrics.address if self._metrics is not None else "",
             metrics_address=self._metrics_address,
             lease=self._controller_side.lease if self._controller_side is not None else None,
+            passage=Passage(worker.index, self._region.pairs) if self._region.pairs else None,
             _ready_bell=self._ready_bell,
         )
         return self._worker_main(context)

@@ -83,6 +83,13 @@ class Door(Protocol):
     def connections(self) -> Any: ...
 
 
+class Arrivals(Protocol):
+    """Connections that other workers pass to this one (see :mod:`danube.server.arrivals`)."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class Worker:
     """Builds the parts of a worker and runs their turns."""
 
@@ -361,7 +368,9 @@ class Worker:
 
     # -- life -------------------------------------------------------------------------------------
 
-    async def run(self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext]) -> None:
+    async def run(
+        self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext], arrivals: Arrivals | None = None
+    ) -> None:
         """Serve until SIGTERM, then drain.  ``doors`` and ``tls`` are keyed like the listeners."""
         self.doors.update(doors)
         loop = self.loop
@@ -385,6 +394,8 @@ class Worker:
                     door.factory, sock=listener, ssl=context, ssl_handshake_timeout=limit_s
                 )
             )
+        if arrivals is not None:
+            arrivals.start()
         self.housekeeping.start()
         if self.cluster is not None:
             self.cluster.start()
@@ -393,6 +404,8 @@ class Worker:
         self.context.ready()
         self.schedule_turn()
         await stopped.wait()
+        if arrivals is not None:
+            arrivals.stop()
         await self._drain()
 
     async def _drain(self) -> None:

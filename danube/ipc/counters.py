@@ -56,6 +56,7 @@ class Counter(IntEnum):
     SCHEMA_REJECTED = 34  # records refused because they break their topic's schema
     SCHEMA_WARNINGS = 35  # records that break it and were let through
     BACKLOG_RECORDS = 36  # above the ack floors of all subscriptions, a moment ago
+    CONNECTIONS_PASSED = 37  # to the worker that owns what they opened first
 
 
 class State(IntEnum):

@@ -20,6 +20,7 @@ from typing import Final
 from danube.errors import StorageFull, StorageIncompatible
 from danube.ipc.atomics import WORD_BYTES, Words
 from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, TAIL_WORDS_BYTES, Layout
+from danube.ipc.passage import Pair, close_pairs, open_pairs
 from danube.limits import MIB
 
 MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
@@ -31,11 +32,19 @@ _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
 class Region:
     """The mapped memory; forked workers inherit it and use their parts of it."""
 
-    __slots__ = ("_descriptor", "_map", "bells", "layout", "memory")
+    __slots__ = ("_descriptor", "_map", "bells", "layout", "memory", "pairs")
 
-    def __init__(self, layout: Layout, descriptor: int, mapped: mmap.mmap, bells: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        descriptor: int,
+        mapped: mmap.mmap,
+        bells: tuple[int, ...],
+        pairs: tuple[Pair, ...],
+    ) -> None:
         self.layout = layout
         self.bells = bells
+        self.pairs = pairs  # of sockets, one for each worker where there are several; see Passage
         self._descriptor = descriptor
         self._map = mapped
         self.memory = memoryview(mapped)
@@ -58,7 +67,7 @@ class Region:
             os.close(descriptor)
             raise _no_memory(layout.region_bytes, os.strerror(error.errno or errno.ENOMEM)) from error
         bells = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers))
-        region = cls(layout, descriptor, mapped, bells)
+        region = cls(layout, descriptor, mapped, bells, open_pairs(workers))
         header = Words(region.memory[:LINE_BYTES])
         facts = (MAGIC, layout.workers, layout.ring_bytes, layout.tail_bytes, layout.region_bytes)
         for index, value in enumerate(facts):
@@ -83,7 +92,7 @@ class Region:
             os.close(descriptor)
             raise
         layout = Layout.plan(values["workers"], values["ring_bytes"], values["tail_bytes"])
-        return cls(layout, descriptor, mapped, ())
+        return cls(layout, descriptor, mapped, (), ())
 
     @property
     def path(self) -> str:
@@ -140,7 +149,8 @@ class Region:
         """Close the descriptors.  The mapping itself goes with the last view of it."""
         for bell in self.bells:
             os.close(bell)
-        self.bells = ()
+        close_pairs(self.pairs)
+        self.bells = self.pairs = ()
         os.close(self._descriptor)
         self._descriptor = -1
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from danube import __version__, telemetry
+from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
 from danube.core.wire import Frame, FrameDecoder, Hello, Kind, Welcome
@@ -32,6 +33,8 @@ from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
 
 _log = telemetry.events("native")
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
+_ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
+_OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
@@ -51,9 +54,14 @@ class NativeServer:
         schedule_turn: Callable[[], None],
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
+        passing: ConnectionPassing | None = None,
     ) -> None:
-        """``address``: host:port by which other brokers name this one; "" on a single host."""
+        """``address``: host:port by which other brokers name this one; "" on a single host.
+
+        ``passing``: the way to other workers of this host; None where there are none.
+        """
         self.address = address
+        self.passing = passing
         self.worker = worker
         self.router = router
         self.connections: dict[int, NativeConnection] = {}
@@ -74,6 +82,12 @@ class NativeServer:
         self._next_id += 1
         return NativeConnection(self, self._next_id)
 
+    def arrived(self, unread: bytes) -> NativeConnection:
+        """The protocol of a connection that another worker has welcomed and passed on with these bytes."""
+        connection = self.factory()
+        connection.arrive(unread)
+        return connection
+
     def opened(self, connection: NativeConnection, now_s: float) -> None:
         if len(self.connections) >= self._connections_max:
             connection.refuse(
@@ -84,9 +98,10 @@ class NativeServer:
             )
             return
         self.connections[connection.connection_id] = connection
-        self._shaking[connection] = now_s + self._handshake_timeout_s
         self.count("connections", 1)
-        self.count("connections_total", 1)
+        if not connection.welcomed:
+            self._shaking[connection] = now_s + self._handshake_timeout_s
+            self.count("connections_total", 1)
 
     def shaken(self, connection: NativeConnection) -> None:
         self._shaking.pop(connection, None)
@@ -173,7 +188,10 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._buffer: ReceiveBuffer | None = None
         self._output: list[bytes | memoryview] = []
         self._output_bytes = 0
-        self._welcomed = False
+        self.welcomed = False
+        self._placed = False  # it is welcomed, and stays with this worker
+        self._owed = 0  # requests that are not answered yet, until it is placed
+        self._unread = b""  # read by the worker that passed it on
         self._blocked = False
         self._reading = True
         self.peer = ""
@@ -187,6 +205,16 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         tune_socket(raw)
         self.peer = str(transport.get_extra_info("peername"))
         self._server.opened(self, asyncio.get_running_loop().time())
+        if self._unread and not self._transport.is_closing():
+            unread, self._unread = self._unread, b""
+            self.get_buffer(len(unread))[: len(unread)] = unread
+            self.buffer_updated(len(unread))
+
+    def arrive(self, unread: bytes) -> None:
+        """Go on where another worker has stopped: with these bytes, which begin a frame."""
+        self.welcomed = self._placed = True
+        self._decoder.size_max = FRAME_BYTES_MAX
+        self._unread = unread
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._buffer is not None:
@@ -252,8 +280,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         view = buffer.view
         try:
             for frame in self._decoder.frames(view, buffer.start, buffer.end):
-                if not self._welcomed:
-                    self._shake(frame, view)
+                if not self._placed and self._settle(frame, buffer):
+                    if self.closed:
+                        return  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
                 elif server.draining and frame.kind == Kind.PUBLISH:
@@ -270,6 +299,33 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if buffer.start == buffer.end:
             server.buffers.give_back(buffer)
             self._buffer = None
+
+    def _settle(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
+        """Take a frame that comes before this connection is placed; False: route it as any other."""
+        if not self.welcomed:
+            self._shake(frame, buffer.view)
+            return True
+        if frame.kind in _ASKS:
+            self._owed += 1
+            return False
+        self._placed = True
+        return frame.kind in _OPENS and self._pass_on(frame, buffer)
+
+    def _pass_on(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
+        """Give the socket to the owner of what is opened, unless this worker owes answers; else False."""
+        server, transport = self._server, self._transport
+        if server.passing is None or server.draining or transport is None:
+            return False
+        if self._owed or self._output or transport.get_write_buffer_size():
+            return False
+        owner = server.router.owner_of_opened(frame, buffer.view)
+        unread = buffer.view[frame.start - wire.FRAME_HEADER_BYTES : buffer.end]
+        descriptor = transport.get_extra_info("socket").fileno()
+        if owner is None or not server.passing.offer(owner, descriptor, unread):
+            return False
+        server.count("connections_passed", 1)
+        self.abort()
+        return True
 
     def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:
         """The owner's ring is full: keep this frame and read no more until it has room."""
@@ -295,7 +351,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             raise UnsupportedVersion(
                 f"the client speaks versions {hello.versions[:8]}", why=f"this broker speaks {wire.VERSION}"
             )
-        self._welcomed = True
+        self.welcomed = True
+        self._placed = self._server.passing is None
         self._decoder.size_max = FRAME_BYTES_MAX
         self._server.shaken(self)
         welcome = Welcome(
@@ -323,6 +380,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or not output:
             return
+        if not self._placed:
+            self._owed -= _answers_in(b"".join(output))
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
             _log.limited("slow client closed", source=self.peer)
@@ -352,3 +411,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
+
+
+def _answers_in(output: bytes) -> int:
+    """How many requests after HELLO are answered by these whole frames."""
+    frames = FrameDecoder().frames(output, 0, len(output))
+    return sum(1 for frame in frames if frame.correlation and frame.kind != Kind.WELCOME)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from danube.broker.router import RoutedSession, Router
 from danube.core import wire
-from danube.core.wire import Frame, Kind
+from danube.core.wire import Kind
 from danube.errors import (
     DanubeError,
     Draining,
@@ -20,9 +19,8 @@ from danube.errors import (
     UnsupportedVersion,
 )
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
-from danube.server.native import NativeConnection, NativeServer
 from danube.server.receive_buffers import KEPT_MAX, ReceiveBuffers
-from tests.unit.broker_parts import Received, frames_in
+from tests.unit.native_door import Door, feed, publish
 
 SIZE = 4096
 
@@ -73,95 +71,6 @@ def test_only_a_few_buffers_of_the_usual_size_are_kept() -> None:
 # -- a connection over a transport that the test holds ---------------------------------------------
 
 
-class FakeTransport:
-    def __init__(self) -> None:
-        self.written = b""
-        self.reading = True
-        self.closed = self.aborted = False
-        self.unsent = 0
-
-    def get_extra_info(self, name: str) -> Any:
-        return None
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        assert high < OUTPUT_BUFFER_BYTES_MAX
-
-    def writelines(self, parts: list[bytes | memoryview]) -> None:
-        self.written += b"".join(parts)
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.aborted = self.closed = True
-
-
-class FakeRouter:
-    """Takes frames while there is room, and keeps the bytes as they were when they were taken."""
-
-    def __init__(self) -> None:
-        self.room = True
-        self.taken: list[tuple[int, memoryview]] = []
-        self.gone: list[RoutedSession] = []
-        self.restarted: list[int] = []
-
-    def route(self, session: RoutedSession, frame: Frame, view: memoryview) -> bool:
-        if self.room:
-            self.taken.append((frame.correlation, view[frame.start : frame.end]))
-        return self.room
-
-    def session_writable(self, session: RoutedSession) -> None: ...
-
-    def session_gone(self, session: RoutedSession) -> None:
-        self.gone.append(session)
-
-    def answered(self, session: RoutedSession, frames: bytes) -> None: ...
-
-    def worker_restarted(self, session: RoutedSession, worker: int) -> None:
-        self.restarted.append(worker)
-
-
-class Door:
-    def __init__(self, connections_max: int = 10) -> None:
-        self.router = FakeRouter()
-        self.counted: dict[str, int] = {}
-        self.server = NativeServer(
-            0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
-            schedule_turn=lambda: None, count=self._count,
-        )  # fmt: skip
-
-    def _count(self, name: str, amount: int) -> None:
-        self.counted[name] = self.counted.get(name, 0) + amount
-
-    def connect(self, *, shake: bool = True) -> tuple[NativeConnection, FakeTransport]:
-        transport, connection = FakeTransport(), self.server.factory()
-        connection.connection_made(cast(asyncio.BaseTransport, transport))
-        if shake:
-            feed(connection, wire.control_frame(Kind.HELLO, wire.Hello()))
-            assert [frame.kind for frame in self.sent(transport)] == [Kind.WELCOME]
-        return connection, transport
-
-    def sent(self, transport: FakeTransport) -> list[Received]:
-        self.server.flush()
-        written, transport.written = transport.written, b""
-        return frames_in(written)
-
-
 @pytest.fixture
 def run() -> Callable[[Callable[[], Any]], Any]:
     """Call on a running loop, which the connection asks for the time."""
@@ -170,22 +79,6 @@ def run() -> Callable[[Callable[[], Any]], Any]:
         return function()
 
     return lambda function: asyncio.run(inside(function))
-
-
-def feed(connection: NativeConnection, data: bytes, step: int = 1 << 30) -> None:
-    for start in range(0, len(data), step):
-        piece = data[start : start + step]
-        while piece:
-            buffer = connection.get_buffer(-1)
-            size = min(len(buffer), len(piece))
-            assert size
-            buffer[:size] = piece[:size]
-            connection.buffer_updated(size)
-            piece = piece[size:]
-
-
-def publish(correlation: int, size: int) -> bytes:
-    return wire.frame_header(Kind.PUBLISH, size, correlation, 1) + bytes([correlation]) * size
 
 
 @pytest.mark.parametrize("step", [1, 7, 64, 4096, 1 << 20])

@@ -92,19 +92,38 @@ async def send_all(
 
 @asynccontextmanager
 async def placed_client(options: dict[str, Any]) -> AsyncIterator[Any]:
-    """A client; with ``place`` local or remote one whose connection is, or is not, at the owner."""
-    place = options.get("place")
-    for _ in range(100):
-        async with danube.connect(options["url"]) as client:
-            if place is not None:
-                await make_topic(client, options)
-                topic = (await client.admin.describe_topic(options["topic"])).topic
-                owner = owner_of(topic.topic_id, 0, options["workers"])
-                if (client._live.session.welcome.worker == owner) != (place == "local"):
-                    continue  # the kernel deals connections out; try again
+    """A client, which the broker lets the owner of its topic hold; with ``remote`` another worker does.
+
+    That one owns what the client opens first, and the broker moves a connection no more from then on.
+    """
+    async with danube.connect(options["url"]) as client:
+        if not options.get("remote"):
             yield client
             return
-    raise SystemExit(f"no connection was {place} in 100 attempts")
+        held = await topic_elsewhere(client, options)
+        async with open_producer(client, held):
+            yield client
+        await client.admin.delete_topic(held["topic"])
+        if not any(worker["forwarded_in"] for worker in (await client.admin.status())["workers"]):
+            raise SystemExit("nothing crossed from worker to worker")
+
+
+async def topic_elsewhere(client: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` with another topic, made here, that another worker owns."""
+    await make_topic(client, options)
+    owner = await owner_in(client, options["topic"], options["workers"])
+    for number in range(100):
+        other = {**options, "topic": f"{options['topic']}-{number}"}
+        await make_topic(client, other)
+        if await owner_in(client, other["topic"], options["workers"]) != owner:
+            return other
+        await client.admin.delete_topic(other["topic"])
+    raise SystemExit("no topic of 100 belongs to another worker")
+
+
+async def owner_in(client: Any, topic: str, workers: int) -> int:
+    """The worker that owns the topic's first partition."""
+    return owner_of((await client.admin.describe_topic(topic)).topic.topic_id, 0, workers)
 
 
 async def publish(options: dict[str, Any]) -> dict[str, Any]:

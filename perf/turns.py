@@ -407,12 +407,12 @@ def remote(bench: Bench) -> Plan:
     """A partition that another worker owns against one of the worker that holds the connection."""
     count = bench.settings.batches(GIB // 2)
 
-    def rate(place: str) -> float:
-        return per_second(bench.run("publish", bench.options(batch_count=count, place=place)))
+    def rate(elsewhere: bool) -> float:
+        return per_second(bench.run("publish", bench.options(batch_count=count, remote=elsewhere)))
 
     return Plan(
-        floor=lambda: rate("local"),
-        danube=lambda: rate("remote"),
+        floor=lambda: rate(elsewhere=False),
+        danube=lambda: rate(elsewhere=True),
         ratio_min=0.7,
         target="ratio >= 0.7 of local",
     )

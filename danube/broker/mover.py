@@ -29,7 +29,7 @@ from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover_returns import Returns
 from danube.broker.mover_staged import judged
-from danube.broker.mover_threads import deliver, wait_for, yielding_pool
+from danube.broker.mover_threads import deliver, forget, wait_for, yielding_pool
 from danube.broker.owner_link import OwnerLink, link_factory
 from danube.broker.plan_settings import hold_bounds, tier_settings
 from danube.broker.store_health import StoreHealth
@@ -496,5 +496,5 @@ class Mover:
     def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
         if not self._ended:  # what comes now comes again at the next start
             future = self._loop.run_in_executor(pool, job)
-            future.add_done_callback(partial(deliver, ended))
+            future.add_done_callback(lambda done: deliver(forget if self._ended else ended, done))
             future.add_done_callback(lambda _: self._changed.set())

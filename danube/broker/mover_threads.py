@@ -40,6 +40,10 @@ def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Fu
         last_resort.leave("a job of the mover failed", error)
 
 
+def forget(result: Any, error: DanubeError | None) -> None:
+    """Takes an outcome that came after the mover had ended."""
+
+
 async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
     """Until ``met()``, which is asked at each change, or until the time is over."""
     with suppress(TimeoutError):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from danube.broker.api import Session
 from danube.broker.chunks import Chunk
 from danube.core import wire
-from danube.core.wire import Frame, FrameDecoder
+from danube.core.wire import Frame, FrameDecoder, Kind
 from danube.errors import OwnerMoved
 from danube.limits import MIB
 
@@ -39,6 +39,7 @@ _CONNECTION = struct.Struct("<Q")
 _EXTENT = struct.Struct("<QQQ")
 _MASK = (1 << 64) - 1
 _HALF = 1 << 63
+_PUBLISH = int(Kind.PUBLISH)
 TAIL_CHUNK_BYTES_MAX = 4 * MIB
 RECORD_BYTES_MAX = 2 * MIB
 BACKLOG_BYTES_MAX = 8 * MIB
@@ -121,7 +122,10 @@ class RemoteSessions:
         """Copy one frame to the owner's ring; False when it is full and nothing was taken."""
         end = frame.start + ((frame.end - frame.start + 7) & ~7)
         raw = buffer[frame.start - 16 : end]
-        return self._channel.send(worker, RecordKind.TO_OWNER, (_CONNECTION.pack(connection_id), raw))
+        taken = self._channel.send(worker, RecordKind.TO_OWNER, (_CONNECTION.pack(connection_id), raw))
+        if taken and frame.kind == _PUBLISH:
+            self._shard.counters.add("forwarded_out")
+        return taken
 
     def notify(self, worker: int, kind: RecordKind, connection_id: int = 0) -> None:
         """Send a short notice, later when the ring is full now."""
@@ -135,6 +139,8 @@ class RemoteSessions:
             session = self._session(worker, _CONNECTION.unpack_from(record)[0])
             for frame in self._decoder.frames(record, _CONNECTION.size, len(record)):
                 self._shard.on_frame(session, frame, record)
+                if frame.kind == _PUBLISH:
+                    self._shard.counters.add("forwarded_in")
         elif kind == RecordKind.TO_CONNECTION:
             self._deliver(_CONNECTION.unpack_from(record)[0], bytes(record[_CONNECTION.size :]))
         elif kind == RecordKind.FROM_TAIL:

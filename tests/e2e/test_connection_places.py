@@ -1,4 +1,4 @@
-"""Where a connection of the native protocol is held: by the owner of what it opened first, if that has room."""
+"""Who holds a connection of the native protocol: the owner of what it opened first, if that evens out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def test_a_lone_client_is_held_by_the_owner_of_its_topic(broker: Any) -> None:
                 producer.send(b"second")
         with sync.connect(process.address) as client:
             with client.consumer(topic, "s", start="earliest") as consumer:
-                assert [bytes(consumer.receive(timeout=10).payload) for _ in range(2)] == [b"first", b"second"]
+                assert [bytes(consumer.receive(timeout=10).payload) for _ in range(2)] == [
+                    b"first",
+                    b"second",
+                ]
                 assert sum(held(client)) == held(client)[owner(client, topic)] == 1
     workers = workers_of(process)
     passed = sum(worker["connections_passed"] for worker in workers)
@@ -142,7 +145,8 @@ def test_workers_die_while_connections_are_passed(broker: Any) -> None:
     for thread in threads:
         thread.start()
     for number in range(6):
-        wait_until(lambda then=len(sent): len(sent) > then + 5 or bool(failures), 20, "they go on")  # type: ignore[misc]
+        wanted = len(sent) + 6
+        wait_until(lambda: len(sent) >= wanted or bool(failures), 20, "they go on")  # noqa: B023
         process.wait_worker_replaced(process.kill_worker(number % 2))
     stop.set()
     for thread in threads:

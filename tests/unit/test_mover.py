@@ -501,6 +501,26 @@ async def test_another_user_is_refused(place: Place, monkeypatch: pytest.MonkeyP
 
 
 @on_a_loop
+async def test_what_ends_after_the_mover_changes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, begun, over = threading.Event(), threading.Event(), threading.Event()
+
+    def claim() -> None:
+        begun.set()
+        go_on.wait(WAIT_S)
+        over.set()
+
+    monkeypatch.setattr(mover, "claim_of", lambda *_, **__: claim)
+    async with place.mover(drain_ms=0):
+        await asyncio.to_thread(begun.wait, WAIT_S)
+    go_on.set()  # and what the supervisor would say has been heard is closed: see no_bug
+    await asyncio.to_thread(over.wait, WAIT_S)
+    await asyncio.sleep(0.05)
+    assert begun.is_set() and over.is_set()
+
+
+@on_a_loop
 async def test_frames_of_partitions_that_are_not_attached_are_ignored(place: Place) -> None:
     async with place.mover() as connect:
         worker = await connect()

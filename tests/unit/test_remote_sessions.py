@@ -125,6 +125,7 @@ def test_publishing_and_consuming_work_across_workers(pair: Pair) -> None:
     pair.carry()
     (frame,) = pair.got()
     assert (frame.kind, frame.correlation) == (Kind.PUBLISHED, 4)
+    assert pair.holder.counters["forwarded_out"] == pair.owner.counters["forwarded_in"] == 1
     pair.subscribe()
     pair.carry()
     assert records(pair.got()) == expected(0, 5)
@@ -136,8 +137,8 @@ def test_publishing_and_consuming_work_across_workers(pair: Pair) -> None:
 def test_a_full_ring_to_the_owner_takes_nothing(pair: Pair) -> None:
     pair.to_owner.room = False
     raw = wire.control_frame(Kind.OPEN_PRODUCER, wire.OpenProducer(TOPIC, "p"), 3, 1)
-    assert not pair.forward(raw)
-    assert pair.to_owner.sent == []
+    assert not pair.forward(raw) and not pair.forward(wire.frame_header(Kind.PUBLISH, 0, 4, 1))
+    assert pair.to_owner.sent == [] and pair.holder.counters["forwarded_out"] == 0
     pair.to_owner.room = True
     assert pair.forward(raw)
     pair.carry()

@@ -134,6 +134,7 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
 
     telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
     allocator.keep_large_blocks()
+    allocator.collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(context, config, tls))
 

@@ -31,7 +31,7 @@ _log = telemetry.events("storage")
 _FSYNC = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 SEAL_AGAIN_S = 1.0
 MARKS_AT_ONCE = 8
-MARKS_CALLS = 256  # at most so many intervals are marks behind the background syncs that they tell of
+MARKS_CALLS = 3_000  # at most so many intervals are marks behind the background syncs that they tell of
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 

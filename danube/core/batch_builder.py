@@ -307,7 +307,8 @@ class _Builder:
             if _BIG_ENDIAN:
                 numbers.byteswap()
             return numbers.tobytes()
-        if values.ndim != 1 or values.dtype.kind not in "iu" or (dtype == "<u8" and values.min() < 0):
+        kind = values.dtype.kind
+        if values.ndim != 1 or kind not in "iu" or (kind == "i" and dtype == "<u8" and values.min() < 0):
             raise InvalidArgument(f"{what} are not 64-bit integers", why=f"they are {values.dtype}")
         column: bytes = values.astype(dtype).tobytes()
         return column

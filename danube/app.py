@@ -17,6 +17,7 @@ METADATA_POLL_S: Final = 0.05
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from danube.broker.connection_passing import ConnectionPassing
     from danube.broker.contexts import MetricsMain, MoverMain
     from danube.broker.controller_side import ControllerSide
     from danube.broker.worker import Worker
@@ -143,13 +144,26 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
     from danube.broker.worker import Worker
     from danube.server.arrivals import Arrivals
     from danube.server.grpc_doors import grpc_doors
+    from danube.server.placing import SHARES_MAX
 
     if context.controller_address and not await _metadata_copied(context):
         return
     worker = Worker(context, config, asyncio.get_running_loop())
-    native = native_server(worker, config)
-    arrivals = Arrivals(context.passage, native) if context.passage is not None else None
-    await worker.run({"native": native, **grpc_doors(worker)}, tls, arrivals)
+    native = native_server(worker, config, _passing(context, "native"))
+    grpc = grpc_doors(worker, None if "grpc" in tls else _passing(context, "grpc", SHARES_MAX))
+    arrivals = None
+    if context.passage is not None:
+        arrivals = Arrivals(context.passage, {"native": native, "grpc": grpc["grpc"]})
+    await worker.run({"native": native, **grpc}, tls, arrivals)
+
+
+def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> ConnectionPassing | None:
+    """The way to this door of other workers; None where there are none."""
+    from danube.broker.connection_passing import ConnectionPassing
+
+    if context.passage is None:
+        return None
+    return ConnectionPassing(context.worker, context.region, context.passage, door, shares_max=shares_max)
 
 
 async def _metadata_copied(context: WorkerContext) -> bool:
@@ -165,9 +179,10 @@ async def _metadata_copied(context: WorkerContext) -> bool:
     return True
 
 
-def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
+def native_server(
+    worker: Worker, config: BrokerConfig, passing: ConnectionPassing | None = None
+) -> NativeServer:
     """The native door of one worker, with its share of the connections."""
-    from danube.broker.connection_passing import ConnectionPassing
     from danube.server.native import NativeServer
 
     context = worker.context
@@ -180,5 +195,5 @@ def native_server(worker: Worker, config: BrokerConfig) -> NativeServer:
         schedule_turn=worker.schedule_turn,
         count=worker.counters.add,
         address=lambda: worker.cluster.directory.address if worker.cluster is not None else "",
-        passing=ConnectionPassing(worker.index, context.region, context.passage) if context.passage else None,
+        passing=passing,
     )

@@ -2,8 +2,8 @@
 
 The kernel deals connections out without knowing what they are for, and what a connection asks of a partition
 that another worker owns crosses two rings.  So before it has opened anything, a connection is passed to the
-owner of the first partition that it asks for, unless that one holds as many connections as this one: the
-sockets of a busy partition's clients stay spread over the workers, and more evenly than they were dealt out.
+owner of the first partition that it asks for, unless that one holds enough already: as many connections as
+this worker, or more than so many fair shares of all.
 """
 
 from __future__ import annotations
@@ -14,20 +14,34 @@ from danube.ipc.region import Region
 
 
 class ConnectionPassing:
-    """Passes connections of one worker to others."""
+    """Passes connections of one worker's door to the same door of others."""
 
-    def __init__(self, worker: int, region: Region, passage: Passage) -> None:
+    def __init__(
+        self, worker: int, region: Region, passage: Passage, door: str, *, shares_max: float = 0
+    ) -> None:
+        """``shares_max``: an owner also gets connections until it holds so many fair shares."""
         self._worker = worker
         self._passage = passage
+        self._door = door
+        self._shares_max = shares_max
         self._blocks = [Counters(region, other) for other in range(region.layout.workers)]
 
-    def offer(self, owner: int, descriptor: int, unread: bytes | memoryview) -> bool:
-        """Whether ``owner`` gets the socket, with the bytes that were read from it and not used."""
+    def offer(
+        self, owner: int, descriptor: int, unread: bytes | bytearray | memoryview, sent_bytes: int = 0
+    ) -> bool:
+        """Whether ``owner`` gets the socket, with the bytes that were read from it and not used.
+
+        ``sent_bytes``: how many were sent on it already, where the other end must know.
+        """
         there = self._blocks[owner]
         return (
             owner != self._worker
             and there.get(Counter.STATE) == State.READY
             and there.get(Counter.PID) != 0
-            and there.get(Counter.CONNECTIONS) < self._blocks[self._worker].get(Counter.CONNECTIONS)
-            and self._passage.send(owner, descriptor, unread)
+            and self._has_room(there.get(Counter.CONNECTIONS))
+            and self._passage.send(owner, descriptor, self._door, sent_bytes, unread)
         )
+
+    def _has_room(self, there: int) -> bool:
+        held = [block.get(Counter.CONNECTIONS) for block in self._blocks]
+        return there < held[self._worker] or (there + 1) * len(held) <= self._shares_max * sum(held)

@@ -1,19 +1,32 @@
 """Open sockets from one worker to another, each with the bytes that were read from it and not used.
 
 A worker has a pair of Unix sockets: its own end to take from, and one that all others send to.  A message
-is one descriptor (SCM_RIGHTS, unix(7)) and those bytes.  The supervisor keeps both ends of every pair, so
-what waits for a worker that died is taken by its replacement, as in the backlog of a listener.
+is one descriptor (SCM_RIGHTS, unix(7)), a head that names the door and how much was sent on the socket
+already, and those bytes.  The supervisor keeps both ends of every pair, so what waits for a worker that died
+is taken by its replacement, as in the backlog of a listener.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Final
+import struct
+from typing import Final, NamedTuple
 
-UNREAD_BYTES_MAX: Final = 64 * 1024  # of one message; a socket's buffer holds several
+_HEAD: Final = struct.Struct("<16sQ")  # the door's name, and bytes sent
+UNREAD_BYTES_MAX: Final = 128 * 1024  # of one message
+BUFFER_BYTES: Final = 4 * UNREAD_BYTES_MAX  # asked for; the kernel gives what net.core.wmem_max allows
 
 Pair = tuple[socket.socket, socket.socket]  # where the worker takes from, where others send to
+
+
+class Passed(NamedTuple):
+    """A connection that comes from another worker."""
+
+    raw: socket.socket | None  # None where this process had no descriptor left for it: it is closed then
+    door: str
+    sent_bytes: int  # that the client has, or that the kernel has for it
+    unread: bytes
 
 
 def open_pairs(workers: int) -> tuple[Pair, ...]:
@@ -21,8 +34,10 @@ def open_pairs(workers: int) -> tuple[Pair, ...]:
     if workers == 1:
         return ()
     pairs = tuple(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers))
-    for end in (end for pair in pairs for end in pair):
-        end.setblocking(False)
+    for own, towards in pairs:
+        towards.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        own.setblocking(False)
+        towards.setblocking(False)
     return pairs
 
 
@@ -49,28 +64,30 @@ class Passage:
         """Readable while something waits."""
         return self._own.fileno()
 
-    def send(self, worker: int, descriptor: int, unread: bytes | memoryview) -> bool:
+    def send(
+        self, worker: int, descriptor: int, door: str, sent_bytes: int, unread: bytes | bytearray | memoryview
+    ) -> bool:
         """Give ``worker`` the socket, which the caller closes then; False when it cannot take more now."""
         if len(unread) > UNREAD_BYTES_MAX:
             return False
+        head = _HEAD.pack(door.encode("ascii"), sent_bytes)
         try:
-            socket.send_fds(self._towards[worker], [unread], [descriptor])
+            socket.send_fds(self._towards[worker], [head, unread], [descriptor])
         except OSError:  # its queue is full, or too many descriptors are on their way
             return False
         return True
 
-    def receive(self) -> tuple[socket.socket | None, bytes] | None:
-        """The next socket and its bytes; None when nothing waits.
-
-        The socket is None where this process had no descriptor left for it: it is closed then.
-        """
+    def receive(self) -> Passed | None:
+        """The next socket and its bytes; None when nothing waits."""
         try:
-            unread, descriptors, _, _ = socket.recv_fds(self._own, UNREAD_BYTES_MAX, 1)
+            message, descriptors, _, _ = socket.recv_fds(self._own, _HEAD.size + UNREAD_BYTES_MAX, 1)
         except BlockingIOError:
             return None
         for descriptor in descriptors:  # recv_fds() does not hand MSG_CMSG_CLOEXEC on
             os.set_inheritable(descriptor, False)
-        return (socket.socket(fileno=descriptors[0]) if descriptors else None), unread
+        raw = socket.socket(fileno=descriptors[0]) if descriptors else None
+        door, sent_bytes = _HEAD.unpack_from(message)
+        return Passed(raw, door.rstrip(b"\0").decode("ascii"), sent_bytes, message[_HEAD.size :])
 
     def close(self) -> None:
         self._own.close()

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
+from typing import Protocol
 
 from danube import telemetry
-from danube.ipc.passage import Passage
-from danube.server.native import NativeServer
+from danube.ipc.passage import Passage, Passed
 
-_log = telemetry.events("native")
+_log = telemetry.events("passage")
 TAKEN_MAX = 64  # in one turn of the loop
 
 
-class Arrivals:
-    """Takes them from the passage and gives them to the native door."""
+class Door(Protocol):
+    """A protocol's server that goes on with connections of others."""
 
-    def __init__(self, passage: Passage, server: NativeServer) -> None:
+    def arrived(self, unread: bytes, sent_bytes: int) -> asyncio.BaseProtocol:
+        """The protocol of a connection of which these bytes were read and so many were sent."""
+
+
+class Arrivals:
+    """Takes them from the passage and gives them to their doors."""
+
+    def __init__(self, passage: Passage, doors: Mapping[str, Door]) -> None:
         self._passage = passage
-        self._server = server
+        self._doors = doors
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -31,20 +39,22 @@ class Arrivals:
 
     def _take(self) -> None:
         for _ in range(TAKEN_MAX):
-            arrived = self._passage.receive()
-            if arrived is None:
+            passed = self._passage.receive()
+            if passed is None:
                 return
-            raw, unread = arrived
-            if raw is None:
+            if passed.raw is None:
                 self._lost("no descriptor is left")
                 continue
-            task = self._loop.create_task(self._serve(raw, unread))
+            task = self._loop.create_task(self._serve(passed.raw, passed))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, raw: socket.socket, unread: bytes) -> None:
+    async def _serve(self, raw: socket.socket, passed: Passed) -> None:
+        door = self._doors[passed.door]
         try:
-            await self._loop.connect_accepted_socket(lambda: self._server.arrived(unread), raw)
+            await self._loop.connect_accepted_socket(
+                lambda: door.arrived(passed.unread, passed.sent_bytes), raw
+            )
         except OSError as error:
             raw.close()
             self._lost(str(error))

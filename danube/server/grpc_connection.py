@@ -1,7 +1,7 @@
-"""One socket of a gRPC port: bytes to the HTTP/2 machine, calls to their handlers, answers back.
+"""One connection of a gRPC port: calls to their handlers, answers back.
 
-The machine is pure (:mod:`danube.core.http2_connection`); this module owns the socket and the tasks of
-calls that wait for something.  Output is collected during a turn and written in one call.
+The HTTP/2 machine is pure (:mod:`danube.core.http2_connection`), the socket is
+:mod:`danube.server.grpc_socket`'s; this module owns the tasks of calls that wait for something.
 """
 
 from __future__ import annotations
@@ -9,41 +9,31 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from danube import clock, telemetry
+from danube import clock
 from danube.core.grpc_framing import STATUS_NUMBERS, MessageAssembler, frame_message, timeout_ns
 from danube.core.http2_connection import ServerConnection
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block, trailers_block
 from danube.core.http2_streams import Stream
 from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSupported, OperationTimeout
-from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.calls import Call
 from danube.server.consuming import GrpcConsumer
-from danube.server.half_open import tune_socket
+from danube.server.grpc_socket import GrpcSocket
 from danube.server.methods import Method, MethodKind
-from danube.server.native import HIGH_WATER_BYTES
-from danube.server.receive_buffers import ReceiveBuffer
+from danube.server.placing import HeldCall, Unplaced
 from danube.server.request_stream import RequestStream, check_framing
 from danube.server.statuses import trailers_of
 
 if TYPE_CHECKING:
     from danube.server.grpc_door import GrpcDoor
 
-_log = telemetry.events("grpc")
-ROOM_MIN = 32 * 1024
 ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
-NEVER_NS = 1 << 63
-LAST_WRITE_S = 0.01
-LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
-UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 STREAM_QUEUE_BYTES = 256 * 1024
 _DIRECT, _BIDIRECTIONAL = MethodKind.DIRECT, MethodKind.BIDIRECTIONAL  # looked up once: it takes 0.1 us
-
-
 _PREFIX = struct.Struct(">BI")  # of a message: is it compressed, and its size
 
 
@@ -64,85 +54,22 @@ class _Whole(NamedTuple):
     message: bytes
 
 
-class GrpcConnection(asyncio.BufferedProtocol):
+class GrpcConnection(GrpcSocket):
     """See the module."""
 
     def __init__(self, door: GrpcDoor) -> None:
-        self._door = door
-        self._transport: asyncio.Transport | None = None
-        self._buffer: ReceiveBuffer | None = None
+        super().__init__(door)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._headed: set[Stream] = set()  # streams whose headers were sent before their end
         self._assembling_bytes = 0
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
-        self._dirty = False
-        self._give_up_ns = NEVER_NS
-        self._refused = False  # it broke the protocol and was told; what it still sends is not read
-        self.congested = False
-        self.peer = ""
-        self.local_address = ""
 
-    # -- transport --------------------------------------------------------------------------------
+    def _placed(self, unplaced: Unplaced) -> None:
+        for call in unplaced.calls:
+            self._dispatch(*call)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        tune_socket(transport.get_extra_info("socket"))
-        self.peer = str(transport.get_extra_info("peername"))
-        self.local_address = _address(transport.get_extra_info("sockname"))
-        self._door.opened(self)
-        self.flush()  # the greeting, at once: it tells a peer that speaks something else where it is
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._buffer is not None:
-            self._door.buffers.give_back(self._buffer)
-            self._buffer = None
-        self._transport = None
-        self._http2.disconnected("the client is gone")
-        self._door.closed(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self._buffer
-        if buffer is None:
-            buffer = self._buffer = self._door.buffers.take()
-        return buffer.view[buffer.end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        buffer = self._buffer
-        if buffer is None or self._refused:
-            return
-        buffer.end += nbytes
-        buffer.start = self._http2.receive(buffer.view, buffer.start, buffer.end, clock.monotonic_ns())
-        if buffer.start == buffer.end:
-            self._door.buffers.give_back(buffer)
-            self._buffer = None
-        elif len(buffer) - buffer.end < ROOM_MIN:
-            unread = buffer.end - buffer.start
-            buffer.view[:unread] = bytes(buffer.view[buffer.start : buffer.end])
-            buffer.start, buffer.end = 0, unread
-        if not self._dirty and (self._http2.output or self._http2.failed):
-            self.has_output()
-        self._door.schedule_turn()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        self.congested = self._http2.reading_paused = True
-        self._give_up_ns = clock.monotonic_ns() + UNREAD_NS_MAX
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.congested = self._http2.reading_paused = False
-        self._give_up_ns = NEVER_NS
-        if self._transport is not None:
-            self._transport.resume_reading()
-        self._door.writable(self)
-        self._tell_room()
-
-    def _tell_room(self) -> None:
+    def _room(self) -> None:
         waiting, self._waiting_for_room = self._waiting_for_room, []
         for room in waiting:
             if not room.done():
@@ -240,7 +167,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         context = stream.context
         if type(context) is GrpcConsumer:
             context.give_credit()
-        self._tell_room()
+        self._room()
         self.has_output()
 
     def _refuse_http(self, stream: Stream) -> None:
@@ -272,6 +199,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _dispatch(self, method: Method, stream: Stream, message: bytes, size: int) -> None:
         """Hand a whole message to its method; ``size`` bytes are not consumed yet."""
+        if self._unplaced is not None:
+            self._unplaced.calls.append(HeldCall(method, stream, message, size))
+            return
         if method.kind is not _DIRECT:
             self._http2.consumed(stream, size)
             self._begin(method, stream, message)
@@ -341,11 +271,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def has_output(self) -> None:
-        if not self._dirty:
-            self._dirty = True
-            self._door.has_output(self)
-
     def answer(self, stream: Stream, message: bytes, size: int = 0) -> None:
         """Answer a unary call with one framed message and OK; ``size`` bytes of it are consumed now."""
         if size:
@@ -396,84 +321,3 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._headed.discard(stream)
             self._http2.send_trailers(stream, OK_TRAILERS)
             self.has_output()
-
-    # -- the door's turns -------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Hand the turn's output to the socket."""
-        self._dirty = False
-        http2, transport = self._http2, self._transport
-        output, http2.output = http2.output, []
-        if transport is None:
-            return
-        if output:
-            transport.writelines(output)
-            http2.output_backlog_bytes = transport.get_write_buffer_size()
-        if http2.failed:
-            self._end_failed(transport)
-        elif http2.closing and not http2.streams and not self._refused:
-            transport.close()
-        elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.limited("slow client closed", source=self.peer)
-            transport.abort()
-
-    def _end_failed(self, transport: asyncio.Transport) -> None:
-        """Say why, then let the peer read it: closing at once on unread bytes would reset the socket."""
-        if self._refused:
-            return
-        self._refused = True
-        _log.limited("connection refused", source=self.peer, why=self._http2.failed)
-        self._end_output(transport)
-
-    def _end_output(self, transport: asyncio.Transport) -> None:
-        self._give_up_ns = clock.monotonic_ns() + LAST_WORDS_NS_MAX
-        if transport.can_write_eof():
-            # Not at once: uvloop hands over what was written at the end of this turn of the loop.
-            asyncio.get_running_loop().call_later(LAST_WRITE_S, _write_eof, transport)
-        else:
-            transport.close()
-
-    def tick(self, now_ns: int) -> None:
-        if now_ns > self._give_up_ns and self._transport is not None:
-            self._transport.abort()
-        if self._refused:
-            return
-        self._http2.tick(now_ns)
-        if self._http2.output or self._http2.failed:
-            self.has_output()
-
-    def go_away(self) -> None:
-        """No further calls; those that run are finished."""
-        self._http2.go_away("the broker is stopping")
-        self.has_output()
-
-    def refuse(self, error: DanubeError) -> None:
-        """Tell a connection that there is no room for it; its socket is closed by a later sweep."""
-        self._http2.go_away(str(error), code=11)  # ENHANCE_YOUR_CALM
-        self._refused = True
-        self.flush()
-        if self._transport is not None:
-            self._end_output(self._transport)
-
-    def close(self) -> None:
-        self.flush()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Drop the connection with all that was to be sent."""
-        transport, self._transport = self._transport, None
-        self._http2.output = []
-        if transport is not None:
-            transport.abort()
-
-
-def _write_eof(transport: asyncio.Transport) -> None:
-    if not transport.is_closing():
-        transport.write_eof()
-
-
-def _address(name: Any) -> str:
-    if not isinstance(name, tuple) or len(name) < 2:
-        return ""
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"

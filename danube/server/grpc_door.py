@@ -16,11 +16,13 @@ from danube.core.http2_settings import Http2Settings
 from danube.errors import LimitExceeded
 from danube.server.broker_session import CONNECTION_ID, BrokerSession
 from danube.server.grpc_connection import GrpcConnection
+from danube.server.grpc_socket import GrpcSocket
 from danube.server.methods import Method
 from danube.server.receive_buffers import ReceiveBuffers
 
 if TYPE_CHECKING:
     from danube.server.consuming import Consuming, GrpcConsumer
+    from danube.server.placing import Placing
     from danube.server.publishing import Publishing
     from danube.server.settling import Settling
 
@@ -62,7 +64,9 @@ class GrpcDoor:
         schedule_turn: Callable[[], None],
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
+        placing: Placing | None = None,
     ) -> None:
+        """``placing``: the way to other workers of this host; None where connections stay."""
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max
@@ -72,22 +76,29 @@ class GrpcDoor:
             queued_bytes_max=CONNECTION_QUEUE_BYTES_MAX,
         )
         self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
-        self.connections: dict[GrpcConnection, None] = {}
+        self.connections: dict[GrpcSocket, None] = {}
         self.schedule_turn = schedule_turn
         self.count = count
         self.draining = False
+        self.placing = placing
         self._data = data
         self._connections_max = connections_max
-        self._dirty: dict[GrpcConnection, None] = {}
+        self._dirty: dict[GrpcSocket, None] = {}
         self._flush_due = False  # the turn that runs will come to flush()
-        self._refused: dict[GrpcConnection, None] = {}  # told that there is no room, not closed yet
+        self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
 
     # -- connections ------------------------------------------------------------------------------
 
     def factory(self) -> GrpcConnection:
         return GrpcConnection(self)
 
-    def opened(self, connection: GrpcConnection) -> None:
+    def arrived(self, unread: bytes, sent_bytes: int) -> GrpcConnection:
+        """The protocol of a connection that another worker has passed on, with all that it received."""
+        connection = self.factory()
+        connection.arrive(unread, sent_bytes)
+        return connection
+
+    def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None:
         if len(self.connections) >= self._connections_max:
             connection.refuse(
                 LimitExceeded(
@@ -99,9 +110,10 @@ class GrpcDoor:
             return
         self.connections[connection] = None
         self.count("connections", 1)
-        self.count("connections_total", 1)
+        if not arrived:
+            self.count("connections_total", 1)
 
-    def closed(self, connection: GrpcConnection) -> None:
+    def closed(self, connection: GrpcSocket) -> None:
         self._dirty.pop(connection, None)
         self._refused.pop(connection, None)
         if connection in self.connections:
@@ -117,13 +129,13 @@ class GrpcDoor:
         if self._data is not None:
             self._data.consuming.leave(consumer)
 
-    def writable(self, connection: GrpcConnection) -> None:
+    def writable(self, connection: GrpcSocket) -> None:
         """The socket takes bytes again: consumers on it may have more."""
         if self._data is not None:
             for consumer in self._data.consuming.of_connection(connection):
                 consumer.give_credit()
 
-    def has_output(self, connection: GrpcConnection) -> None:
+    def has_output(self, connection: GrpcSocket) -> None:
         self._dirty[connection] = None
         if not self._flush_due:
             self.schedule_turn()

@@ -12,6 +12,7 @@ from danube.server.calls import BrokerCalls
 from danube.server.consuming import Consuming, Place
 from danube.server.grpc_door import DataHalves, GrpcDoor
 from danube.server.methods import Method, MethodKind, methods_of, services_in
+from danube.server.placing import Placing
 from danube.server.proto import (
     DanubeAdmin_pb2,
     DanubeApi_pb2,
@@ -37,14 +38,18 @@ from danube.server.services.topic_admin import TopicAdmin
 from danube.server.settling import Settling
 
 if TYPE_CHECKING:
+    from danube.broker.connection_passing import ConnectionPassing
     from danube.broker.worker import Worker
 
 MESSAGE_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB
 ADMIN_MESSAGE_BYTES_MAX = 1024 * KIB
 
 
-def grpc_doors(worker: Worker) -> dict[str, GrpcDoor]:
-    """The doors ``grpc`` and ``admin`` of one worker, each with its share of the connections."""
+def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict[str, GrpcDoor]:
+    """The doors ``grpc`` and ``admin`` of one worker, each with its share of the connections.
+
+    ``passing``: the way of data connections to other workers; None where there are none, or with TLS.
+    """
     session = BrokerSession(worker.router, worker.schedule_turn)
     broker = BrokerCalls(worker, session)
     known = _KnownByMetadata(broker)
@@ -52,7 +57,11 @@ def grpc_doors(worker: Worker) -> dict[str, GrpcDoor]:
     halves = DataHalves(session, publishing, Consuming(session, known), Settling(session))
     share = -(-worker.config.limits.connections_max // worker.context.workers)
 
-    def door(name: str, message_bytes_max: int, data: DataHalves | None) -> GrpcDoor:
+    placing = None
+    if passing is not None:
+        placing = Placing(passing, worker.router.owner, known.find, worker.context.workers)
+
+    def door(name: str, message_bytes_max: int, **more: Any) -> GrpcDoor:
         return GrpcDoor(
             name,
             connections_max=share,
@@ -60,12 +69,12 @@ def grpc_doors(worker: Worker) -> dict[str, GrpcDoor]:
             handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
             schedule_turn=worker.schedule_turn,
             count=worker.counters.add,
-            data=data,
+            **more,
         )
 
-    data_door = door("grpc", MESSAGE_BYTES_MAX, halves)
+    data_door = door("grpc", MESSAGE_BYTES_MAX, data=halves, placing=placing)
     data_door.methods.update(_data_methods(broker, halves))
-    admin_door = door("admin", ADMIN_MESSAGE_BYTES_MAX, None)
+    admin_door = door("admin", ADMIN_MESSAGE_BYTES_MAX)
     admin_door.methods.update(_admin_methods(broker))
     for each in (data_door, admin_door):
         _add_common(each.methods, broker)

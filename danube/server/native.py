@@ -82,7 +82,7 @@ class NativeServer:
         self._next_id += 1
         return NativeConnection(self, self._next_id)
 
-    def arrived(self, unread: bytes) -> NativeConnection:
+    def arrived(self, unread: bytes, sent_bytes: int) -> NativeConnection:
         """The protocol of a connection that another worker has welcomed and passed on with these bytes."""
         connection = self.factory()
         connection.arrive(unread)

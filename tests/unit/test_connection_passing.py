@@ -13,7 +13,7 @@ from danube.broker.connection_passing import ConnectionPassing
 from danube.core import wire
 from danube.core.wire import Kind
 from danube.ipc.counters import Counter, Counters, State
-from danube.ipc.passage import Passage
+from danube.ipc.passage import Passage, Passed
 from danube.ipc.region import Region
 from danube.server.arrivals import Arrivals
 from tests.unit.broker_parts import frames_in
@@ -160,7 +160,7 @@ def test_nothing_is_asked_where_there_is_one_worker() -> None:
 
 
 def arrive(door: Door, unread: bytes) -> FakeTransport:
-    connection, transport = door.server.arrived(unread), FakeTransport()
+    connection, transport = door.server.arrived(unread, 0), FakeTransport()
     connection.connection_made(cast(asyncio.BaseTransport, transport))
     return transport
 
@@ -204,17 +204,19 @@ def region() -> Iterator[Region]:
     made.close()
 
 
-def offered(region: Region, owner: int) -> bool:
+def offered(region: Region, owner: int, shares_max: float = 0) -> bool:
     with socket.socket() as raw:
         pairs = tuple((own.dup(), towards.dup()) for own, towards in region.pairs)
         passage = Passage(0, pairs)
-        taken = ConnectionPassing(0, region, passage).offer(owner, raw.fileno(), b"x")
+        passing = ConnectionPassing(0, region, passage, "grpc", shares_max=shares_max)
+        taken = passing.offer(owner, raw.fileno(), b"x", 9)
         passage.close()
     waiting = Passage(owner, tuple((own.dup(), towards.dup()) for own, towards in region.pairs))
     arrived = waiting.receive() if owner else None
     waiting.close()
-    if arrived is not None and arrived[0] is not None:
-        arrived[0].close()
+    if arrived is not None and arrived.raw is not None:
+        assert arrived[1:] == ("grpc", 9, b"x")
+        arrived.raw.close()
     assert taken == (arrived is not None)
     return taken
 
@@ -226,6 +228,21 @@ def test_the_owner_gets_a_connection_while_it_holds_fewer(region: Region) -> Non
         there.put(Counter.CONNECTIONS, others)
         assert offered(region, 1) == passed, (held, others)
     assert not offered(region, 0), "it is there already"
+
+
+def test_an_owner_may_be_let_hold_several_shares(region: Region) -> None:
+    blocks = [Counters(region, worker) for worker in range(3)]
+    for *held, passed in [
+        (4, 4, 4, True),  # it would have 5 of 12, less than two of three shares
+        (4, 6, 2, True),
+        (2, 7, 3, True),
+        (1, 8, 3, False),  # 9 of 12
+        (12, 0, 0, True),
+        (9, 8, 1, True),  # it holds fewer than this one
+    ]:
+        for block, count in zip(blocks, held, strict=True):
+            block.put(Counter.CONNECTIONS, count)
+        assert offered(region, 1, shares_max=2) == passed, held
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING, State.STOPPED])
@@ -272,8 +289,8 @@ def test_one_that_cannot_be_served_does_not_stop_those_behind_it() -> None:
         broken.close()
         for end in (client, good):
             end.setblocking(False)
-        passage = FakePassage([(None, OPEN), (broken, OPEN), (good, OPEN)])
-        arrivals = Arrivals(cast(Passage, passage), door.server)
+        passage = FakePassage([Passed(raw, "native", 0, OPEN) for raw in (None, broken, good)])
+        arrivals = Arrivals(cast(Passage, passage), {"native": door.server})
         arrivals.start()
         while not door.router.taken:
             await asyncio.sleep(0.001)

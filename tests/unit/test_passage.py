@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from danube.ipc.passage import UNREAD_BYTES_MAX, Pair, Passage, close_pairs, open_pairs
+from danube.ipc.passage import UNREAD_BYTES_MAX, Pair, Passage, Passed, close_pairs, open_pairs
 
 
 @pytest.fixture
@@ -39,12 +39,13 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_the_other_worker_goes_on_where_the_first_has_stopped(pairs: tuple[Pair, ...]) -> None:
     with forked(0, pairs) as here, forked(1, pairs) as there, connection() as (client, accepted):
-        assert here.send(1, accepted.fileno(), b"what was read")
+        assert here.send(1, accepted.fileno(), "native", 17, b"what was read")
         accepted.close()
         client.sendall(b" and what was not")
         arrived = there.receive()
         assert arrived is not None and there.receive() is None and here.receive() is None
-        raw, unread = arrived
+        raw, door, sent_bytes, unread = arrived
+        assert (door, sent_bytes) == ("native", 17)
         assert raw is not None and unread + raw.recv(100) == b"what was read and what was not"
         assert not os.get_inheritable(raw.fileno())
         raw.sendall(b"answer")
@@ -55,35 +56,37 @@ def test_the_other_worker_goes_on_where_the_first_has_stopped(pairs: tuple[Pair,
 def test_what_waits_for_a_worker_that_died_is_taken_by_its_replacement(pairs: tuple[Pair, ...]) -> None:
     with forked(1, pairs) as here, connection() as (client, accepted):
         with forked(0, pairs):
-            assert here.send(0, accepted.fileno(), b"HELLO")
+            assert here.send(0, accepted.fileno(), "grpc", 0, b"HELLO")
         with forked(0, pairs) as replacement:
             arrived = replacement.receive()
-            assert arrived is not None and arrived[0] is not None and arrived[1] == b"HELLO"
-            arrived[0].close()
+            assert arrived is not None and arrived.raw is not None
+            assert (arrived.door, arrived.unread) == ("grpc", b"HELLO")
+            arrived.raw.close()
         client.sendall(b"still open")
 
 
 def test_a_worker_that_takes_nothing_is_offered_only_so_much(pairs: tuple[Pair, ...]) -> None:
     with forked(0, pairs) as here, forked(1, pairs) as there, connection() as (_, accepted):
-        assert not here.send(1, accepted.fileno(), bytes(UNREAD_BYTES_MAX + 1))
+        assert not here.send(1, accepted.fileno(), "grpc", 0, bytes(UNREAD_BYTES_MAX + 1))
         assert there.receive() is None
         sent = 0
-        while here.send(1, accepted.fileno(), bytes(UNREAD_BYTES_MAX)):
+        while here.send(1, accepted.fileno(), "grpc", 0, bytes(UNREAD_BYTES_MAX)):
             sent += 1
             assert sent < 1_000, "nothing bounds it"
         assert sent
         while (arrived := there.receive()) is not None:
-            assert arrived[0] is not None and len(arrived[1]) == UNREAD_BYTES_MAX
-            arrived[0].close()
+            assert arrived.raw is not None and len(arrived.unread) == UNREAD_BYTES_MAX
+            arrived.raw.close()
             sent -= 1
-        assert sent == 0 and here.send(1, accepted.fileno(), b"again")
+        assert sent == 0 and here.send(1, accepted.fileno(), "grpc", 0, b"again")
 
 
 def test_a_process_without_a_free_descriptor_loses_the_connection_and_nothing_else(
     pairs: tuple[Pair, ...],
 ) -> None:
     with forked(0, pairs) as here, forked(1, pairs) as there, connection() as (client, accepted):
-        assert here.send(1, accepted.fileno(), b"first") and here.send(1, accepted.fileno(), b"second")
+        for name in (b"first", b"second"):
+            assert here.send(1, accepted.fileno(), "grpc", 3, name)
         accepted.close()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(0)
@@ -93,10 +96,10 @@ def test_a_process_without_a_free_descriptor_loses_the_connection_and_nothing_el
             first = there.receive()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert first == (None, b"first")
+        assert first == Passed(None, "grpc", 3, b"first")
         second = there.receive()
-        assert second is not None and second[0] is not None and second[1] == b"second"
-        second[0].close()
+        assert second is not None and second.raw is not None and second.unread == b"second"
+        second.raw.close()
         assert client.recv(1) == b"", "the kernel has closed what nobody could hold"
 
 

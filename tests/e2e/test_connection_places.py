@@ -1,10 +1,14 @@
-"""Who holds a connection of the native protocol: the owner of what it opened first, if that evens out."""
+"""Who holds a connection: the owner of what it opened or called for first.
+
+Of the native protocol where that evens connections out, of gRPC until the owner holds two fair shares.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ from danube.core.placement import owner_of
 from danube.core.wire import Kind, Lookup, OpenProducer
 from danube.errors import ConnectionFailed
 from tests.broker_process import BrokerProcess, wait_until
+from tests.e2e.grpc_parts import UNAVAILABLE, DanubeCalls, pb
 from tests.e2e.test_native_door import RawPeer
+from tests.grpc_client import Disconnected, GrpcError
 
 pytestmark = pytest.mark.e2e
 
@@ -114,12 +120,84 @@ def test_clients_of_one_topic_are_not_all_drawn_to_its_owner(broker: Any) -> Non
     assert after[place or 0] <= max(before[place or 0], 8), "it has what it had, or half"
 
 
+def test_grpc_clients_are_held_by_the_owner_of_their_topic(broker: Any) -> None:
+    process = broker(workers=2)
+    topics = [f"/default/grpc-{number}" for number in range(4)]
+    with DanubeCalls(process.grpc_address) as calls:
+        for topic in topics:
+            calls.create(topic)
+    before = workers_of(process)
+    for number in range(12):
+        topic, name = topics[number % 4], f"n{number}"
+        with DanubeCalls(process.grpc_address) as calls:
+            lookup = pb.TopicLookupRequest(topic=topic)
+            assert calls.unary("Discovery/TopicPartitions", lookup).partitions == [topic]
+            stream = calls.receive(calls.subscribe(topic, name))
+            calls.send(topic, calls.create(topic, name), name.encode(), name)
+            assert stream.next().payload == name.encode()
+            with sync.connect(process.address) as client:
+                assert held(client)[owner(client, topic)] >= 1
+    after = workers_of(process)
+    assert sum(worker["forwarded_in"] for worker in after) == 0, "no batch crossed a ring"
+    assert sum(worker["connections_passed"] for worker in after) >= 1, "of 12, by chance"
+
+    def total(workers: list[dict[str, Any]]) -> int:
+        return sum(int(worker["connections_total"]) for worker in workers)
+
+    assert total(after) - total(before) == 12 + 12 + 1, "each is counted once"
+
+
+def test_grpc_clients_of_one_topic_may_all_be_held_by_its_owner(broker: Any) -> None:
+    process = broker(workers=2)
+    with ExitStack() as open_until_the_end:
+        first = open_until_the_end.enter_context(DanubeCalls(process.grpc_address))
+        producer_id = first.create("/default/hot")
+        for number in range(8):
+            calls = open_until_the_end.enter_context(DanubeCalls(process.grpc_address))
+            calls.send("/default/hot", producer_id, b"%d" % number)
+        with sync.connect(process.address) as client:
+            place = owner(client, "/default/hot")
+            assert held(client)[place] >= 8, "all but the first, which made the topic, and this one"
+    assert sum(worker["forwarded_in"] for worker in workers_of(process)) == 0
+
+
 def sockets(pid: int) -> int:
-    links = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
-    return sum(1 for link in links if str(link).startswith("socket:"))
+    """How many a process holds that is not opening or closing any."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(link.readlink()).startswith("socket:")
+    return found
 
 
-def test_workers_die_while_connections_are_passed(broker: Any) -> None:
+def send_native(process: BrokerProcess, topic: str, name: str, payload: bytes) -> bool:
+    """Whether a new connection stored it; False: the worker that had it died before it said a word."""
+    try:
+        with sync.connect(process.address, timeout=20) as client:
+            with client.producer(topic, name=name) as producer:
+                producer.send(payload)
+    except ConnectionFailed:
+        return False
+    return True
+
+
+def send_grpc(process: BrokerProcess, topic: str, name: str, payload: bytes) -> bool:
+    """The same over gRPC, whose clients try again by themselves."""
+    try:
+        with DanubeCalls(process.grpc_address) as calls:
+            calls.send(topic, calls.create(topic, name), payload, name)
+    except (Disconnected, OSError):
+        return False
+    except GrpcError as error:
+        assert error.code == UNAVAILABLE, error
+        return False
+    return True
+
+
+@pytest.mark.parametrize("send", [send_native, send_grpc])
+def test_workers_die_while_connections_are_passed(
+    broker: Any, send: Callable[[BrokerProcess, str, str, bytes], bool]
+) -> None:
     process = broker(workers=2)
     stop = threading.Event()
     sent: list[tuple[str, bytes]] = []
@@ -130,14 +208,9 @@ def test_workers_die_while_connections_are_passed(broker: Any) -> None:
         try:
             while not stop.is_set():
                 topic, payload = f"/default/t{(name + count) % 5}", b"%d-%d" % (name, count)
-                try:
-                    with sync.connect(process.address, timeout=20) as client:
-                        with client.producer(topic, name=f"p{name}") as producer:
-                            producer.send(payload)
-                            sent.append((topic, payload))
-                except ConnectionFailed:  # the worker that had it died before it said a word
-                    continue
-                count += 1
+                if send(process, topic, f"p{name}", payload):
+                    sent.append((topic, payload))
+                    count += 1
         except BaseException as error:
             failures.append(error)
 
@@ -157,11 +230,15 @@ def test_workers_die_while_connections_are_passed(broker: Any) -> None:
     with sync.connect(process.address) as client:
         for topic in sorted({topic for topic, _ in sent}):
             with client.consumer(topic, "all", start="earliest") as consumer:
-                for _ in range(sum(1 for one, _ in sent if one == topic)):
+                while not {one for one in sent if one[0] == topic} <= stored:
                     message = consumer.receive(timeout=10)
                     stored.add((topic, bytes(message.payload)))
                     message.ack()
     assert stored >= set(sent), "an acknowledged record is lost"
     wait_until(lambda: sum(one["connections"] for one in workers_of(process)) == 1, 10, "all have left")
-    counts = [sockets(pid) for pid in process.running_workers()]
-    assert max(counts) - min(counts) <= 2, "no socket of a connection that left is kept"
+
+    def kept() -> int:
+        counts = [sockets(pid) for pid in process.running_workers()]
+        return max(counts) - min(counts)
+
+    wait_until(lambda: kept() <= 2, 10, "no socket of a connection that left is kept")

@@ -303,7 +303,7 @@ def test_tls_with_http2_by_alpn(broker: Callable[..., BrokerProcess], certificat
         "DANUBE_GRPC__KEY_FILE": str(key),
         "DANUBE_ADMIN__TLS": "true",
     }
-    process = broker(workers=1, environment=environment)
+    process = broker(workers=2, environment=environment)
     context = ssl.create_default_context(cafile=str(cert))
     context.set_alpn_protocols(["h2"])
     with DanubeCalls(process.grpc_address, tls=context) as calls:
@@ -314,6 +314,9 @@ def test_tls_with_http2_by_alpn(broker: Callable[..., BrokerProcess], certificat
         assert len(stream.next().payload) == 500_000
         lookup = calls.unary("Discovery/TopicLookup", pb.TopicLookupRequest(topic=TOPIC))
         assert lookup.connect_url == f"https://{process.grpc_address}"
+    for _ in range(6):  # half of them at the worker that does not own it, and TLS cannot be passed on
+        with DanubeCalls(process.grpc_address, tls=context) as calls:
+            calls.send(TOPIC, number, b"x")
     with DanubeCalls(process.admin_address, tls=context) as calls:
         brokers = calls.admin("BrokerAdmin/ListBrokers", DanubeAdmin_pb2.Empty()).brokers
         assert brokers[0].broker_addr == f"https://{process.grpc_address}"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import google_crc32c
 import xxhash
 
+ContentHasher = xxhash.xxh3_128
+
 _KERNEL_BYTES_MIN = 64 * 1024
 _kernel: Callable[[memoryview], int] | None = None
 
@@ -46,6 +48,6 @@ def content_hash(data: bytes | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def content_hasher() -> xxhash.xxh3_128:
+def content_hasher() -> ContentHasher:
     """A streaming content_hash."""
     return xxhash.xxh3_128()

@@ -8,7 +8,7 @@ from typing import Final
 
 from danube import files
 from danube.core.batch import BatchHeader
-from danube.core.checksum import content_hasher
+from danube.core.checksum import ContentHasher, content_hasher
 from danube.errors import Damage
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.index import SparseIndex, index_cache
@@ -33,13 +33,14 @@ class StoredSegment:
 
     ``index`` is None for a sealed segment: its entries are read from the footer when needed and
     cached for the process.  ``gaps`` are places already known to hold no readable batch.
-    ``compacted``: records are missing on purpose.
+    ``compacted``: records are missing on purpose.  ``hasher`` has taken the first ``hashed_bytes`` of a
+    file that this process writes; None for any other.
     """
 
     __slots__ = (
         "base_offset", "batch_count", "compacted", "content_hash", "data_end", "directory", "end_offset",
-        "epoch", "file", "first_append_us", "gaps", "has_snapshot", "identity", "index", "last_append_us",
-        "record_count", "sealed", "sealing", "size_bytes",
+        "epoch", "file", "first_append_us", "gaps", "has_snapshot", "hashed_bytes", "hasher", "identity",
+        "index", "last_append_us", "record_count", "sealed", "sealing", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, identity: LogIdentity, base_offset: int, epoch: int) -> None:
@@ -53,6 +54,8 @@ class StoredSegment:
         self.sealing = False
         self.has_snapshot = False
         self.content_hash = NO_HASH
+        self.hasher: ContentHasher | None = None
+        self.hashed_bytes = 0
         self.forget()
 
     def forget(self) -> None:
@@ -87,6 +90,7 @@ class StoredSegment:
         self.compacted = summary.compacted
         self.sealed = True
         self.index = None
+        self.hasher = None
 
     @property
     def name(self) -> str:
@@ -178,6 +182,13 @@ class StoredSegment:
         )  # fmt: skip
 
 
+def _hash_of(fd: int, segment: StoredSegment) -> bytes:
+    """The hash of the segment's bytes; of a file that was written elsewhere they are read for it."""
+    if segment.hasher is not None and segment.hashed_bytes == segment.data_end:
+        return bytes(segment.hasher.digest())
+    return hash_of(fd, segment.data_end)
+
+
 def hash_of(fd: int, size: int) -> bytes:
     """XXH3-128 of the first ``size`` bytes of a file."""
     hasher = content_hasher()
@@ -205,7 +216,7 @@ def write_footer(
     and the next attempt cut a partial footer away.
     """
     sync(fd)
-    content_hash = hash_of(fd, segment.data_end)
+    content_hash = _hash_of(fd, segment)
     entries = (segment.index or SparseIndex()).pack()
     footer = pack_footer(segment.summary(content_hash, previous_hash), entries, snapshot)
     size = segment.data_end + len(footer)

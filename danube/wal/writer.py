@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from danube import files
+from danube.core.checksum import content_hasher
 from danube.errors import Fenced, StorageFailed
 from danube.limits import SEGMENT_BYTES, SEGMENT_PREALLOCATE_FIRST, SEGMENT_PREALLOCATE_STEP_MAX
 from danube.wal.descriptors import descriptors
@@ -51,6 +52,8 @@ class SegmentWriter:
         self._allocated = segment.size_bytes
         self._headed = not created
         self._inode = 0
+        if created:
+            segment.hasher = content_hasher()
 
     def write(self, buffers: Sequence[Buffer], size: int, created_us: int) -> None:
         """Write ``size`` bytes at the segment's good end; on OSError nothing of them stays."""
@@ -72,6 +75,10 @@ class SegmentWriter:
             raise
         self._headed = True
         segment.size_bytes = max(self._allocated, position + size)
+        if segment.hasher is not None:  # now that the bytes are in the processor's caches
+            for buffer in buffers:
+                segment.hasher.update(buffer)
+            segment.hashed_bytes = position + size
 
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""

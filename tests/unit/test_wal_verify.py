@@ -80,3 +80,27 @@ def test_a_torn_tail_is_a_problem_until_recovery_has_cut_it(tmp_path: Path) -> N
     log.close()
     report = verify(tmp_path)
     assert report.sound and report.end == 18
+
+
+def test_a_footer_has_the_hash_of_what_was_written_also_over_restarts(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, b"one")
+    log.write()
+    assert log.active is not None and log.active.hasher is not None
+    path = tmp_path / log.active.name
+    log.abandon()
+    log = open_log(tmp_path, epoch=2)
+    assert log.active is None or log.active.hasher is None, "what another process wrote must be read"
+    append(log, b"two")
+    log.write()
+    log.close()
+    assert path.exists() and verify(tmp_path).sound
+    damaged = open_log(tmp_path, epoch=3)
+    append(damaged, b"three")
+    damaged.write()
+    assert damaged.active is not None
+    with (tmp_path / damaged.active.name).open("r+b") as file:
+        file.seek(HEADER_BYTES + 60)
+        file.write(b"\xff\xfe\xfd")
+    damaged.close()
+    assert not verify(tmp_path).sound, "damage before the seal is not sealed in"

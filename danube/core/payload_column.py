@@ -27,7 +27,7 @@ Bounds = NDArray[np.int64]  # offsets before they were found to fit
 # perf/kernels.py: numpy is slower than plain Python for few records, and so are kernels; large payloads
 # are better copied once.
 _FEW: Final = 128
-_GATHERED_MEAN_BYTES_MAX: Final = 1024
+_JOINED_MEAN_BYTES_MAX: Final = 1024
 # The kernels read a list at its address, and nobody may change it meanwhile.
 _LISTS_CAN_BE_READ: Final = (
     sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -79,27 +79,38 @@ def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
     few = _column_of_few(payloads)
     if few is not None and few.total <= bytes_max:
         return few
+    joined = _joined_column(payloads, bytes_max)
+    if joined is not None:
+        return joined
     bounds = _sequence_bounds(payloads)
     if int(bounds[-1]) > bytes_max and len(payloads) > 1:
         count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
         payloads, bounds = payloads[:count], bounds[: count + 1]
     check_count(len(payloads))
-    return _gathered(_column(bounds, payloads), bounds)
+    return _column(bounds, payloads)
 
 
 def _column(bounds: Bounds, pieces: Sequence[Piece]) -> PayloadColumn:
     return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), pieces)
 
 
-def _gathered(column: PayloadColumn, bounds: Bounds) -> PayloadColumn:
-    """The column of a list whose small payloads a kernel, where there is one, has put side by side."""
-    payloads = column.pieces
-    if not _readable(payloads) or column.total > _GATHERED_MEAN_BYTES_MAX * column.record_count:
-        return column
-    joined = np.empty(column.total, np.uint8)
-    if kernels.list_kernels().gather(id(payloads), bounds, joined) != kernels.WELL_FORMED:
-        return column  # of pieces that joining them will not find as they were measured
-    return column._replace(pieces=(joined.data,))
+def _joined_column(payloads: list[Any], bytes_max: int) -> PayloadColumn | None:
+    """leading_column() of many small payloads, in one walk by a kernel; None where it does not apply."""
+    count = len(payloads)
+    if not _readable(payloads) or not _small(payloads[0]) or not _small(payloads[-1]):
+        return None
+    room = _JOINED_MEAN_BYTES_MAX * count
+    joined, bounds = np.empty(min(bytes_max, room), np.uint8), np.empty(count + 1, np.int64)
+    taken = kernels.list_kernels().join(id(payloads), bounds, joined)
+    if taken < 1 or (taken < count and room <= bytes_max):
+        return None  # one that is not bytes, or payloads that are better copied once
+    check_count(taken)
+    bounds = bounds[: taken + 1]
+    return _column(bounds, (joined[: bounds[-1]].data,))
+
+
+def _small(payload: Any) -> bool:
+    return type(payload) is bytes and len(payload) <= _JOINED_MEAN_BYTES_MAX
 
 
 def _readable(pieces: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.core.columns import BatchView, encode
-from danube.core.kernels import WELL_FORMED, jit
+from danube.core.kernels import MALFORMED, WELL_FORMED, jit
 from danube.core.payload_column import leading_column, payload_column
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
@@ -114,22 +114,30 @@ def test_a_long_list_has_the_limits_of_a_short_one(kernels_or_twins: str) -> Non
 
 
 @pytest.mark.skipif(bool(jit.reason), reason=jit.reason)
-def test_a_list_that_changes_while_it_is_read_is_not_followed() -> None:
-    """Between the two kernels another thread may run."""
+def test_kernels_of_lists_stop_at_what_is_no_bytes_and_at_the_end_of_their_room() -> None:
     lists = importlib.import_module("danube.core.kernels.lists")
     payloads: list[Any] = [b"%03d" % number for number in range(200)]
     bounds, joined = np.empty(201, np.int64), np.zeros(600, np.uint8)
 
-    def gathered() -> int:
-        return int(lists.gather(id(payloads), bounds, joined))
+    def join(room: int = 600) -> int:
+        return int(lists.join(id(payloads), bounds, joined[:room]))
 
-    assert lists.measure(id(payloads), bounds) == gathered() == WELL_FORMED
-    assert joined.tobytes() == b"".join(payloads)
-    payloads[9] = b"other size"
-    assert gathered() == 9
+    assert lists.measure(id(payloads), bounds) == WELL_FORMED and join() == 200
+    assert joined.tobytes() == b"".join(payloads) and bounds.tolist() == list(range(0, 601, 3))
+    assert (join(599), join(3), join(2), join(0)) == (199, 1, 0, 0)
     payloads[9] = "009"
-    assert gathered() == 9
-    payloads[9] = b"900"
-    assert gathered() == WELL_FORMED and joined.tobytes() == b"".join(payloads)
+    assert lists.measure(id(payloads), bounds) == 9 and join() == MALFORMED and join(27) == MALFORMED
+    payloads[9] = b"009"
     del payloads[150:]
-    assert gathered() == 150 and lists.measure(id(payloads), bounds) == 150
+    assert lists.measure(id(payloads), bounds) == 150 and join() == MALFORMED
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 1024, 1025, 5000])
+def test_the_leading_payloads_are_the_same_with_kernels_and_without(size: int, kernels_or_twins: str) -> None:
+    payloads = [bytes([number % 251]) * size for number in range(300)]
+    for bytes_max in (1, size, 2 * size, 150 * size + 1, 299 * size, 300 * size, 1 << 30):
+        count = max(1, min(300, bytes_max // size if size else 300))
+        column = leading_column(payloads, bytes_max)
+        assert (column.record_count, column.total) == (count, count * size)
+        assert b"".join(column.pieces) == b"".join(payloads[:count])
+        assert np.frombuffer(column.offsets, "<i4").tolist() == [number * size for number in range(count + 1)]

@@ -1,14 +1,14 @@
 """Kernels over a Python list of ``bytes``, read through the interpreter's own C functions.
 
-A list is given as its ``id``, which is its address in CPython.  These kernels keep the GIL; between two
-of them another thread may change the list, so the second looks at every size again.
+A list is given as its ``id``, which is its address in CPython.  These kernels keep the GIL, so no other
+thread changes the list while they read it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from danube.core.kernels import WELL_FORMED, jit
+from danube.core.kernels import MALFORMED, WELL_FORMED, jit
 
 
 @jit.jit("int64(intp, int64[::1])", gil=True)
@@ -30,15 +30,24 @@ def measure(address: Any, bounds: Any) -> Any:
     return WELL_FORMED
 
 
-@jit.jit("int64(intp, const int64[::1], uint8[::1])", gil=True)
-def gather(address: Any, bounds: Any, joined: Any) -> Any:
-    """Copy the measured elements into ``joined``; WELL_FORMED or the index of the first that has changed."""
+@jit.jit("int64(intp, int64[::1], uint8[::1])", gil=True)
+def join(address: Any, bounds: Any, joined: Any) -> Any:
+    """Put elements side by side, as many as ``bounds`` has without its first and ``joined`` has room for.
+
+    Returns how many, or MALFORMED where one is absent or not ``bytes``.
+    """
+    end = 0
+    room = len(joined)
+    bounds[0] = 0
     for index in range(len(bounds) - 1):
-        start = bounds[index]
-        size = bounds[index + 1] - start
         item = jit.list_item(address, index)
-        if item == 0 or jit.bytes_size(item) != size:
+        size = jit.bytes_size(item) if item else -1
+        if size < 0:
             jit.clear_error()
+            return MALFORMED
+        if end + size > room:
             return index
-        jit.copy_from(joined, start, jit.bytes_data(item), size)
-    return WELL_FORMED
+        jit.copy_from(joined, end, jit.bytes_data(item), size)
+        end += size
+        bounds[index + 1] = end
+    return len(bounds) - 1

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from danube.broker.owner_metadata import OwnerMetadata
     from danube.broker.tier import PartitionTier
     from danube.core.columns import EncodedBatch
-    from danube.core.commands import TopicSchema
     from danube.core.offset_budget import OffsetBudget
     from danube.wal.cursors import CursorStore
     from danube.wal.holes import Hole
@@ -149,6 +148,7 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Check a client's batch and take it."""
+        self.read_metadata()  # what was answered before the batch was sent holds for it
         header = read_header(batch)
         if header.size != len(batch):
             raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
@@ -168,6 +168,7 @@ class HostedPartition:
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
         """Take a batch that this process has just encoded: only the topic's limit is left to check."""
+        self.read_metadata()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
@@ -186,8 +187,9 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Order and queue a batch that was checked; its answer is sent when its level is reached."""
-        if self.record.schema is not None:
-            self._pass_gate(self.record.schema, batch, header)
+        schema = self.record.schema
+        if schema is not None and self.metadata is not None:
+            self.metadata.gate.check(self.name, schema, batch, header)
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
@@ -224,11 +226,6 @@ class HostedPartition:
                     why="it is exclusive" if link.exclusive else "exclusive access was asked for",
                     hint="close the other producer, or use shared access",
                 )
-
-    def _pass_gate(self, schema: TopicSchema, batch: memoryview, header: BatchHeader) -> None:
-        if self.metadata is not None:
-            self.metadata.gate.check(self.name, schema, batch, header)
-            self.check_exists()  # the gate may have read what others committed
 
     def read_metadata(self) -> None:
         """Follow what others committed; raises TopicNotFound where the topic was deleted."""

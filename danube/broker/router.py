@@ -94,7 +94,7 @@ class Router:
             default_compatibility=default_compatibility,
             compatibility_checks=compatibility_checks,
         )  # fmt: skip
-        gate = SchemaGate(metadata, on_metadata, shard.counters)
+        gate = SchemaGate(metadata, shard.counters)
         shard.metadata = OwnerMetadata(gate, on_metadata, self.operations)
         self._worker = worker
         self._workers = workers

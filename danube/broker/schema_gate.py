@@ -9,7 +9,6 @@ it, tells it once a second, and lets everything through.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from danube import telemetry
@@ -47,11 +46,8 @@ class _Problem(NamedTuple):
 class SchemaGate:
     """The gate of one worker.  Validators are built once for each version; the least used go first."""
 
-    def __init__(
-        self, metadata: MetadataReader, refresh: Callable[[], None], counters: TrafficCounters
-    ) -> None:
+    def __init__(self, metadata: MetadataReader, counters: TrafficCounters) -> None:
         self._metadata = metadata
-        self._refresh = refresh
         self._counters = counters
         self._validators: OrderedDict[tuple[int, int], kinds.Validator] = OrderedDict()
 
@@ -85,9 +81,6 @@ class SchemaGate:
             )
             return _Problem(error, count)
         found = self._find(schema.subject, schema_id, number)
-        if found is None:  # it may have been registered at another worker a moment ago
-            self._refresh()
-            found = self._find(schema.subject, schema_id, number)
         if found is None:
             return _Problem(self._unfound(schema.subject, schema_id, number), count)
         if not schema.validate_payload:

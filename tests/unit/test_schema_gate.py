@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from danube.broker import schema_gate
 from danube.core import wire
+from danube.core.batch_builder import encode
 from danube.core.commands import (
     ConfigureTopicSchema,
     DeleteSchemaVersion,
@@ -166,29 +167,48 @@ def test_plain_types_are_checked_as_they_say(bench: Gated) -> None:
     assert bench.send(b"\xff", schema_id=3) is None
 
 
-def test_a_version_that_another_worker_registered_is_read_before_it_is_refused(
+def others_do(bench: Gated, monkeypatch: pytest.MonkeyPatch, *changes: Callable[[], object]) -> None:
+    """What other workers commit, each before the next batch, and this one has not read yet."""
+    left = list(changes)
+    monkeypatch.setattr(bench.shard.metadata, "read", lambda: left.pop(0)() if left else None)
+
+
+def test_what_another_worker_committed_holds_for_the_next_batch(
     bench: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.configure("enforce", True)
-    monkeypatch.setattr(bench.gate, "_refresh", lambda: bench.register("s", b"true", "f3"))
+    assert bench.send(b"1") is None
+    others_do(
+        bench,
+        monkeypatch,
+        lambda: bench.configure("enforce", True),
+        lambda: bench.register("s", b"true", "f3"),
+        lambda: bench.configure("warn"),
+    )
+    assert isinstance(bench.send(b"1", schema_id=1, schema_version=3), PayloadInvalid)
     assert bench.send(b"1", schema_id=1, schema_version=3) is None
-    monkeypatch.setattr(bench.gate, "_refresh", lambda: None)
-    assert bench.send(b"1", schema_id=1, schema_version=4) is not None
+    assert bench.send(b"1", schema_id=1, schema_version=4) is None
+    assert bench.counters["schema_warnings"] == 1
 
 
-def test_a_topic_that_is_found_deleted_at_the_gate_takes_nothing(
+def test_the_same_holds_for_what_comes_over_grpc(bench: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(b"1")
+    hosted = bench.shard.partitions[TOPIC]
+    others_do(bench, monkeypatch, lambda: bench.configure("enforce"))
+    with pytest.raises(PayloadInvalid):
+        hosted.publish_own(bench.session, 1, 9, encode([b"1"], publish_time_us=1), 1)
+
+
+def test_a_topic_that_another_worker_deleted_takes_nothing(
     bench: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.configure("warn")
-
-    def others_deleted_it() -> None:
+    def deletion() -> None:
         [change] = bench.proposals.state.apply(bench.proposals.state.version + 1, DeleteTopic(topic=TOPIC))
         assert isinstance(change, TopicDeleted)
         bench.shard.delete_topic(change.record)
 
-    assert bench.send(b"1", schema_id=1) is None
-    monkeypatch.setattr(bench.gate, "_refresh", others_deleted_it)
-    bench.publish(bench.session, batch(b"1", schema_id=9))
+    assert bench.send(b"1") is None
+    others_do(bench, monkeypatch, deletion)
+    bench.publish(bench.session, batch(b"1"))
     errors = [frame.error for frame in bench.session.take()]
     assert errors and all(isinstance(error, TopicNotFound) for error in errors)
     bench.turn()

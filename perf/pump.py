@@ -9,7 +9,8 @@ for an fdatasync that started after the write; one runs at a time, off the loop.
 Frame: <IIQ size, crc32c of the body, number; body.  Answer: <QQ number, position.  Both processes
 set the same socket options as Danube: cubic congestion control and no delay.
 
-Run as ``pump.py ROLE JSON``: ``serve`` prints its port, ``send`` and ``ping`` print one JSON line.
+Run as ``pump.py ROLE JSON``: ``serve`` prints its port, ``send`` and ``ping`` print one JSON line;
+``send`` waits for its parent's word as the loads do (:mod:`perf.loads`).
 """
 
 from __future__ import annotations
@@ -174,8 +175,9 @@ class Sender(asyncio.Protocol):
 
 
 async def send(options: dict[str, Any]) -> dict[str, Any]:
-    """Send ``frame_count`` frames of ``frame_bytes`` and return the seconds it took."""
+    """Send ``frame_count`` frames of ``frame_bytes`` when the parent says so; return the seconds it took."""
     from danube.core.checksum import crc32c
+    from tests.child_process import told
 
     body = os.urandom(options["frame_bytes"] - FRAME.size)
     frame = FRAME.pack(options["frame_bytes"], crc32c(body), 1) + body
@@ -183,6 +185,8 @@ async def send(options: dict[str, Any]) -> dict[str, Any]:
     _, sender = await loop.create_connection(
         lambda: Sender(frame, options["frame_count"]), "127.0.0.1", options["port"]
     )
+    print("ready", flush=True)
+    await told().wait()
     started = time.perf_counter()
     sender.push()
     await sender.done

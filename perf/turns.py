@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perf import memory
 from tests.broker_process import BrokerProcess
 from tests.child_process import Child
 
 GIB = 1 << 30
+TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
 Measure = Callable[[], float | dict[str, Any]]
@@ -92,7 +94,7 @@ class Bench:
         self._topics: list[str] = []
 
     def __enter__(self) -> Bench:
-        warm_page_cache(self.settings.directory, int(2 * GIB * self.settings.scale))
+        self.touch_memory(2 * GIB)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -132,7 +134,9 @@ class Bench:
     def end_turn(self) -> None:
         """Delete this turn's topics, so that their pages serve the next turn, as retention would."""
         if self._topics:
-            self.run("delete_topics", {"url": self.broker.address, "topics": self._topics})
+            ending = self.load("delete_topics", {"url": self.broker.address, "topics": self._topics})
+            ending.wait_ready().go()
+            ending.result()
             self._topics = []
 
     def load(self, name: str, options: dict[str, Any]) -> Child:
@@ -140,9 +144,17 @@ class Bench:
 
     def run(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """One load from set-up to result."""
-        child = self.load(name, options).wait_ready()
+        return self.started(self.load(name, options)).result()
+
+    def started(self, child: Child) -> Child:
+        """Let a load go once it is ready and memory for what it sends is there."""
+        child.wait_ready()
+        self.touch_memory(TURN_BYTES)
         child.go()
-        return child.result()
+        return child
+
+    def touch_memory(self, size: int) -> None:
+        memory.touch(self.settings.directory, int(size * self.settings.scale))
 
     def fill(self, options: dict[str, Any], total_bytes: int) -> int:
         """Publish until the topic holds about ``total_bytes``; returns the number of records."""
@@ -167,21 +179,12 @@ class Bench:
         """Records/s of the bare pump for the same frames."""
         port = self.floor_port(frame_count * self.settings.frame_bytes)
         options = {"port": port, "frame_bytes": self.settings.frame_bytes, "frame_count": frame_count}
-        seconds = Child("perf/pump.py", "send", options).result()["seconds"]
+        seconds = self.started(Child("perf/pump.py", "send", options)).result()["seconds"]
         return frame_count * self.settings.batch_records / float(seconds)
 
     def ping(self, count: int, rate: int = 0) -> dict[str, Any]:
         options = {"port": self.floor_port(0), "count": count, "rate": rate}
         return Child("perf/pump.py", "ping", options).result()
-
-
-def warm_page_cache(directory: Path, size: int) -> None:
-    """Write and delete a file, so that neither side pays for memory that the guest never touched."""
-    piece = bytes(1 << 20)
-    with (directory / "warm").open("wb", buffering=0) as file:
-        for _ in range(size // len(piece)):
-            file.write(piece)
-    (directory / "warm").unlink()
 
 
 def per_second(result: dict[str, Any]) -> float:
@@ -231,9 +234,7 @@ def _end_to_end(bench: Bench, consumer_count: int, options: dict[str, Any]) -> d
     for reader in readers:
         reader.wait_ready()
     resident_before = resident_bytes(bench.broker)
-    producer = bench.load("publish", options).wait_ready()
-    producer.go()
-    sent = producer.result()
+    sent = bench.run("publish", options)
     if not reliable:
         time.sleep(0.5)  # what is still on its way; nothing is counted by this wait
         for reader in readers:

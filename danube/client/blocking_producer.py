@@ -102,14 +102,14 @@ class Producer:
         box = self._box
         sent: list[Outgoing] = []
         batches = box.batches(payloads, keys, attributes)
-        while True:
+        more = True
+        while more:
             with connection.lock:
-                outgoing = next(batches, None)
+                outgoing, more = next(batches, (None, False))
                 connection.flush()
-            if outgoing is None:
-                break
-            sent.append(outgoing)
-            if not box.has_room:
+            if outgoing is not None:
+                sent.append(outgoing)
+            if more and not box.has_room:
                 connection.wait(box.room())
         connection.wait(all_settled(list(sent)))
         return [outgoing.result() for outgoing in sent]

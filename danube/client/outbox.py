@@ -29,7 +29,7 @@ from danube.client.records import (
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
 from danube.core.columns import encode, key_partitions
-from danube.core.payload_column import leading_column
+from danube.core.payload_column import RECORD_OVERHEAD, leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
     BATCH_RECORDS_MAX,
@@ -40,7 +40,6 @@ from danube.telemetry import events
 BATCH_BYTES: Final = 512 * 1024
 IN_FLIGHT_BYTES: Final = 8 * MIB
 UNANSWERED_BATCHES_HOLD: Final = 4  # while so many are out, a group waits to grow
-RECORD_OVERHEAD: Final = 8
 FAILURES_KEPT: Final = 100
 
 outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
@@ -242,8 +241,8 @@ class Outbox:
 
     # -- many records ---------------------------------------------------------------------------
 
-    def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[Outgoing]:
-        """Send ``payloads`` batch by batch; the caller waits for room between two steps."""
+    def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[tuple[Outgoing, bool]]:
+        """Send ``payloads`` batch by batch, and tell whether more follow: then the caller waits for room."""
         self.flush_group()
         payloads, count = countable(payloads)
         if keys is not None and len(keys) != count:
@@ -253,33 +252,23 @@ class Outbox:
         elif attributes is not None and len(attributes) != count:
             raise InvalidArgument(f"there are {len(attributes)} attributes for {count} records")
         start = 0
-        step = self._first_step(payloads, count)
         while start < count:
             if self.closed:
                 raise ClosedError(f"the producer {self.name!r} is closed")
-            stop = min(start + step, count)
-            chunk = payloads if stop - start == count else payloads[start:stop]
-            column = leading_column(chunk, 2 * self.batch_bytes)
-            size, stop = column.total, start + column.record_count
+            column = leading_column(payloads, start, self.batch_bytes)
+            stop = start + column.record_count
             chunk_keys = None if keys is None else key_list(keys[start:stop])
             chunk_attributes = None if attributes is None else attributes[start:stop]
-            for partition, chosen in self._by_partition(stop - start, chunk_keys):
-                yield self._send(
+            shares = list(self._by_partition(stop - start, chunk_keys))
+            for number, (partition, chosen) in enumerate(shares, 1):
+                outgoing = self._send(
                     partition,
-                    column if chosen is None else pick(chunk, chosen),
+                    column if chosen is None else pick(payloads[start:stop], chosen),
                     pick(chunk_keys, chosen),
                     pick(chunk_attributes, chosen),
                 )
-            wanted = (stop - start) * self.batch_bytes // max(size, 1)
-            step = max(1, min(wanted, BATCH_RECORDS_MAX))
+                yield outgoing, stop < count or number < len(shares)
             start = stop
-
-    def _first_step(self, payloads: Any, count: int) -> int:
-        if count == 0:
-            return 1
-        sample = leading_column(payloads[:16], self.batch_bytes)
-        mean = sample.total // sample.record_count + RECORD_OVERHEAD
-        return max(1, min(self.batch_bytes // mean, BATCH_RECORDS_MAX))
 
     def _by_partition(
         self, count: int, keys: list[bytes | None] | None

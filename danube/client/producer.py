@@ -168,13 +168,15 @@ class Producer:
         """
         box, connection = self._box, self._connection
         sent: list[Outgoing] = []
-        for outgoing in box.batches(payloads, keys, attributes):
+        for outgoing, more in box.batches(payloads, keys, attributes):
             sent.append(outgoing)
             connection.flush()
-            if not box.has_room:
+            if more and not box.has_room:
                 await connection.wait(box.room())
-            else:
+            elif more:
                 await asyncio.sleep(0)
+        if len(sent) == 1:
+            return [await connection.wait(sent[0])]
         await connection.wait(all_settled(list(sent)))
         return [outgoing.result() for outgoing in sent]
 

@@ -28,6 +28,7 @@ from danube.core.batch import (
 from danube.core.checksum import crc32c
 from danube.core.compression import compress
 from danube.core.payload_column import (
+    ListedColumn,
     PayloadColumn,
     Piece,
     offsets_of_pieces,
@@ -110,8 +111,8 @@ def encode(
 ) -> EncodedBatch:
     """Encode one record or more as a batch whose stamp (offset, epoch, append time) is still empty.
 
-    ``payloads`` is a sequence of bytes, a numpy array, a pyarrow array or a PayloadColumn of them; the
-    other sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
+    ``payloads`` is a sequence of bytes, a numpy array, a pyarrow array or a column of them; the other
+     sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
     that compression would not shrink is left uncompressed.
 
     Raises RecordTooLarge or LimitExceeded where a limit is passed and InvalidArgument for
@@ -203,6 +204,8 @@ class _Builder:
         "count",
         "flags",
         "key_bytes",
+        "listed",
+        "listed_place",
         "name_size",
         "names",
         "origin_size",
@@ -218,6 +221,8 @@ class _Builder:
         self.key_bytes = 0
         self.attribute_bytes = 0
         self.pieces: list[Piece] = [b"", self.names]  # the first is the rest of the header
+        self.listed: ListedColumn | None = None  # its payloads belong before pieces[listed_place]
+        self.listed_place = 0
 
     def add_one_payload(self, payload: bytes) -> None:
         size = len(payload)
@@ -230,12 +235,17 @@ class _Builder:
         self.columns_size = 8 + size + (-size & 7)
 
     def add_payloads(self, payloads: Any) -> None:
-        column = payloads if isinstance(payloads, PayloadColumn) else payload_column(payloads)
-        self.source = column.pieces
+        column = payloads if isinstance(payloads, PayloadColumn | ListedColumn) else payload_column(payloads)
         self.count = column.record_count
-        self.payload_bytes = column.total
+        self.payload_bytes = total = column.total
         self.columns_size = 0
-        self._add_variable(column.offsets, column.pieces, column.total)
+        if isinstance(column, PayloadColumn):
+            self.source = column.pieces
+            self._add_variable(column.offsets, column.pieces, total)
+        else:
+            self.source = ()
+            self._add_variable(column.offsets, (), total)
+            self.listed, self.listed_place = column, len(self.pieces) - 1
 
     def _add_variable(self, offsets: bytes, pieces: Sequence[Piece], total: int) -> None:
         """One column of offsets and bytes, each padded."""
@@ -295,6 +305,7 @@ class _Builder:
             pieces.append(self._numbers(request_ids, "<u8", "request ids"))
             self.flags |= _REQUEST_IDS
         self.pieces[_COLUMNS:_COLUMNS] = pieces
+        self.listed_place += len(pieces)
         self.columns_size += sum(map(len, pieces))
 
     def _numbers(self, values: Any, dtype: str, what: str) -> bytes:
@@ -335,8 +346,9 @@ class _Builder:
             refuse_batch(HEADER_BYTES + names_size + inner_size)
         flags = self.flags
         if self.compression:
-            block = compress(self.compression, self._join(self.pieces[_COLUMNS:]))
+            block = compress(self.compression, self._join(_COLUMNS))
             if block is not None:
+                self.listed = None
                 flags |= self.compression
                 self.pieces[_COLUMNS:] = (block, _PADDING[len(block) & 7])
                 inner_size = padded(len(block))
@@ -360,15 +372,19 @@ class _Builder:
             )
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
-        body = self._join(self.pieces)
+        body = self._join(0)
         size = HEADER_BYTES + names_size + inner_size
         if len(body) != size - BODY_CRC_START:
             refuse_type(self.source, "payload")
         return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, crc32c(body), 0), body, self.count)
 
-    def _join(self, pieces: Sequence[Piece]) -> bytes:
+    def _join(self, first: int) -> bytes:
+        """The pieces from ``first`` on, side by side."""
+        place = self.listed_place
         try:
-            return b"".join(pieces)
+            if self.listed is None:
+                return b"".join(self.pieces[first:])
+            return self.listed.between(b"".join(self.pieces[first:place]), b"".join(self.pieces[place:]))
         except (TypeError, BufferError):
             refuse_type(self.source, "payload")
 

@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from danube.core import kernels
+from danube.core.kernels import objects
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
-Bounds = NDArray[np.int64]  # offsets before they were found to fit
+Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found to fit
 
-# perf/kernels.py: numpy is slower than plain Python for few records, and so are kernels; large payloads
-# are better copied once.
+RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
+
+# perf/kernels.py: for so few numpy is slower than plain Python, and from so many on kernels are faster.
 _FEW: Final = 128
-_JOINED_MEAN_BYTES_MAX: Final = 1024
-# The kernels read a list at its address, and nobody may change it meanwhile.
-_LISTS_CAN_BE_READ: Final = (
-    sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-)
+_LISTED_MIN: Final = 24
+_SAMPLE: Final = 16
+_LISTS_CAN_BE_READ: Final = objects.layout_is_known()
 
 _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
@@ -53,7 +53,42 @@ class PayloadColumn(NamedTuple):
         return len(self.offsets) // 4 - 1
 
 
-def payload_column(payloads: Any) -> PayloadColumn:
+class ListedColumn(NamedTuple):
+    """Payloads of a list from ``start`` on, which kernels have measured and copy into the batch."""
+
+    bounds: NDArray[np.int32]
+    payloads: list[bytes]
+    start: int
+
+    @property
+    def offsets(self) -> bytes:
+        return self.bounds.tobytes()
+
+    @property
+    def total(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def record_count(self) -> int:
+        return len(self.bounds) - 1
+
+    def between(self, before: bytes, after: bytes) -> bytes:
+        """All of them, in order; raises InvalidArgument where the list has changed meanwhile."""
+        joined = objects.new_bytes(len(before) + self.total + len(after))
+        filled = kernels.list_kernels().fill(
+            id(joined), id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
+        )
+        if filled != kernels.WELL_FORMED:
+            raise InvalidArgument(
+                "the list of payloads changed while it was encoded", hint="give each call a list of its own"
+            )
+        return joined
+
+
+Column = PayloadColumn | ListedColumn
+
+
+def payload_column(payloads: Any) -> Column:
     """Lay out ``payloads``; raise InvalidArgument, RecordTooLarge or LimitExceeded."""
     if isinstance(payloads, list):
         return _from_sequence(payloads)
@@ -68,25 +103,55 @@ def payload_column(payloads: Any) -> PayloadColumn:
     return _from_sequence(list(payloads))
 
 
-def leading_column(payloads: Any, bytes_max: int) -> PayloadColumn:
-    """payload_column() of the first payloads that have at most ``bytes_max`` together; at least of one."""
-    if not isinstance(payloads, list):
-        count = len(payloads)
-        while (size := int(payloads.nbytes)) > bytes_max and count > 1:
-            count = max(1, count * bytes_max // size)
-            payloads = payloads[:count]
-        return payload_column(payloads)
-    few = _column_of_few(payloads)
-    if few is not None and few.total <= bytes_max:
-        return few
-    joined = _joined_column(payloads, bytes_max)
-    if joined is not None:
-        return joined
-    bounds = _sequence_bounds(payloads)
+def leading_column(payloads: Any, start: int, bytes_max: int) -> Column:
+    """payload_column() of payloads from ``start`` on, at least of one, with some ``bytes_max`` in the batch.
+
+    ``payloads`` is a list, an array of numpy or an Arrow array.  Of a list that kernels read as many are
+    taken as fit; elsewhere the first few tell how many may fit, and what turns out too large is left out.
+    """
+    count = min(len(payloads) - start, BATCH_RECORDS_MAX)
+    if type(payloads) is list:
+        bounds = _measured(payloads, start, count, RECORD_OVERHEAD, bytes_max)
+        if bounds is not None:
+            return ListedColumn(bounds, payloads, start)
+        count = count if count <= _FEW else min(count, _likely_count(payloads, start, bytes_max))
+        return _column_of_list(payloads[start : start + count], bytes_max)
+    payloads = payloads[start : start + _likely_count(payloads, start, bytes_max)]
+    while (size := int(payloads.nbytes)) > 2 * bytes_max and len(payloads) > 1:
+        payloads = payloads[: max(1, len(payloads) * bytes_max // size)]
+    return payload_column(payloads)
+
+
+def _likely_count(payloads: Any, start: int, bytes_max: int) -> int:
+    """How many payloads from ``start`` on make ``bytes_max`` of a batch, by the size of the first few."""
+    sample = payload_column(payloads[start : start + _SAMPLE])
+    mean = sample.total // sample.record_count + RECORD_OVERHEAD
+    return max(1, min(bytes_max // mean, BATCH_RECORDS_MAX))
+
+
+def _measured(
+    pieces: Sequence[Any], start: int, count: int, overhead: int, bytes_max: int
+) -> NDArray[np.int32] | None:
+    """Offsets of as many of ``count`` pieces from ``start`` on as fit; None where kernels do not apply."""
+    if count < _LISTED_MIN or type(pieces) is not list or not _LISTS_CAN_BE_READ or not kernels.available:
+        return None
+    bounds = np.empty(count + 1, np.int32)
+    taken = kernels.list_kernels().measure(id(pieces), id(bytes), start, overhead, bytes_max, bounds)
+    return None if taken < 1 else bounds[: taken + 1]
+
+
+def _column_of_list(payloads: list[Any], bytes_max: int) -> PayloadColumn:
+    """Of the first payloads that have ``bytes_max`` together, at least of one, without kernels."""
+    try:
+        few = _offsets_of_few(payloads, min(bytes_max, RECORD_BYTES_MAX))
+        if few is not None:
+            return PayloadColumn(*few, payloads)
+        bounds = _bounds_of_sizes(payloads)
+    except TypeError:
+        refuse_type(payloads, "payload")
     if int(bounds[-1]) > bytes_max and len(payloads) > 1:
         count = max(1, int(bounds.searchsorted(bytes_max, "right")) - 1)
         payloads, bounds = payloads[:count], bounds[: count + 1]
-    check_count(len(payloads))
     return _column(bounds, payloads)
 
 
@@ -94,36 +159,15 @@ def _column(bounds: Bounds, pieces: Sequence[Piece]) -> PayloadColumn:
     return PayloadColumn(*_checked(bounds, RECORD_BYTES_MAX, "payload"), pieces)
 
 
-def _joined_column(payloads: list[Any], bytes_max: int) -> PayloadColumn | None:
-    """leading_column() of many small payloads, in one walk by a kernel; None where it does not apply."""
-    count = len(payloads)
-    if not _readable(payloads) or not _small(payloads[0]) or not _small(payloads[-1]):
-        return None
-    room = _JOINED_MEAN_BYTES_MAX * count
-    joined, bounds = np.empty(min(bytes_max, room), np.uint8), np.empty(count + 1, np.int64)
-    taken = kernels.list_kernels().join(id(payloads), bounds, joined)
-    if taken < 1 or (taken < count and room <= bytes_max):
-        return None  # one that is not bytes, or payloads that are better copied once
-    check_count(taken)
-    bounds = bounds[: taken + 1]
-    return _column(bounds, (joined[: bounds[-1]].data,))
-
-
-def _small(payload: Any) -> bool:
-    return type(payload) is bytes and len(payload) <= _JOINED_MEAN_BYTES_MAX
-
-
-def _readable(pieces: Sequence[Any]) -> bool:
-    """Whether kernels look at these."""
-    return kernels.available and _LISTS_CAN_BE_READ and type(pieces) is list and len(pieces) > _FEW
-
-
 def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[bytes, int]:
     """Offsets of the pieces (int32[n+1], little-endian) and their byte total; ``what`` names one in errors.
 
     Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
     """
-    return _offsets_of_few(pieces, limit) or _checked(_bounds_of_pieces(pieces), limit, what)
+    measured = _measured(pieces, 0, len(pieces), 0, BATCH_BYTES_MAX)
+    if measured is not None and len(measured) > len(pieces):
+        return _checked(measured, limit, what)
+    return _offsets_of_few(pieces, limit) or _checked(_bounds_of_sizes(pieces), limit, what)
 
 
 def _offsets_of_few(pieces: Sequence[Any], limit: int) -> tuple[bytes, int] | None:
@@ -151,19 +195,7 @@ def _even_offsets(count: int, width: int) -> bytes:
     return _offsets_layout(count).pack(*(place * width for place in range(count + 1)))
 
 
-def _column_of_few(payloads: list[Any]) -> PayloadColumn | None:
-    try:
-        few = _offsets_of_few(payloads, RECORD_BYTES_MAX)
-    except TypeError:
-        refuse_type(payloads, "payload")
-    return None if few is None else PayloadColumn(*few, payloads)
-
-
-def _bounds_of_pieces(pieces: Sequence[Any]) -> Bounds:
-    if _readable(pieces):
-        bounds = np.empty(len(pieces) + 1, np.int64)
-        if kernels.list_kernels().measure(id(pieces), bounds) == kernels.WELL_FORMED:
-            return bounds
+def _bounds_of_sizes(pieces: Sequence[Any]) -> Bounds:
     sizes = list(map(len, pieces))
     count, width = len(sizes), sizes[0]
     # Records of one size are common, and counting equal numbers costs a third of making an array.
@@ -187,7 +219,7 @@ def _checked(bounds: Bounds, limit: int, what: str) -> tuple[bytes, int]:
             refuse_size(what, worst, int(lengths[worst]), limit)
     if total > BATCH_BYTES_MAX:
         refuse_batch(total)
-    return bounds.astype("<i4").tobytes(), total
+    return bounds.astype("<i4", copy=False).tobytes(), total
 
 
 def check_count(count: int) -> None:
@@ -240,19 +272,16 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
     raise InvalidArgument(f"a {what} is not a view of single bytes", hint="cast it with cast('B')")
 
 
-def _from_sequence(payloads: list[Any]) -> PayloadColumn:
-    check_count(len(payloads))
-    return leading_column(payloads, sys.maxsize)
+def _from_sequence(payloads: list[Any]) -> Column:
+    count = len(payloads)
+    check_count(count)
+    bounds = _measured(payloads, 0, count, 0, BATCH_BYTES_MAX)
+    if bounds is None or len(bounds) <= count:
+        return _column_of_list(payloads, sys.maxsize)
+    return ListedColumn(bounds, payloads, 0)
 
 
-def _sequence_bounds(payloads: list[Any]) -> Bounds:
-    try:
-        return _bounds_of_pieces(payloads)
-    except TypeError:
-        refuse_type(payloads, "payload")
-
-
-def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
+def _from_numpy(payloads: NDArray[Any]) -> Column:
     kind = payloads.dtype.kind
     if payloads.ndim == 1 and kind in "SO":
         return _from_sequence(payloads.tolist())

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from danube.client.blocking_client import Client
 from danube.client.blocking_numbered import NumberedProducer
-from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, RECORD_OVERHEAD
+from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.core.columns import key_partitions
+from danube.core.payload_column import RECORD_OVERHEAD
 from danube.errors import InvalidArgument
 from danube.limits import BATCH_RECORDS_MAX
 

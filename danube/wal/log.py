@@ -147,10 +147,12 @@ class Log:
 
     @property
     def should_roll(self) -> bool:
-        """The active segment is full, or so old that retention waits for it."""
+        """The active segment is full, or a spare is there to go on in, or retention waits for it."""
         active = self.active
-        full = active is not None and active.data_end >= self.options.segment_bytes
-        return active is not None and active.batch_count > 0 and (full or self._age_due)
+        if active is None or not active.batch_count:
+            return False
+        full = active.data_end >= self.options.segment_bytes or self.spare.takes_over(active.data_end)
+        return full or self._age_due
 
     @property
     def active(self) -> StoredSegment | None:

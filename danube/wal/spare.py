@@ -12,7 +12,7 @@ and the next segment only gives that file its name.
 The file's name holds its owner's epoch, so nobody else makes, renames or deletes it, but for a newer owner
 that recovers: to that it is one more unfinished file.  Until it has a segment's name it holds nothing, is not
 counted as part of the log, and is not made durable.  Nothing depends on it: without one the active segment
-grows in steps.
+grows in steps, as the first one of a log does.  Each step may wait, so that one ends where a spare is ready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ NEVER: Final = 1 << 62  # a position that no segment reaches
 CHUNK_BYTES: Final = 32 * MIB
 ROOM_SPARES: Final = 4  # as many more must have room on the disk: its last space is for what is sent
 KEPT_US: Final = 60_000_000
-QUICK_US: Final = KEPT_US // 4  # for a quarter of a segment: at that rate it is needed before it is old
+# Parts of a segment after which it is time for one.  Early in one that has its space: seals, and syncs of
+# theirs, may be in the thread's way.
+_PART: Final = 4
+_PART_IN_STEPS: Final = 16
 
 
 class SpareJob:
@@ -117,29 +120,41 @@ class Spare:
     each write.
     """
 
-    __slots__ = ("_asked_us", "_due", "_job", "_path", "_size", "due_position")
+    __slots__ = ("_asked_us", "_in_steps", "_job", "_path", "_segment_bytes", "_size", "due_position")
 
     def __init__(self, directory: Path, epoch: int, options: LogOptions) -> None:
         self._path = directory / spare_name(epoch)
         room = footer_room(options.segment_bytes // ENTRY_EVERY_BYTES + 1)
         # A segment ends behind the write that fills it.
         self._size = options.segment_bytes + options.segment_bytes // 16 + room
-        # Early: seals, and syncs of theirs, may be in the thread's way.
-        self._due = options.segment_bytes // 4 if options.preallocate_first > 0 else NEVER
+        self._segment_bytes = options.segment_bytes if options.preallocate_first > 0 else NEVER
         self._job: SpareJob | None = None
         self._asked_us = 0
+        self._in_steps = True  # the active segment grows so
         self.due_position = self._due
+
+    @property
+    def _due(self) -> int:
+        if self._segment_bytes == NEVER:
+            return NEVER
+        return self._segment_bytes // (_PART_IN_STEPS if self._in_steps else _PART)
 
     @property
     def held(self) -> bool:
         return self._job is not None
+
+    def takes_over(self, data_end: int) -> bool:
+        """Whether the active segment, which has grown to there in steps, is to end as a spare is ready."""
+        return self._in_steps and self._job is not None and self._job.made and data_end >= self._due
 
     def job(self, active: StoredSegment | None) -> SpareJob | None:
         """What a thread must do to make it, then ``done``; None where it is not due or ``active`` is slow."""
         if active is None or active.data_end < self.due_position:
             return None
         self.due_position = NEVER
-        if self._job is not None or active.last_append_us - active.first_append_us > QUICK_US:
+        # At that rate it is needed before it is old.
+        quick_us = KEPT_US * active.data_end // self._segment_bytes
+        if self._job is not None or active.last_append_us - active.first_append_us > quick_us:
             return None
         self._asked_us = active.last_append_us
         self._job = SpareJob(self._path, self._size)
@@ -149,7 +164,7 @@ class Spare:
         """The job was run.  A full disk is asked again with the next segment, one that cannot do it never."""
         full = isinstance(error, OSError) and error.errno in files.FULL_ERRNOS
         if error is not None and not full:
-            self._due = NEVER
+            self._segment_bytes = NEVER
         if job is self._job and not job.made:
             self._job = None
 
@@ -162,18 +177,23 @@ class Spare:
                 descriptors.create(file, spare.path)
             except OSError:
                 spare.cancel()  # this file system cannot do it, or somebody took it away
-                self._due = self.due_position = NEVER
+                self._segment_bytes = self.due_position = NEVER
             else:
+                self._begin(in_steps=False)
                 return spare.size
         descriptors.create(file)
+        self._begin(in_steps=True)
         return 0
+
+    def _begin(self, *, in_steps: bool) -> None:
+        self._in_steps = in_steps
+        self.due_position = self._due if self._job is None else NEVER
 
     def _take(self) -> SpareJob | None:
         """What is ready; one that still is being made is for the segment behind the next."""
         ready = self._job if self._job is not None and self._job.made else None
         if ready is not None:
             self._job = None
-        self.due_position = self._due if self._job is None else NEVER
         return ready
 
     def old(self, now_us: int) -> bool:

@@ -14,7 +14,8 @@ from perf.compare.figures import Row, Turn, summary
 from perf.compare.levels import GROUPS, Level, group_of, refuse_unfair
 from perf.compare.processes import Failed
 from perf.compare.product import Client, Product, Running, Setting, Work
-from perf.turns import GIB, warm_page_cache
+from perf.memory import touch
+from perf.turns import GIB
 from tests.broker_process import BrokerFailed
 from tests.child_process import ChildFailed
 
@@ -116,7 +117,7 @@ class Comparison:
         self._numbers = 0
 
     def rows(self) -> Iterator[Row]:
-        warm_page_cache(self.options.directory, int(WARM_BYTES * self.options.scale))
+        touch(self.options.directory, int(WARM_BYTES * self.options.scale))
         for group in GROUPS:
             with ExitStack() as stack:
                 started = list(self._start(group, stack))

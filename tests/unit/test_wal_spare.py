@@ -18,7 +18,7 @@ from danube.wal import spare
 from danube.wal.descriptors import descriptors
 from danube.wal.log import Log, LogOptions
 from danube.wal.segment import file_name, spare_epoch_of, spare_name
-from danube.wal.spare import KEPT_US, NEVER, QUICK_US, SpareJob
+from danube.wal.spare import KEPT_US, NEVER, SpareJob
 from danube.wal.syncer import Syncer
 from danube.wal.verify_tree import Verified, verify_partition
 from danube.wal.walk import first_nonzero
@@ -121,16 +121,22 @@ def test_one_that_is_whole_is_taken_before_the_loop_has_heard_of_it(tmp_path: Pa
     assert names(tmp_path) == [file_name(0), file_name(1)]
 
 
-def test_only_a_log_that_fills_a_quarter_quickly_gets_one(tmp_path: Path) -> None:
-    slow = open_log(tmp_path / "slow")
+def test_only_a_log_that_fills_a_part_quickly_gets_one(tmp_path: Path) -> None:
+    slow = open_log(tmp_path / "slow", options=SMALL._replace(segment_bytes=16_000))
     fill(slow, 10, START_US)
-    assert slow.spare.job(slow.active) is None and slow.spare.due_position == SMALL.segment_bytes // 4
-    fill(slow, 2000, START_US + QUICK_US + 1)
+    assert slow.spare.job(slow.active) is None and slow.spare.due_position == 1000
+    fill(slow, 8_000, START_US + KEPT_US)
     assert slow.spare.job(slow.active) is None and slow.spare.due_position == NEVER
     assert not slow.spare.held
     roll(slow)
     fill(slow, 10, START_US)
-    fill(slow, 2000, START_US + QUICK_US)
+    fill(slow, 8_000, START_US + KEPT_US // 2)
+    job = make(slow)
+    roll(slow)
+    fill(slow, 3_000, START_US)
+    assert job.made and slow.spare.job(slow.active) is None, "this one has its space, so there is more time"
+    assert slow.spare.due_position == 4000
+    fill(slow, 1_000, START_US)
     assert slow.spare.job(slow.active) is not None
     slow.close()
     plain = open_log(tmp_path / "plain", options=SMALL._replace(preallocate_first=0))
@@ -138,6 +144,28 @@ def test_only_a_log_that_fills_a_quarter_quickly_gets_one(tmp_path: Path) -> Non
     fill(plain)
     assert plain.spare.job(plain.active) is None, "it reserves nothing"
     plain.close()
+
+
+def test_a_segment_that_grows_in_steps_ends_where_a_spare_is_ready(tmp_path: Path) -> None:
+    log = open_log(tmp_path, options=SMALL._replace(segment_bytes=16_000))
+    fill(log, 1_000)
+    job = asked(log)
+    assert not log.should_roll, "it is not there yet"
+    roll(log)
+    fill(log, 10)
+    job.run(set())
+    assert not log.should_roll, "a segment is more than some records"
+    fill(log, 1_000)
+    log.spare.done(job, None)
+    assert log.should_roll
+    roll(log)
+    fill(log, 8_000)
+    assert (tmp_path / file_name(3)).stat().st_size == job.size
+    make(log)
+    assert not log.should_roll, "its own space is there"
+    fill(log, 8_000)
+    assert log.should_roll
+    log.close()
 
 
 def test_a_spare_is_not_part_of_the_log(tmp_path: Path, log: Log) -> None:

@@ -212,26 +212,24 @@ if not reason:
         return types.void(target, types.intp, source, types.intp, types.intp), generate
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def copy_from(typing_context: Any, target: Any, position: Any, address: Any, size: Any) -> Any:
-        """memcpy from an address into a byte array."""
+    def load_at(typing_context: Any, address: Any) -> Any:
+        """The number of eight bytes at an address."""
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            to = _address(context, builder, signature.args[0], values[0], values[1], _BYTE)
-            origin = builder.inttoptr(values[2], _BYTE.as_pointer())
-            cgutils.raw_memcpy(builder, to, origin, values[3], 1)
+            return builder.load(builder.inttoptr(values[0], _WORD.as_pointer()))
+
+        return types.intp(types.intp), generate
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy_at(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
+        """memcpy between two addresses."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            to, origin = (builder.inttoptr(address, _BYTE.as_pointer()) for address in values[:2])
+            cgutils.raw_memcpy(builder, to, origin, values[2], 1)
             return context.get_dummy_value()
 
-        return types.void(target, types.intp, types.intp, types.intp), generate
-
-    def _interpreter(name: str, result: Any, count: int) -> Any:
-        """A function of Python's C API (the stable one), which takes ``count`` addresses or sizes."""
-        return types.ExternalFunction(name, result(*[types.intp] * count))
-
-    #: Addresses of objects; 0, or size -1, with an exception set that clear_error takes away.
-    list_item = _interpreter("PyList_GetItem", types.intp, 2)
-    bytes_size = _interpreter("PyBytes_Size", types.intp, 1)
-    bytes_data = _interpreter("PyBytes_AsString", types.intp, 1)
-    clear_error = _interpreter("PyErr_Clear", types.void, 0)
+        return types.void(types.intp, types.intp, types.intp), generate
 
     def _crc_instruction(x86_name: str, arm_name: str, width: Any, value_type: Any) -> Any:
         """The CPU's CRC32C step: ``(checksum, value) -> checksum``, all in 64-bit numbers."""

@@ -1,53 +1,64 @@
-"""Kernels over a Python list of ``bytes``, read through the interpreter's own C functions.
+"""Kernels over a Python list of ``bytes``, read where the interpreter keeps them (:mod:`objects`).
 
-A list is given as its ``id``, which is its address in CPython.  These kernels keep the GIL, so no other
-thread changes the list while they read it.
+Objects are given as their ``id``.  These kernels keep the GIL, so no other thread changes a list while one
+of them reads it; between two of them it may, so each looks at every element again.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from danube.core.kernels import MALFORMED, WELL_FORMED, jit
+from danube.core.kernels.objects import CONTENT, ITEMS, SIZE, TYPE
+from danube.limits import RECORD_BYTES_MAX
 
 
-@jit.jit("int64(intp, int64[::1])", gil=True)
-def measure(address: Any, bounds: Any) -> Any:
-    """Sum up the sizes of as many elements as ``bounds`` has without its first, which becomes 0.
+@jit.jit("int64(intp, intp, int64, int64, int64, int32[::1])", gil=True)
+def measure(payloads: Any, bytes_type: Any, start: Any, overhead: Any, bytes_max: Any, offsets: Any) -> Any:
+    """Offsets of the payloads from ``start`` on: of as many as have room and fit, but of one at least.
 
-    Returns WELL_FORMED or the index of the first that is absent or not ``bytes``.
+    They fit while they have at most ``bytes_max`` together, with ``overhead`` for each.  Returns how many
+    they are, or MALFORMED where one of them is not ``bytes`` or larger than any record.
     """
-    end = 0
-    bounds[0] = 0
-    for index in range(len(bounds) - 1):
-        item = jit.list_item(address, index)
-        size = jit.bytes_size(item) if item else -1
-        if size < 0:
-            jit.clear_error()
-            return index
-        end += size
-        bounds[index + 1] = end
-    return WELL_FORMED
-
-
-@jit.jit("int64(intp, int64[::1], uint8[::1])", gil=True)
-def join(address: Any, bounds: Any, joined: Any) -> Any:
-    """Put elements side by side, as many as ``bounds`` has without its first and ``joined`` has room for.
-
-    Returns how many, or MALFORMED where one is absent or not ``bytes``.
-    """
-    end = 0
-    room = len(joined)
-    bounds[0] = 0
-    for index in range(len(bounds) - 1):
-        item = jit.list_item(address, index)
-        size = jit.bytes_size(item) if item else -1
-        if size < 0:
-            jit.clear_error()
+    items = jit.load_at(payloads + ITEMS) + 8 * start
+    end = np.int64(0)
+    offsets[0] = 0
+    for index in range(min(jit.load_at(payloads + SIZE) - start, len(offsets) - 1)):
+        item = jit.load_at(items + 8 * index)
+        size = jit.load_at(item + SIZE)
+        if jit.load_at(item + TYPE) != bytes_type or size > RECORD_BYTES_MAX:
             return MALFORMED
-        if end + size > room:
+        if index and end + size + overhead * (index + 1) > bytes_max:
             return index
-        jit.copy_from(joined, end, jit.bytes_data(item), size)
         end += size
-        bounds[index + 1] = end
-    return len(bounds) - 1
+        offsets[index + 1] = end
+    return min(jit.load_at(payloads + SIZE) - start, len(offsets) - 1)
+
+
+@jit.jit("int64(intp, intp, intp, intp, int64, const int32[::1], intp)", gil=True)
+def fill(
+    target: Any, before: Any, payloads: Any, bytes_type: Any, start: Any, offsets: Any, after: Any
+) -> Any:
+    """Fill ``target`` with ``before``, the payloads that were measured, and ``after``: three ``bytes``.
+
+    Returns WELL_FORMED, or MALFORMED where the list has changed since.
+    """
+    size = jit.load_at(before + SIZE)
+    position = target + CONTENT
+    jit.copy_at(position, before + CONTENT, size)
+    position += size
+    count = len(offsets) - 1
+    if jit.load_at(payloads + SIZE) < start + count:
+        return MALFORMED
+    items = jit.load_at(payloads + ITEMS) + 8 * start
+    for index in range(count):
+        item = jit.load_at(items + 8 * index)
+        size = offsets[index + 1] - offsets[index]
+        if jit.load_at(item + TYPE) != bytes_type or jit.load_at(item + SIZE) != size:
+            return MALFORMED
+        jit.copy_at(position, item + CONTENT, size)
+        position += size
+    jit.copy_at(position, after + CONTENT, jit.load_at(after + SIZE))
+    return WELL_FORMED

@@ -30,6 +30,6 @@ def touch(directory: Path, size: int) -> int:
 
 def _pass(path: Path, size: int) -> None:
     with path.open("wb", buffering=0) as file:
+        path.unlink()
         for _ in range(size // len(_PIECE)):
             file.write(_PIECE)
-    path.unlink()

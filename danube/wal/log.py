@@ -147,12 +147,10 @@ class Log:
 
     @property
     def should_roll(self) -> bool:
-        """The active segment is full, or a spare is there to go on in, or retention waits for it."""
-        active = self.active
-        if active is None or not active.batch_count:
+        """The active segment is full, or a spare is ready for the next, or retention waits for it."""
+        if (active := self.active) is None or not active.batch_count:
             return False
-        full = active.data_end >= self.options.segment_bytes or self.spare.takes_over(active.data_end)
-        return full or self._age_due
+        return self._age_due or self.spare.ends_segment(active.data_end)
 
     @property
     def active(self) -> StoredSegment | None:

@@ -120,13 +120,23 @@ class Spare:
     each write.
     """
 
-    __slots__ = ("_asked_us", "_in_steps", "_job", "_path", "_segment_bytes", "_size", "due_position")
+    __slots__ = (
+        "_asked_us",
+        "_full",
+        "_in_steps",
+        "_job",
+        "_path",
+        "_segment_bytes",
+        "_size",
+        "due_position",
+    )
 
     def __init__(self, directory: Path, epoch: int, options: LogOptions) -> None:
         self._path = directory / spare_name(epoch)
         room = footer_room(options.segment_bytes // ENTRY_EVERY_BYTES + 1)
         # A segment ends behind the write that fills it.
         self._size = options.segment_bytes + options.segment_bytes // 16 + room
+        self._full = options.segment_bytes
         self._segment_bytes = options.segment_bytes if options.preallocate_first > 0 else NEVER
         self._job: SpareJob | None = None
         self._asked_us = 0
@@ -143,8 +153,10 @@ class Spare:
     def held(self) -> bool:
         return self._job is not None
 
-    def takes_over(self, data_end: int) -> bool:
-        """Whether the active segment, which has grown to there in steps, is to end as a spare is ready."""
+    def ends_segment(self, data_end: int) -> bool:
+        """Whether the active segment ends there: it is full, or grew so far in steps and a spare is ready."""
+        if data_end >= self._full:
+            return True
         return self._in_steps and self._job is not None and self._job.made and data_end >= self._due
 
     def job(self, active: StoredSegment | None) -> SpareJob | None:

@@ -39,6 +39,7 @@ PARTS = {
     "perf/h2_client.c": "perf/grpc_door.py",
     "perf/loads.py": "perf/turns.py",
     "perf/machine.py": "perf/floor.py",
+    "perf/memory.py": "perf/turns.py",
     "perf/pump.py": "perf/turns.py",
     "perf/raft_writers.py": "perf/raft_processes.py",
     "perf/spark_data.py": "perf/bench_spark.py",

@@ -32,11 +32,11 @@ def layout_is_known() -> bool:
     return (
         _word(samples, TYPE) == id(list)
         and _word(samples, SIZE) == len(samples)
-        and all(_is_found(samples, place, sample) for place, sample in enumerate(samples))
+        and all(_found(samples, place, sample) for place, sample in enumerate(samples))
     )
 
 
-def _is_found(samples: list[bytes], place: int, sample: bytes) -> bool:
+def _found(samples: list[bytes], place: int, sample: bytes) -> bool:
     item = ctypes.c_ssize_t.from_address(_word(samples, ITEMS) + 8 * place).value
     return (
         item == id(sample)

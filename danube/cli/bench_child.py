@@ -229,6 +229,7 @@ def _ranked(ordered: list[int]) -> Iterator[tuple[str, float]]:
 def child() -> None:
     """Read the part, run it, answer with the result or with the error."""
     part = json.loads(sys.stdin.readline())
+    danube.load_kernels()  # as a program that sends millions would
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             say(runner.run(run_part(part)))

@@ -79,9 +79,7 @@ class ListedColumn(NamedTuple):
             id(joined), id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
         )
         if filled != kernels.WELL_FORMED:
-            raise InvalidArgument(
-                "the list of payloads changed while it was encoded", hint="give each call a list of its own"
-            )
+            refuse_changed()
         return joined
 
 
@@ -110,6 +108,8 @@ def leading_column(payloads: Any, start: int, bytes_max: int) -> Column:
     taken as fit; elsewhere the first few tell how many may fit, and what turns out too large is left out.
     """
     count = min(len(payloads) - start, BATCH_RECORDS_MAX)
+    if count < 1:
+        refuse_changed()
     if type(payloads) is list:
         bounds = _measured(payloads, start, count, RECORD_OVERHEAD, bytes_max)
         if bounds is not None:
@@ -231,6 +231,12 @@ def check_count(count: int) -> None:
             hint="split it into several batches",
             records=count,
         )
+
+
+def refuse_changed() -> NoReturn:
+    raise InvalidArgument(
+        "the list of payloads changed while it was encoded", hint="give each call a list of its own"
+    )
 
 
 def refuse_size(what: str, index: int, size: int, limit: int) -> NoReturn:

@@ -176,6 +176,12 @@ def test_a_list_that_changes_while_it_is_encoded_is_refused(
         encode(column, publish_time_us=1, compression=compression)
 
 
+@pytest.mark.parametrize("start", [3, 4])
+def test_a_list_that_became_shorter_between_two_batches_is_refused(kernels_or_twins: str, start: int) -> None:
+    with pytest.raises(InvalidArgument, match="changed while it was encoded"):
+        leading_column([b"a", b"b", b"c"], start, 100)
+
+
 def test_kernels_of_lists_stop_at_what_is_no_bytes_and_at_the_end_of_their_room(with_kernels: None) -> None:
     lists = kernels.list_kernels()
     payloads: list[Any] = [b"%03d" % number for number in range(200)]

@@ -34,9 +34,10 @@ NEVER: Final = 1 << 62  # a position that no segment reaches
 CHUNK_BYTES: Final = 32 * MIB
 ROOM_SPARES: Final = 4  # as many more must have room on the disk: its last space is for what is sent
 KEPT_US: Final = 60_000_000
-# Parts of a segment after which it is time for one.  Early in one that has its space: seals, and syncs of
-# theirs, may be in the thread's way.
-_PART: Final = 4
+IN_STEPS_MIN: Final = 16 * MIB  # a segment that ends for a spare holds at least so much
+_PART: Final = (
+    4  # of a segment: then it is time for one; seals, and syncs of theirs, may be in the thread's way
+)
 _PART_IN_STEPS: Final = 16
 
 
@@ -122,11 +123,12 @@ class Spare:
 
     __slots__ = (
         "_asked_us",
+        "_early",
         "_full",
         "_in_steps",
         "_job",
         "_path",
-        "_segment_bytes",
+        "_possible",
         "_size",
         "due_position",
     )
@@ -137,7 +139,8 @@ class Spare:
         # A segment ends behind the write that fills it.
         self._size = options.segment_bytes + options.segment_bytes // 16 + room
         self._full = options.segment_bytes
-        self._segment_bytes = options.segment_bytes if options.preallocate_first > 0 else NEVER
+        self._early = max(self._full // _PART_IN_STEPS, IN_STEPS_MIN)
+        self._possible = options.preallocate_first > 0
         self._job: SpareJob | None = None
         self._asked_us = 0
         self._in_steps = True  # the active segment grows so
@@ -145,9 +148,9 @@ class Spare:
 
     @property
     def _due(self) -> int:
-        if self._segment_bytes == NEVER:
+        if not self._possible:
             return NEVER
-        return self._segment_bytes // (_PART_IN_STEPS if self._in_steps else _PART)
+        return min(self._early, self._full // _PART) if self._in_steps else self._full // _PART
 
     @property
     def held(self) -> bool:
@@ -157,7 +160,7 @@ class Spare:
         """Whether the active segment ends there: it is full, or grew so far in steps and a spare is ready."""
         if data_end >= self._full:
             return True
-        return self._in_steps and self._job is not None and self._job.made and data_end >= self._due
+        return data_end >= self._early and self._in_steps and self._job is not None and self._job.made
 
     def job(self, active: StoredSegment | None) -> SpareJob | None:
         """What a thread must do to make it, then ``done``; None where it is not due or ``active`` is slow."""
@@ -165,7 +168,7 @@ class Spare:
             return None
         self.due_position = NEVER
         # At that rate it is needed before it is old.
-        quick_us = KEPT_US * active.data_end // self._segment_bytes
+        quick_us = KEPT_US * active.data_end // self._full
         if self._job is not None or active.last_append_us - active.first_append_us > quick_us:
             return None
         self._asked_us = active.last_append_us
@@ -176,7 +179,7 @@ class Spare:
         """The job was run.  A full disk is asked again with the next segment, one that cannot do it never."""
         full = isinstance(error, OSError) and error.errno in files.FULL_ERRNOS
         if error is not None and not full:
-            self._segment_bytes = NEVER
+            self._possible = False
         if job is self._job and not job.made:
             self._job = None
 
@@ -189,7 +192,7 @@ class Spare:
                 descriptors.create(file, spare.path)
             except OSError:
                 spare.cancel()  # this file system cannot do it, or somebody took it away
-                self._segment_bytes = self.due_position = NEVER
+                self._possible = False
             else:
                 self._begin(in_steps=False)
                 return spare.size

@@ -121,7 +121,10 @@ def test_one_that_is_whole_is_taken_before_the_loop_has_heard_of_it(tmp_path: Pa
     assert names(tmp_path) == [file_name(0), file_name(1)]
 
 
-def test_only_a_log_that_fills_a_part_quickly_gets_one(tmp_path: Path) -> None:
+def test_only_a_log_that_fills_a_part_quickly_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare, "IN_STEPS_MIN", 1000)
     slow = open_log(tmp_path / "slow", options=SMALL._replace(segment_bytes=16_000))
     fill(slow, 10, START_US)
     assert slow.spare.job(slow.active) is None and slow.spare.due_position == 1000
@@ -146,7 +149,10 @@ def test_only_a_log_that_fills_a_part_quickly_gets_one(tmp_path: Path) -> None:
     plain.close()
 
 
-def test_a_segment_that_grows_in_steps_ends_where_a_spare_is_ready(tmp_path: Path) -> None:
+def test_a_segment_that_grows_in_steps_ends_where_a_spare_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare, "IN_STEPS_MIN", 1000)
     log = open_log(tmp_path, options=SMALL._replace(segment_bytes=16_000))
     fill(log, 1_000)
     job = asked(log)
@@ -165,6 +171,15 @@ def test_a_segment_that_grows_in_steps_ends_where_a_spare_is_ready(tmp_path: Pat
     assert not log.should_roll, "its own space is there"
     fill(log, 8_000)
     assert log.should_roll
+    log.close()
+
+
+def test_small_segments_become_full_before_they_end(tmp_path: Path, log: Log) -> None:
+    make(log)
+    assert not log.should_roll
+    while not log.should_roll:
+        fill(log, 60)
+    assert log.active is not None and log.active.data_end >= SMALL.segment_bytes
     log.close()
 
 

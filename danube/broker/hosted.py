@@ -148,7 +148,7 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Check a client's batch and take it."""
-        self.read_metadata()  # what was answered before the batch was sent holds for it
+        self._follow_metadata()
         header = read_header(batch)
         if header.size != len(batch):
             raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
@@ -168,7 +168,7 @@ class HostedPartition:
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
         """Take a batch that this process has just encoded: only the topic's limit is left to check."""
-        self.read_metadata()
+        self._follow_metadata()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
@@ -226,6 +226,13 @@ class HostedPartition:
                     why="it is exclusive" if link.exclusive else "exclusive access was asked for",
                     hint="close the other producer, or use shared access",
                 )
+
+    def _follow_metadata(self) -> None:
+        """What others committed before the batch was received holds for it."""
+        metadata = self.metadata
+        if metadata is not None and not metadata.fresh:
+            self.read_metadata()
+            metadata.fresh = True
 
     def read_metadata(self) -> None:
         """Follow what others committed; raises TopicNotFound where the topic was deleted."""

@@ -26,6 +26,7 @@ class OwnerMetadata:
     def __init__(self, gate: SchemaGate, read: Callable[[], None], operations: Operations) -> None:
         self.gate = gate
         self.read = read
+        self.fresh = False  # it was read since the last bytes were received
         self._operations = operations
 
     def after_operation(self, hosted: HostedPartition, request: Admin) -> None:

@@ -281,6 +281,7 @@ class Worker:
     def _take(self) -> tuple[bool, bool]:
         """Give the shard what rings and doors have; whether rings had records, and whether one is full."""
         doors = self.doors.values()
+        self.router.received()
         received = self._take_from_rings() if self.context.workers > 1 else []
         # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
         blocked = False

@@ -278,6 +278,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         server = self._server
         router = server.router
         view = buffer.view
+        router.received()
         try:
             for frame in self._decoder.frames(view, buffer.start, buffer.end):
                 if not self._placed and self._settle(frame, buffer):

@@ -406,6 +406,7 @@ class RoutedBench(Bench):
 
     def route(self, session: RoutedSession, raw: bytes) -> bool:
         buffer = memoryview(bytearray(raw))
+        self.router.received()
         return all(
             self.router.route(session, frame, buffer)
             for frame in FrameDecoder().frames(buffer, 0, len(buffer))

@@ -75,6 +75,9 @@ class FakeRouter:
         self.gone: list[RoutedSession] = []
         self.restarted: list[int] = []
 
+    def received(self) -> None:
+        """There is no metadata to look at."""
+
     def route(self, session: RoutedSession, frame: Frame, view: memoryview) -> bool:
         if self.room:
             self.taken.append((frame.correlation, view[frame.start : frame.end]))

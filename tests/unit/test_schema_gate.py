@@ -62,6 +62,7 @@ class Gated(RoutedBench):
         if 1 not in self.session.producers:
             self.request(self.session, Kind.OPEN_PRODUCER, wire.OpenProducer(TOPIC, "p"), 1)
             self.session.take()
+        self.router.received()
         self.publish(self.session, batch(*payloads, **fields))
         self.turn()
         [frame] = self.session.take()
@@ -190,10 +191,27 @@ def test_what_another_worker_committed_holds_for_the_next_batch(
     assert bench.counters["schema_warnings"] == 1
 
 
+def test_metadata_is_read_once_for_all_that_was_received_together(
+    bench: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(b"1")
+    reads: list[int] = []
+    monkeypatch.setattr(bench.shard.metadata, "read", lambda: reads.append(1))
+    bench.router.received()
+    for _ in range(3):
+        bench.publish(bench.session, batch(b"1"))
+    assert len(reads) == 1
+    bench.router.received()
+    bench.publish(bench.session, batch(b"1"))
+    assert len(reads) == 2
+    bench.turn()
+
+
 def test_the_same_holds_for_what_comes_over_grpc(bench: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(b"1")
     hosted = bench.shard.partitions[TOPIC]
     others_do(bench, monkeypatch, lambda: bench.configure("enforce"))
+    bench.router.received()
     with pytest.raises(PayloadInvalid):
         hosted.publish_own(bench.session, 1, 9, encode([b"1"], publish_time_us=1), 1)
 
@@ -208,6 +226,7 @@ def test_a_topic_that_another_worker_deleted_takes_nothing(
 
     assert bench.send(b"1") is None
     others_do(bench, monkeypatch, deletion)
+    bench.router.received()
     bench.publish(bench.session, batch(b"1"))
     errors = [frame.error for frame in bench.session.take()]
     assert errors and all(isinstance(error, TopicNotFound) for error in errors)

@@ -24,6 +24,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker = Worker.__new__(Worker)
     worker.doors = {"native": SimpleNamespace(hand_over=note("hand over", False), flush=note("free buffers"))}  # type: ignore[dict-item]
     worker.shard = SimpleNamespace(turn=note("write"))  # type: ignore[assignment]
+    worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
     worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False))  # type: ignore[assignment]
     worker.channel = SimpleNamespace(  # type: ignore[assignment]
         peers_restarted=list,
@@ -51,6 +52,7 @@ class Steps:
         door: Any = SimpleNamespace(hand_over=self._step("hand over", False), flush=self._step("flush"))
         worker.doors = {"native": door}
         worker.shard = SimpleNamespace(turn=self._step("write"))  # type: ignore[assignment]
+        worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
         worker.remote = SimpleNamespace(take=self._step("take"), flush=self._step("answer"))  # type: ignore[assignment]
         self.records: list[Any] = []
         worker.channel = MagicMock(peers_restarted=list, poll=self._poll)

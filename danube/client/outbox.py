@@ -25,6 +25,7 @@ from danube.client.records import (
     key_bytes_of,
     key_list,
     pick,
+    renumbered,
 )
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
@@ -255,18 +256,25 @@ class Outbox:
         while start < count:
             if self.closed:
                 raise ClosedError(f"the producer {self.name!r} is closed")
-            column = leading_column(payloads, start, self.batch_bytes)
+            try:
+                column = leading_column(payloads, start, self.batch_bytes)
+            except DanubeError as error:
+                raise renumbered(error, range(start, count)) from None
             stop = start + column.record_count
             chunk_keys = None if keys is None else key_list(keys[start:stop])
             chunk_attributes = None if attributes is None else attributes[start:stop]
             shares = list(self._by_partition(stop - start, chunk_keys))
             for number, (partition, chosen) in enumerate(shares, 1):
-                outgoing = self._send(
-                    partition,
-                    column if chosen is None else pick(payloads[start:stop], chosen),
-                    pick(chunk_keys, chosen),
-                    pick(chunk_attributes, chosen),
-                )
+                try:
+                    outgoing = self._send(
+                        partition,
+                        column if chosen is None else pick(payloads[start:stop], chosen),
+                        pick(chunk_keys, chosen),
+                        pick(chunk_attributes, chosen),
+                    )
+                except DanubeError as error:
+                    places = range(start, stop)
+                    raise renumbered(error, places if chosen is None else pick(places, chosen)) from None
                 yield outgoing, stop < count or number < len(shares)
             start = stop
 

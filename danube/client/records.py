@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from danube.core.batch import Compression
-from danube.errors import InvalidArgument, RecordTooLarge
+from danube.errors import DanubeError, InvalidArgument, RecordTooLarge
 from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, KEY_BYTES_MAX
 
 Attributes = Mapping[str, str]
@@ -88,11 +88,21 @@ def countable(payloads: Any) -> tuple[Any, int]:
     return payloads, len(payloads)
 
 
+def renumbered(error: DanubeError, places: Sequence[int]) -> DanubeError:
+    """An error that names a record of a part by its place there, with its place in the whole list."""
+    index = error.facts.get("index")
+    if not isinstance(index, int) or not 0 <= index < len(places) or places[index] == index:
+        return error
+    what = error.what.replace(f"record {index}", f"record {places[index]}", 1)
+    facts = {**error.facts, "index": places[index]}
+    return type(error)(what, why=error.why, hint=error.hint, **facts)
+
+
 def pick(values: Any, chosen: list[int] | None) -> Any:
     """The values at these places, as the same kind of sequence."""
     if values is None or chosen is None:
         return values
-    if isinstance(values, list):
+    if isinstance(values, list | range):
         return [values[chosen[0]]] if len(chosen) == 1 else list(itemgetter(*chosen)(values))
     return values[chosen] if isinstance(values, np.ndarray) else _take_arrow(values, chosen)
 

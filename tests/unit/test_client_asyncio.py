@@ -19,6 +19,7 @@ from danube.core.wire import Kind
 from danube.errors import (
     ClosedError,
     ConnectionFailed,
+    DanubeError,
     Fenced,
     InvalidArgument,
     OperationTimeout,
@@ -221,6 +222,29 @@ async def test_bad_records_are_refused_at_the_call_and_spoil_no_others(fake: Fak
             await producer.send_many([b"a", b"b"], keys=["one"])
         await good
     assert fake.payloads(TOPIC) == [b"good"]
+
+
+@asynchronous
+@pytest.mark.parametrize("partitions", [0, 3])
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("payloads", "text"), ("attributes", {"n": 5}), ("attributes", {"n": "x" * 100_000})]
+)
+async def test_an_error_names_a_record_by_its_place_in_the_whole_list(
+    fake: FakeBroker, partitions: int, field: str, wrong: Any
+) -> None:
+    records: dict[str, list[Any]] = {
+        "payloads": [b"x" * 100] * 100,
+        "keys": [b"%d" % number for number in range(100)],
+        "attributes": [{"n": "1"}] * 100,
+    }
+    records[field][77] = wrong
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC, partitions=partitions, batch_bytes=1024) as producer,
+    ):
+        with pytest.raises(DanubeError) as refused:
+            await producer.send_many(**records)
+        assert refused.value.facts["index"] == 77 and "record 77" in str(refused.value)
 
 
 @asynchronous

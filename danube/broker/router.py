@@ -95,7 +95,7 @@ class Router:
             compatibility_checks=compatibility_checks,
         )  # fmt: skip
         gate = SchemaGate(metadata, shard.counters)
-        shard.metadata = self._owned = OwnerMetadata(gate, on_metadata, self.operations)
+        shard.metadata = self._owner_metadata = OwnerMetadata(gate, on_metadata, self.operations)
         self._worker = worker
         self._workers = workers
         self._shard = shard
@@ -110,7 +110,7 @@ class Router:
 
     def received(self) -> None:
         """Bytes came in, or are about to be handed over: batches in them are held against newer metadata."""
-        self._owned.fresh = False
+        self._owner_metadata.fresh = False
 
     def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
         """Take one frame; False when the owner's ring is full: offer the same frame again later."""

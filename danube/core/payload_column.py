@@ -140,6 +140,12 @@ def _measured(
     return None if taken < 1 else bounds[: taken + 1]
 
 
+def _measured_whole(pieces: Sequence[Any]) -> NDArray[np.int32] | None:
+    """Offsets of all pieces; None where kernels do not apply or all are too much for a batch."""
+    bounds = _measured(pieces, 0, len(pieces), 0, BATCH_BYTES_MAX)
+    return bounds if bounds is not None and len(bounds) > len(pieces) else None
+
+
 def _column_of_list(payloads: list[Any], bytes_max: int) -> PayloadColumn:
     """Of the first payloads that have ``bytes_max`` together, at least of one, without kernels."""
     try:
@@ -164,8 +170,8 @@ def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[byt
 
     Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
     """
-    measured = _measured(pieces, 0, len(pieces), 0, BATCH_BYTES_MAX)
-    if measured is not None and len(measured) > len(pieces):
+    measured = _measured_whole(pieces)
+    if measured is not None:
         return _checked(measured, limit, what)
     return _offsets_of_few(pieces, limit) or _checked(_bounds_of_sizes(pieces), limit, what)
 
@@ -279,12 +285,9 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
 
 
 def _from_sequence(payloads: list[Any]) -> Column:
-    count = len(payloads)
-    check_count(count)
-    bounds = _measured(payloads, 0, count, 0, BATCH_BYTES_MAX)
-    if bounds is None or len(bounds) <= count:
-        return _column_of_list(payloads, sys.maxsize)
-    return ListedColumn(bounds, payloads, 0)
+    check_count(len(payloads))
+    bounds = _measured_whole(payloads)
+    return _column_of_list(payloads, sys.maxsize) if bounds is None else ListedColumn(bounds, payloads, 0)
 
 
 def _from_numpy(payloads: NDArray[Any]) -> Column:

@@ -35,9 +35,9 @@ CHUNK_BYTES: Final = 32 * MIB
 ROOM_SPARES: Final = 4  # as many more must have room on the disk: its last space is for what is sent
 KEPT_US: Final = 60_000_000
 IN_STEPS_MIN: Final = 16 * MIB  # a segment that ends for a spare holds at least so much
-_PART: Final = (
-    4  # of a segment: then it is time for one; seals, and syncs of theirs, may be in the thread's way
-)
+# Parts of a segment after which it is time for one.  Early, also where it has its space: seals, and syncs of
+# theirs, may be in the thread's way.
+_PART: Final = 4
 _PART_IN_STEPS: Final = 16
 
 

@@ -578,6 +578,7 @@ async def test_partitions_are_merged_fairly_and_in_order_each(fake: FakeBroker) 
         async with client.producer(TOPIC, partitions=3, batch_bytes=1024) as producer:
             await producer.send_many([b"%d" % one for one in range(900)])
         async with client.consumer(TOPIC, "s", start="earliest") as consumer:
+            await until(lambda: all(one.ready for one in consumer._box.partitions))
             messages = await take(consumer, 900)
     for partition in range(3):
         offsets = [one.offset for one in messages if one.partition == partition]

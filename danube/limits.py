@@ -30,6 +30,10 @@ PUBLISH_CREDIT_BYTES = 32 * MIB  # un-acknowledged bytes a connection may have a
 DELIVER_CREDIT_BYTES_MAX = 64 * MIB
 OUTPUT_BUFFER_BYTES_MAX = 96 * MIB  # written to a socket but not taken by the kernel
 RECEIVE_BUFFER_BYTES = 2 * MIB
+SHARED_BODY_BYTES_MIN = 64 * KIB  # batches that a client on the broker's host puts into shared memory
+SHARED_SLOT_BYTES = 1 * MIB
+SHARED_SLOTS = 12  # memory is there for as many as were used at once
+SHARED_MEMORY_BYTES_MAX = 256 * MIB
 
 # Topics and subscriptions
 PARTITIONS_MAX = 1_024

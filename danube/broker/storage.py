@@ -51,6 +51,7 @@ class Storage:
     ) -> None:
         self._syncer = syncer
         self._sealer = sealer
+        self.reserver = sealer  # its thread makes and deletes spare segments
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._call_later = call_later
@@ -89,8 +90,7 @@ class Storage:
         spare = log.spare.job(log.active)
         if spare is not None:
             self._spares[log.spare] = None
-            # The sealer's thread: a sync, for which acknowledgements wait, is never behind it.
-            self._sealer.submit(spare, log.spare.done)
+            self.reserver.submit(spare, log.spare.done)
 
     def drop_spares(self, now_us: int | None = None) -> None:
         """Delete the spare segments of logs that became slower; without a time all, for a full disk."""
@@ -106,7 +106,7 @@ class Storage:
         if job is None:
             return
         try:
-            self._sealer.submit(job, lambda job, error: None)
+            self.reserver.submit(job, lambda job, error: None)
         except ClosedError:  # the worker ends, and with it the thread
             job.run()
 

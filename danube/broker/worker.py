@@ -111,8 +111,10 @@ class Worker:
         descriptors.resize(descriptors_allowed())
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
+        self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
         self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
         self.shard = self._make_shard(partitions)
+        self.shard.storage.reserver = self.reserver
         self._mover: LinkClient | None = None
         if context.mover_address:
             self._start_tiers(context.mover_address)
@@ -382,6 +384,7 @@ class Worker:
             stopped.set()
         self.syncer.start()
         self.sealer.start()
+        self.reserver.start()
         self.proposals.start()
         if self._mover is not None:
             self._mover.start()
@@ -433,6 +436,7 @@ class Worker:
         self.housekeeping.stop()
         self.syncer.stop()
         self.sealer.stop()
+        self.reserver.stop()
         await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
         self.examinations.close()
         if self.cluster is not None:

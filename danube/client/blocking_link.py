@@ -43,7 +43,7 @@ class BlockingLink:
         tcp.tune(sock)
         self.socket = sock
         self._start = self._end = 0
-        self.session.connected()
+        self.session.connected(tcp.on_loopback(sock))
         self.flush()
 
     def shake(self, address: Address) -> None:

@@ -36,11 +36,13 @@ class Link(asyncio.BufferedProtocol):
         self._end = 0
         self._reason: DanubeError | None = None
         self.transport: asyncio.Transport | None = None
+        self.socket: Any = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        tcp.tune(transport.get_extra_info("socket"))
+        self.socket = transport.get_extra_info("socket")
+        tcp.tune(self.socket)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]
@@ -289,7 +291,7 @@ class Connection:
         except (OSError, TimeoutError) as error:
             raise refused(address, error) from None
         self._link = link
-        self.session.connected()
+        self.session.connected(tcp.on_loopback(link.socket))
         self.flush()
         try:
             async with asyncio.timeout(greeting_s(self.session)):

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from danube.client.address import Address
-from danube.errors import ConnectionFailed, DanubeError
+from danube.errors import ConnectionFailed, DanubeError, ProtocolError
 from danube.limits import HANDSHAKE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -49,3 +49,11 @@ def closed_early(address: Address, reason: DanubeError | None) -> DanubeError:
         hint="is this Danube's native port, and is the broker not stopping?",
         address=str(address),
     )
+
+
+def refuse_http2(first: memoryview) -> None:
+    """Raise where the peer greets with an HTTP/2 SETTINGS frame: that is a gRPC port."""
+    if len(first) >= 9 and first[3] == 4 and not any(first[5:9]):
+        raise ProtocolError(
+            "this is a gRPC port", hint="the native protocol has a port of its own, 6660 unless told"
+        )

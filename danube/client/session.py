@@ -2,7 +2,7 @@
 
 No socket, task or thread lives here.  A shell (asyncio or blocking) owns the socket and calls::
 
-    connected()                  a socket is open: HELLO is queued
+    connected(near)              a socket is open, to this host perhaps: HELLO is queued
     received(view, start, end)   bytes came; returns how many were taken, the rest comes again
     disconnected(error)          the socket is gone
     take_output()                buffers to write, in order
@@ -23,8 +23,10 @@ from typing import Any
 
 from danube.client.brokers import Brokers
 from danube.client.credit import PublishCredit
+from danube.client.dialling import refuse_http2
 from danube.client.opened import Awaited, Opened
 from danube.client.requests import ANSWERS, Request, Statistics
+from danube.client.shared_memory import Sharing
 from danube.client.timers import Timer, Timers
 from danube.clock import monotonic_ns
 from danube.core import wire
@@ -84,6 +86,7 @@ class Session(Timers):
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
         self._open = False
+        self._sharing = Sharing(lambda offer: self.request(Kind.SHARE_MEMORY, offer, repeatable=False))
         self._decoder = wire.FrameDecoder()
         self._output: list[bytes] = []
         self._awaited: dict[int, Awaited] = {}
@@ -108,9 +111,10 @@ class Session(Timers):
         """Bytes of the frame that is incomplete: the receive buffer must hold as many."""
         return self._decoder.wanted
 
-    def connected(self) -> None:
-        """A socket is open; greet."""
+    def connected(self, near: bool = False) -> None:
+        """A socket is open; greet.  ``near``: the other side is on this host."""
         self._open = True
+        self._sharing.connected(near)
         self._decoder = wire.FrameDecoder()
         self._output.clear()
         self._write(wire.control_frame(Kind.HELLO, self._hello))
@@ -121,13 +125,14 @@ class Session(Timers):
         Raises DanubeError when the peer broke the protocol or bytes are damaged: the shell then
         closes the socket and calls disconnected() with that error.
         """
-        decoder = self._decoder
+        decoder, sharing = self._decoder, self._sharing
         if not self._heard:
-            _refuse_http2(view[start:end])
+            refuse_http2(view[start:end])
         self._heard = True
         for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
             if kind == _PUBLISHED:
+                sharing.answered(correlation)
                 awaited = self._awaited.pop(correlation, None)
                 if awaited is not None:
                     awaited.on_answer(kind, flags, body)
@@ -144,6 +149,7 @@ class Session(Timers):
         if not self._open:
             return
         self._open = self.ready = False
+        self._sharing.disconnected()
         if self._listening is not None:
             self._listening.cancel()
         if self._lost_since_ns < 0:
@@ -364,14 +370,17 @@ class Session(Timers):
         header = wire.frame_header(_PUBLISH, size, correlation, handle)
         if size < 16_384:
             self._write(header + head + body)
-        else:
-            self._write(header + head)
+            return correlation
+        shared = self._sharing.place(correlation, header, head, body)
+        self._write(shared or header + head)
+        if shared is None:
             self._output.append(body)
         return correlation
 
     def forget(self, correlation: int) -> None:
         """An answer is no longer waited for."""
         self._awaited.pop(correlation, None)
+        self._sharing.forgotten(correlation)
 
     def mark_dirty(self, consumer: Any) -> None:
         """``consumer.write_acks()`` is called before the next output is taken."""
@@ -454,6 +463,7 @@ class Session(Timers):
 
     def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
         if correlation:
+            self._sharing.answered(correlation)
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:
                 awaited.on_error(error)
@@ -486,11 +496,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _refuse_http2(first: memoryview) -> None:
-    """Raise where the peer greets with an HTTP/2 SETTINGS frame: that is a gRPC port."""
-    if len(first) >= 9 and first[3] == 4 and not any(first[5:9]):
-        raise ProtocolError(
-            "this is a gRPC port", hint="the native protocol has a port of its own, 6660 unless told"
-        )

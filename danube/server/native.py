@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from danube import __version__, telemetry
+from danube import __version__, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
-from danube.core.wire import Frame, FrameDecoder, Hello, Kind, Welcome
+from danube.core.wire import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
 from danube.errors import (
     DanubeError,
     Draining,
+    InvalidArgument,
     LimitExceeded,
     OperationTimeout,
     ProtocolError,
@@ -30,9 +31,11 @@ from danube.limits import (
 )
 from danube.server.half_open import gone, tune_socket
 from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
+from danube.server.shared_memory import attach
 
 _log = telemetry.events("native")
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
+_SHARED = int(Kind.SHARED)
 _ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
@@ -192,6 +195,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._placed = False  # it is welcomed, and stays with this worker
         self._owed = 0  # requests that are not answered yet, until it is placed
         self._unread = b""  # read by the worker that passed it on
+        self._memory: memoryview | None = None  # the client's, where it shares some
         self._blocked = False
         self._reading = True
         self.peer = ""
@@ -280,16 +284,21 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         view = buffer.view
         router.received()
         try:
-            for frame in self._decoder.frames(view, buffer.start, buffer.end):
+            for received in self._decoder.frames(view, buffer.start, buffer.end):
+                frame, data = received, view
+                if received.kind == _SHARED:
+                    frame, data = self._in_memory(received, view)
                 if not self._placed and self._settle(frame, buffer):
                     if self.closed:
                         return  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
+                elif frame.kind == Kind.SHARE_MEMORY:
+                    self._share_memory(frame, view)
                 elif server.draining and frame.kind == Kind.PUBLISH:
                     self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)
-                elif not router.route(self, frame, view):
-                    self._block(buffer, frame)
+                elif not router.route(self, frame, data):
+                    self._block(buffer, received)
                     return
             buffer.start = self._decoder.position
         except DanubeError as error:
@@ -327,6 +336,24 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         server.count("connections_passed", 1)
         self.abort()
         return True
+
+    def _share_memory(self, frame: Frame, view: memoryview) -> None:
+        """Read batches in this memory from now on; frames before this one meant what was shared before."""
+        transport = self._transport
+        try:
+            if transport is None or not tcp.on_loopback(transport.get_extra_info("socket")):
+                raise InvalidArgument("memory is shared on one host, over loopback")
+            self._memory = attach(wire.decode_control(view[frame.start : frame.end], ShareMemory))
+        except InvalidArgument as error:
+            self.send_error(error, frame.correlation)
+        else:
+            self.send(wire.result_frame(True, frame.correlation))
+
+    def _in_memory(self, frame: Frame, view: memoryview) -> tuple[Frame, memoryview]:
+        """The frame that a SHARED frame stands for, and where it lies."""
+        found = wire.read_shared(view[frame.start : frame.end], self._memory)
+        self._server.count("shared_in", 1)
+        return found, cast(memoryview, self._memory)
 
     def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:
         """The owner's ring is full: keep this frame and read no more until it has room."""

@@ -6,7 +6,7 @@ because a file is written and grown under one lock.  So the thread reserves in a
 and the next segment only gives that file its name.
 
     Spare      what the log has of it; on the loop's thread
-    SpareJob   makes the file, in the sealer's thread; never in the syncer's, where acknowledgements wait
+    SpareJob   makes the file, in a thread of its own: a log that fills a segment in 0.1 s waits for no seal
     DropJob    deletes it there: giving back so many blocks may wait as well
 
 The file's name holds its owner's epoch, so nobody else makes, renames or deletes it, but for a newer owner
@@ -35,10 +35,7 @@ CHUNK_BYTES: Final = 32 * MIB
 ROOM_SPARES: Final = 4  # as many more must have room on the disk: its last space is for what is sent
 KEPT_US: Final = 60_000_000
 IN_STEPS_MIN: Final = 16 * MIB  # a segment that ends for a spare holds at least so much
-# Parts of a segment after which it is time for one.  Early, also where it has its space: seals, and syncs of
-# theirs, may be in the thread's way.
-_PART: Final = 4
-_PART_IN_STEPS: Final = 16
+_PART: Final = 16  # of a segment, after which it is time for one: bitmaps may take as long as all the rest
 
 
 class SpareJob:
@@ -139,7 +136,7 @@ class Spare:
         # A segment ends behind the write that fills it.
         self._size = options.segment_bytes + options.segment_bytes // 16 + room
         self._full = options.segment_bytes
-        self._early = max(self._full // _PART_IN_STEPS, IN_STEPS_MIN)
+        self._early = max(self._full // _PART, IN_STEPS_MIN)
         self._possible = options.preallocate_first > 0
         self._job: SpareJob | None = None
         self._asked_us = 0
@@ -148,9 +145,7 @@ class Spare:
 
     @property
     def _due(self) -> int:
-        if not self._possible:
-            return NEVER
-        return min(self._early, self._full // _PART) if self._in_steps else self._full // _PART
+        return self._full // _PART if self._possible else NEVER
 
     @property
     def held(self) -> bool:

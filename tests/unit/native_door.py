@@ -23,6 +23,9 @@ class FakeSocket:
     def fileno(self) -> int:
         return DESCRIPTOR
 
+    def getpeername(self) -> tuple[str, int]:
+        return ("192.0.2.1", 40_000)
+
 
 class FakeTransport:
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +18,8 @@ from danube.errors import ClosedError, InvariantBroken, StorageFailed, StorageFu
 from danube.wal.jobs import SealJob
 from danube.wal.segment import spare_epoch_of
 from danube.wal.spare import KEPT_US, DropJob, SpareJob
-from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
+from danube.wal.syncer import Syncer
+from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, SteppedSyncer, expected, numbered
 from tests.unit.failing_files import FailingFiles
 from tests.unit.wal_samples import SMALL
 
@@ -456,6 +457,23 @@ def test_room_for_the_next_segment_is_made_beside_the_loop_and_used(
     log = written.hosted.log
     assert log is not None and log.active is not None and spares_of(written) == []
     assert log.active.size_bytes > SMALL.segment_bytes > log.active.data_end
+
+
+def test_a_spare_does_not_wait_for_seals(written: Bench, session: RecordingSession) -> None:
+    reserver = SteppedSyncer()
+    written.shard.storage.reserver = cast(Syncer, reserver)
+    written.open_producer(session)
+    publish_until_sealing(written, session)
+    while not reserver.jobs:
+        written.publish(session, numbered(50, written.hosted.core.log_end))
+        written.turn()
+    assert {type(job) for job, _ in written.sealer.jobs} == {SealJob}, "nothing was sealed meanwhile"
+    reserver.step()
+    assert len(spares_of(written)) == 1
+    written.shard.storage.drop_spares()
+    assert [type(job) for job, _ in reserver.jobs] == [DropJob], "in the order of asking"
+    reserver.step()
+    assert spares_of(written) == []
 
 
 def test_a_log_that_became_slower_gives_its_spare_back(written: Bench, session: RecordingSession) -> None:

@@ -136,9 +136,9 @@ def test_only_a_log_that_fills_a_part_quickly_gets_one(
     fill(slow, 8_000, START_US + KEPT_US // 2)
     job = make(slow)
     roll(slow)
-    fill(slow, 3_000, START_US)
-    assert job.made and slow.spare.job(slow.active) is None, "this one has its space, so there is more time"
-    assert slow.spare.due_position == 4000
+    fill(slow, 10, START_US)
+    assert job.made and slow.spare.job(slow.active) is None
+    assert slow.spare.due_position == 1000, "this one has its space; the next may be needed within 0.1 s"
     fill(slow, 1_000, START_US)
     assert slow.spare.job(slow.active) is not None
     slow.close()

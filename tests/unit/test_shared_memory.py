@@ -1,0 +1,521 @@
+"""Memory that client and broker share: what is offered, who is let in, and when a slot is used again."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from danube.client.publishing import PartitionProducer
+from danube.core import wire
+from danube.core.batch import body_intact
+from danube.core.columns import BatchView
+from danube.core.wire import SHARED_MEMORY_NAME, SHARED_TOKEN_BYTES, Kind, ShareMemory
+from danube.errors import InvalidArgument, OwnerMoved, ProtocolError, SequenceGap, StorageFull
+from danube.ipc.region import Region
+from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_MEMORY_BYTES_MAX, SHARED_SLOT_BYTES, SHARED_SLOTS
+from danube.server import shared_memory
+from danube.server.native import NativeConnection
+from danube.server.shared_memory import attach
+from tests.unit.native_door import Door, FakeTransport, feed, publish
+from tests.unit.test_client_session import Peer, send
+
+LARGE = bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256 + 1)
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+TOKEN = os.urandom(SHARED_TOKEN_BYTES)
+SIZE = 64 * 1024
+
+
+# -- the client's half ----------------------------------------------------------------------------
+
+
+class NearPeer(Peer):
+    """A broker on the client's host, which maps what it is offered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: memoryview | None = None
+        self.offers = 0
+        self.inline = 0
+
+    def connect(self, publish_credit_bytes: int = 0) -> None:
+        self.session.connected(near=True)
+        self.sent()
+        self.feed(wire.control_frame(Kind.WELCOME, wire.Welcome()))
+
+    def batches(self, *, accept: bool = True) -> list[tuple[wire.Frame, bytes]]:
+        """PUBLISH frames since the last call with a copy of their batches; an offer is answered."""
+        found = []
+        for frame, body in self.sent():
+            if frame.kind == Kind.SHARE_MEMORY:
+                self._answer_offer(frame, wire.decode_control(body, ShareMemory), accept)
+            elif frame.kind == Kind.SHARED:
+                inner = wire.read_shared(body, self.memory)
+                assert self.memory is not None
+                found.append((inner, bytes(self.memory[inner.start : inner.end])))
+            elif frame.kind == Kind.PUBLISH:
+                self.inline += 1
+                found.append((frame, body))
+        for _, batch in found:
+            assert body_intact(batch, BatchView(batch).header)
+        return found
+
+    def _answer_offer(self, frame: wire.Frame, offer: ShareMemory, accept: bool) -> None:
+        self.offers += 1
+        if accept:
+            self.memory = attach(offer)
+            self.feed(wire.result_frame(True, frame.correlation))
+        else:
+            self.refuse(frame, InvalidArgument("not here"))
+
+
+def near_pair() -> tuple[NearPeer, PartitionProducer]:
+    peer = NearPeer()
+    peer.connect()
+    producer = peer.producer()
+    peer.open(7, 3)
+    return peer, producer
+
+
+def payload_of(batch: bytes) -> bytes:
+    return BatchView(batch).payloads()[0]
+
+
+def sharing_pair() -> tuple[NearPeer, PartitionProducer]:
+    """The offer is accepted and its batch answered."""
+    peer, producer = near_pair()
+    send(producer, LARGE)
+    [(frame, _)] = peer.batches()
+    peer.acknowledge(frame, 0)
+    assert (peer.offers, peer.inline) == (1, 1), "the first did not wait for the answer"
+    return peer, producer
+
+
+def test_large_batches_lie_in_memory_and_small_ones_go_through_the_socket() -> None:
+    peer, producer = sharing_pair()
+    outgoing = send(producer, LARGE)
+    [(frame, batch)] = peer.batches()
+    assert payload_of(batch) == LARGE and (peer.offers, peer.inline) == (1, 1)
+    peer.acknowledge(frame, 1)
+    assert outgoing.result().offset == 1
+    send(producer, LARGE[: SHARED_BODY_BYTES_MIN // 2])
+    send(producer, b"small")
+    assert [payload_of(batch) for _, batch in peer.batches()] == [
+        LARGE[: SHARED_BODY_BYTES_MIN // 2],
+        b"small",
+    ]
+    assert peer.inline == 3
+
+
+def test_nothing_is_offered_to_a_broker_elsewhere_or_for_small_batches() -> None:
+    far = Peer()
+    far.connect()
+    producer = far.producer()
+    far.open(7, 3)
+    send(producer, LARGE)
+    assert [frame.kind for frame, _ in far.sent()] == [Kind.PUBLISH]
+    near, producer = near_pair()
+    send(producer, b"small")
+    assert [frame.kind for frame, _ in near.sent()] == [Kind.PUBLISH]
+
+
+def test_a_slot_is_used_again_only_when_its_batch_is_answered() -> None:
+    peer, producer = sharing_pair()
+    for number in range(SHARED_SLOTS + 2):
+        send(producer, bytes([number]) * len(LARGE))
+    sent = peer.batches()
+    assert peer.inline == 1 + 2, "those that found no slot"
+    assert [payload_of(batch)[0] for _, batch in sent] == list(range(SHARED_SLOTS + 2)), (
+        "in order all the same"
+    )
+    places = {frame.start for frame, _ in sent[:SHARED_SLOTS]}
+    assert len(places) == SHARED_SLOTS
+    peer.acknowledge(sent[5][0], 5)
+    send(producer, LARGE)
+    [(again, _)] = peer.batches()
+    assert again.start == sent[5][0].start, "the one that is warm"
+    for frame, batch in sent[:SHARED_SLOTS]:
+        if frame is not sent[5][0]:
+            assert peer.memory is not None and peer.memory[frame.start : frame.end] == batch
+
+
+def test_a_batch_that_is_too_large_for_a_slot_goes_through_the_socket() -> None:
+    peer, producer = sharing_pair()
+    send(producer, bytes(SHARED_SLOT_BYTES))
+    [(frame, batch)] = peer.batches()
+    assert peer.inline == 2 and len(payload_of(batch)) == SHARED_SLOT_BYTES
+    peer.acknowledge(frame, 1)
+
+
+def test_a_broker_that_refuses_is_not_asked_again_until_the_next_connection() -> None:
+    peer, producer = near_pair()
+    for offset in range(3):
+        send(producer, LARGE)
+        [(frame, _)] = peer.batches(accept=False)
+        peer.acknowledge(frame, offset)
+    assert (peer.offers, peer.inline) == (1, 3)
+    peer.lose()
+    peer.connect()
+    peer.open(7, 3, 3)
+    send(producer, LARGE)
+    peer.batches()
+    assert peer.offers == 2
+
+
+def test_after_a_lost_connection_new_memory_is_shared_and_the_old_stays_as_it_was() -> None:
+    peer, producer = sharing_pair()
+    kept = send(producer, LARGE)
+    [(frame, batch)] = peer.batches()
+    old = peer.memory
+    assert old is not None
+    peer.lose()
+    peer.connect()
+    peer.open(7, 3, 1)
+    [(again, resent)] = peer.batches()
+    assert resent == batch and peer.offers == 2 and peer.memory is not old
+    for number in range(SHARED_SLOTS):
+        send(producer, bytes([number]) * len(LARGE))
+    assert len(peer.batches()) == SHARED_SLOTS
+    assert old[frame.start : frame.end] == batch, "the broker may be writing it to its log"
+    peer.acknowledge(again, 1)
+    assert kept.result().offset == 1
+
+
+def test_a_handle_that_is_closed_takes_the_memory_of_its_unanswered_batches_along() -> None:
+    peer, producer = sharing_pair()
+    kept = send(producer, LARGE)
+    [(frame, batch)] = peer.batches()
+    old = peer.memory
+    assert old is not None
+    peer.feed(wire.error_frame(OwnerMoved("moved"), 0, frame.handle))
+    peer.pass_time(1)
+    peer.open(7, 3, 1)
+    [(again, resent)] = peer.batches()
+    assert resent == batch and again.correlation != frame.correlation and peer.offers == 2
+    peer.acknowledge(frame, 1)  # late, for a batch that nobody waits for under this number
+    send(producer, LARGE[::-1])
+    peer.batches()
+    assert old[frame.start : frame.end] == batch
+    peer.acknowledge(again, 1)
+    assert kept.result().offset == 1
+
+
+def test_a_batch_that_was_refused_frees_its_slot_and_is_whole_when_it_is_sent_again() -> None:
+    peer, producer = sharing_pair()
+    failed, following = send(producer, LARGE), send(producer, LARGE[::-1])
+    (first, _), (second, _) = peer.batches()
+    peer.refuse(first, StorageFull("full"))
+    peer.refuse(second, SequenceGap("a number is missing"))
+    assert isinstance(failed.error, StorageFull) and not following.settled
+    peer.open(9, 4)
+    [(again, batch)] = peer.batches()
+    assert payload_of(batch) == LARGE[::-1] and BatchView(batch).header.producer_id == 9
+    peer.acknowledge(again, 1)
+    assert following.result().offset == 1
+    for _ in range(SHARED_SLOTS):
+        send(producer, LARGE)
+    peer.batches()
+    assert peer.inline == 1, "every slot is free"
+
+
+@pytest.mark.parametrize("lacks", ["memory", "requests"])
+def test_what_cannot_be_offered_goes_through_the_socket(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    peer, producer = near_pair()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    if lacks == "memory":
+        monkeypatch.setattr(os, "memfd_create", _no_memory)
+    else:
+        monkeypatch.setattr("danube.client.session.REQUESTS_MAX", 0)
+    for _ in range(2):
+        send(producer, LARGE)
+    assert len(peer.batches()) == 2 and (peer.offers, peer.inline) == (0, 2)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def _no_memory(*_: object) -> int:
+    raise OSError(12, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("accept", [True, False])
+def test_the_offer_keeps_no_descriptor(accept: bool) -> None:
+    peer, producer = near_pair()
+    send(producer, LARGE)
+    offered = next(
+        wire.decode_control(body, ShareMemory) for one, body in peer.sent() if one.kind == Kind.SHARE_MEMORY
+    )
+    assert os.readlink(f"/proc/self/fd/{offered.descriptor}").startswith(f"/memfd:{SHARED_MEMORY_NAME}")
+    peer.lose()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(offered.descriptor)
+
+
+# -- the broker's half ----------------------------------------------------------------------------
+
+
+class Offer:
+    """A memfd as a client makes one, but for what a test changes."""
+
+    def __init__(self, name: str = SHARED_MEMORY_NAME, seals: int = SEALS, token: bytes = TOKEN) -> None:
+        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, SIZE)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        self.memory = memoryview(mmap.mmap(self.descriptor, SIZE))
+        self.memory[: len(token)] = token
+
+    def said(self, **changed: Any) -> ShareMemory:
+        said = {"process": os.getpid(), "descriptor": self.descriptor, "size": SIZE, "token": TOKEN}
+        return ShareMemory(**{**said, **changed})
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def test_what_one_side_writes_the_other_reads() -> None:
+    offer = Offer()
+    mapped = attach(offer.said())
+    offer.close()
+    offer.memory[100:105] = b"bytes"
+    assert mapped[100:105] == b"bytes" and len(mapped) == SIZE and not mapped.readonly
+
+
+@pytest.mark.parametrize(
+    ("offer", "changed", "why"),
+    [
+        (Offer, {"token": bytes(SHARED_TOKEN_BYTES)}, "begin with the token"),
+        (Offer, {"token": b"short"}, "token of 5"),
+        (Offer, {"size": SIZE - 8}, "has not"),
+        (Offer, {"size": SHARED_MEMORY_BYTES_MAX + 1}, "at most"),
+        (Offer, {"size": 8}, "cannot be shared"),
+        (Offer, {"process": 2**31 - 1}, "cannot share memory with the broker"),
+        (Offer, {"descriptor": 10**6}, "cannot share memory with the broker"),
+        (lambda: Offer(seals=fcntl.F_SEAL_GROW), {}, "could be cut"),
+        (lambda: Offer(name="something-else"), {}, "not memory that a client shares"),
+        (lambda: Offer(token=b""), {}, "begin with the token"),
+    ],
+)
+def test_what_is_not_the_clients_own_memory_is_refused(
+    offer: Callable[[], Offer], changed: dict[str, Any], why: str
+) -> None:
+    made = offer()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidArgument, match=why):
+        attach(made.said(**changed))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    made.close()
+
+
+def test_memory_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Offer()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InvalidArgument, match="another user"):
+        attach(offer.said())
+    offer.close()
+
+
+def test_the_brokers_own_memory_cannot_be_named() -> None:
+    region = Region.create(1, ring_bytes=1 << 24, tail_bytes=1 << 24)
+    process, _, descriptor = region.path.removeprefix("/proc/").partition("/fd/")
+    size = os.stat(region.path).st_size
+    said = ShareMemory(int(process), int(descriptor), size, bytes(region.memory[:SHARED_TOKEN_BYTES]))
+    with pytest.raises(InvalidArgument, match="not memory that a client shares"):
+        attach(said)
+    region.close()
+
+
+def test_memory_that_cannot_be_mapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Offer()
+    monkeypatch.setattr(shared_memory.mmap, "mmap", _no_memory)
+    with pytest.raises(InvalidArgument, match="cannot be mapped"):
+        attach(offer.said())
+    offer.close()
+
+
+# -- the door -------------------------------------------------------------------------------------
+
+
+class LoopbackSocket:
+    family = socket.AF_UNIX  # no options are set on it
+
+    def getpeername(self) -> tuple[str, int]:
+        return ("127.0.0.1", 40_000)
+
+
+class LoopbackTransport(FakeTransport):
+    def get_extra_info(self, name: str) -> Any:
+        return LoopbackSocket() if name == "socket" else None
+
+
+class SharingDoor(Door):
+    """A door with one connection from this host, which shares memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transport = LoopbackTransport()
+        self.connection: NativeConnection = self.server.factory()
+        self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
+        feed(self.connection, wire.control_frame(Kind.HELLO, wire.Hello()))
+        self.sent(self.transport)
+
+    def share(self, offer: Offer, correlation: int = 2) -> None:
+        feed(self.connection, wire.control_frame(Kind.SHARE_MEMORY, offer.said(), correlation))
+        offer.close()
+        [answer] = self.sent(self.transport)
+        assert (answer.kind, answer.correlation) == (Kind.RESULT, correlation)
+
+    def taken(self) -> list[tuple[int, bytes]]:
+        taken, self.router.taken = self.router.taken, []
+        return [(correlation, bytes(body)) for correlation, body in taken]
+
+
+def on_loop(test: Callable[[], None]) -> None:
+    async def inside() -> None:
+        test()
+
+    asyncio.run(inside())
+
+
+def placed(offer: Offer, correlation: int, position: int = 4096, size: int = 64) -> bytes:
+    frame = publish(correlation, size)
+    offer.memory[position : position + len(frame)] = frame
+    return wire.shared_frame(position, len(frame))
+
+
+def test_frames_in_memory_and_in_the_socket_keep_their_order() -> None:
+    def test() -> None:
+        door, offer = SharingDoor(), Offer()
+        door.share(offer)
+        together = placed(offer, 3) + publish(4, 64) + placed(offer, 5, 8192)
+        feed(door.connection, together)
+        assert [correlation for correlation, _ in door.taken()] == [3, 4, 5]
+        feed(door.connection, together, step=5)
+        assert door.taken() == [(number, bytes([number]) * 64) for number in (3, 4, 5)]
+        assert door.counted["shared_in"] == 4
+
+    on_loop(test)
+
+
+def test_a_frame_in_memory_that_found_a_full_ring_is_offered_again() -> None:
+    def test() -> None:
+        door, offer = SharingDoor(), Offer()
+        door.share(offer)
+        door.router.room = False
+        feed(door.connection, placed(offer, 3) + publish(4, 64))
+        assert not door.transport.reading and door.server.hand_over()
+        door.router.room = True
+        assert not door.server.hand_over() and door.transport.reading
+        assert [correlation for correlation, _ in door.taken()] == [3, 4]
+
+    on_loop(test)
+
+
+def test_new_memory_takes_the_place_of_the_old() -> None:
+    def test() -> None:
+        door, old, new = SharingDoor(), Offer(), Offer()
+        door.share(old)
+        before = placed(old, 3)
+        said = wire.control_frame(Kind.SHARE_MEMORY, new.said(), 9)
+        feed(door.connection, before + said + placed(new, 4))
+        new.close()
+        assert door.taken() == [(3, b"\3" * 64), (4, b"\4" * 64)]
+
+    on_loop(test)
+
+
+def test_a_draining_broker_refuses_what_lies_in_memory_by_its_number() -> None:
+    def test() -> None:
+        door, offer = SharingDoor(), Offer()
+        door.share(offer)
+        door.server.draining = True
+        feed(door.connection, placed(offer, 3))
+        [answer] = door.sent(door.transport)
+        assert (answer.kind, answer.correlation) == (Kind.ERROR, 3) and not door.taken()
+
+    on_loop(test)
+
+
+def test_memory_is_not_taken_from_another_host() -> None:
+    def test() -> None:
+        door, offer = Door(), Offer()
+        connection, transport = door.connect()
+        feed(connection, wire.control_frame(Kind.SHARE_MEMORY, offer.said(), 2))
+        [answer] = door.sent(transport)
+        assert (answer.kind, answer.correlation) == (Kind.ERROR, 2) and not transport.closed
+        feed(connection, publish(3, 64))
+        assert [correlation for correlation, _ in door.router.taken] == [3], "it goes on without"
+        offer.close()
+
+    on_loop(test)
+
+
+def test_an_offer_that_is_refused_changes_nothing() -> None:
+    def test() -> None:
+        door, offer, bad = SharingDoor(), Offer(), Offer(token=b"")
+        door.share(offer)
+        feed(door.connection, wire.control_frame(Kind.SHARE_MEMORY, bad.said(), 3) + placed(offer, 4))
+        [answer] = door.sent(door.transport)
+        assert (answer.kind, answer.correlation) == (Kind.ERROR, 3)
+        assert [correlation for correlation, _ in door.taken()] == [4]
+        bad.close()
+
+    on_loop(test)
+
+
+def _not_publish(offer: Offer) -> bytes:
+    frame = wire.control_frame(Kind.PING, None, 5)
+    offer.memory[4096 : 4096 + len(frame)] = frame
+    return wire.shared_frame(4096, len(frame))
+
+
+def _two_frames(offer: Offer) -> bytes:
+    placed(offer, 3)
+    placed(offer, 4, 4096 + 80)
+    return wire.shared_frame(4096, 160)
+
+
+def _padded(offer: Offer) -> bytes:
+    frame = bytearray(publish(3, 64))
+    frame[6] = 3  # bytes of padding
+    offer.memory[4096 : 4096 + len(frame)] = bytes(frame)
+    return wire.shared_frame(4096, len(frame))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda offer: wire.shared_frame(4096, SIZE),
+        lambda offer: wire.shared_frame(2**64 - 8, 80),
+        lambda offer: wire.shared_frame(4097, 80),
+        lambda offer: wire.shared_frame(0, 80),
+        lambda offer: wire.shared_frame(4096, 8),
+        lambda offer: wire.shared_frame(4096, 80),  # zeros lie there
+        lambda offer: wire.frame_header(Kind.SHARED, 8) + bytes(8),
+        _not_publish,
+        _two_frames,
+        _padded,
+    ],
+)
+def test_what_is_no_frame_of_the_memory_ends_the_connection(frame: Callable[[Offer], bytes]) -> None:
+    def test() -> None:
+        door, offer = SharingDoor(), Offer()
+        door.share(offer)
+        feed(door.connection, frame(offer))
+        assert door.transport.closed and not door.taken()
+
+    on_loop(test)
+
+
+def test_a_frame_in_memory_before_there_is_any_ends_the_connection() -> None:
+    def test() -> None:
+        door = SharingDoor()
+        feed(door.connection, wire.shared_frame(4096, 80))
+        assert door.transport.closed and not door.taken()
+
+    on_loop(test)
+    with pytest.raises(ProtocolError, match="before memory was shared"):
+        wire.read_shared(bytes(16), None)

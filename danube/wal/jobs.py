@@ -62,8 +62,14 @@ class SyncJob:
         finally:
             self.release()
 
+    def check_files(self) -> None:
+        """All is synced by other means; StorageFailed where an earlier sync of a file has failed."""
+        for file in self.files:
+            if file.failed:
+                raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
+
     def release(self) -> None:
-        """Give the files back; done by run(), and here for a job that never runs."""
+        """Give the files back; done by run(), and by the log that hears what became of the job."""
         pinned, self.pinned = self.pinned, []
         for file, _ in pinned:
             descriptors.unpin(file)

@@ -93,34 +93,35 @@ class Syncer:
     def _run(self, group: list[tuple[Job, OnDone]]) -> list[_Outcome]:
         self.group_count += 1
         self.job_count += len(group)
-        synced = self._sync_together(group)
+        together = self._sync_together(group)
+        synced: set[object] = set()
         outcomes: list[_Outcome] = []
         for job, on_done in group:
             try:
-                job.run(synced)
+                if together and type(job) is SyncJob:
+                    job.check_files()  # nothing else is left to do, and thousands wait for this thread
+                else:
+                    job.run(synced)
             except Exception as error:  # handed to the job's owner, who decides; nothing is hidden
                 outcomes.append((on_done, job, error))
             else:
                 outcomes.append((on_done, job, None))
         return outcomes
 
-    def _sync_together(self, group: list[tuple[Job, OnDone]]) -> set[object]:
-        """What one call for the file system has synced; empty for a group of few files."""
-        covered: set[object] = set()
-        if self._file_system < 0:
-            return covered
-        for job, _ in group:
-            if isinstance(job, SyncJob):
-                covered.update(file for file, _ in job.pinned)
-                if job.directory is not None:
-                    covered.add(job.directory)
-        if len(covered) < TOGETHER_MIN:
-            return set()
+    def _sync_together(self, group: list[tuple[Job, OnDone]]) -> bool:
+        """Whether one call for the file system has synced all SyncJobs; not asked for few files."""
+        if self._file_system < 0 or _file_count(group) < TOGETHER_MIN:
+            return False
         try:
             files.syncfs(self._file_system)
         except OSError:
-            return set()
-        return covered
+            return False
+        return True
+
+
+def _file_count(group: list[tuple[Job, OnDone]]) -> int:
+    jobs = [job for job, _ in group if type(job) is SyncJob]
+    return sum(len(job.files) + (job.directory is not None) for job in jobs)
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:

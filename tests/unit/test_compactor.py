@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from danube import clock
+from danube.broker import compactor
 from danube.broker.compactor import PAUSE_NS, Compactor
 from danube.broker.dead_letters import DeadLetters, _Target
 from danube.broker.worker import Worker
@@ -451,3 +452,25 @@ def test_the_mover_hears_whether_to_compact(tmp_path: Path) -> None:
     bench.tiers.on_connected()
     assert said() == [(True, 5), (True, 5)], "a new mover hears it again"
     assert changed() == [(True, 5), (True, 5), (False, 0)]
+
+
+def test_of_many_partitions_some_are_looked_at_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CompactionBench(tmp_path)
+    bench.fill(segments=4)
+    others = [SimpleNamespace(policy=TopicPolicy(), failure=None, deleted=False) for _ in range(4)]
+    monkeypatch.setattr(compactor, "LOOKED_AT_MAX", 2)
+    bench.compactor._partitions = lambda: cast(Any, [bench.hosted, *others])  # looked at from the end
+    for _ in range(2):
+        bench.compact()
+        assert bench.compacted_end == 0
+    bench.compact()
+    assert bench.compacted_end > 0
+    left = [*bench.compactor._unseen]
+    bench.compactor.look()
+    assert left == [] and bench.compactor._unseen == [bench.hosted, *others[:2]]
+    bench.compactor.look()
+    bench.hosted.deleted = True
+    monkeypatch.setattr(bench.compactor, "_begin", lambda hosted: pytest.fail("it is gone"))
+    bench.compactor.look()

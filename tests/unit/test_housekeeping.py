@@ -116,3 +116,34 @@ def test_what_a_lost_command_may_have_made_stays(tmp_path: Path, removed: list[P
     site.directory(made_later)
     site.housekeeping._sweep_directories()
     assert removed == [gone]
+
+
+def test_a_round_of_retention_leaves_the_loop_to_others_between_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    seen: list[int] = []
+    backlogs: list[int] = []
+
+    def partition(number: int, **changed: Any) -> Any:
+        subscription = SimpleNamespace(core=SimpleNamespace(ack_floor=4))
+        fields = {"log": True, "failure": None, "deleted": False, "high_watermark": 10, "number": number}
+        return SimpleNamespace(subscriptions={"s": subscription}, **{**fields, **changed})
+
+    hosted = [partition(number) for number in range(5)]
+    gone = [partition(5, log=None), partition(6, failure="broken"), partition(7, deleted=True)]
+    site.shard.partitions = {one.number: one for one in [*hosted, *gone]}
+    site.shard.storage = SimpleNamespace(drop_spares=lambda now_us: None)
+    site.counters = SimpleNamespace(block=SimpleNamespace(put=lambda name, value: backlogs.append(value)))
+    monkeypatch.setattr(housekeeping, "RETAINED_AT_ONCE", 3)
+    monkeypatch.setattr(site.housekeeping, "_retain", lambda one, now_us: seen.append(one.number))
+    site.housekeeping._retention()
+    assert seen == [] and backlogs == []
+    site.run_later()
+    assert sorted(seen) == [2, 3, 4] and backlogs == []
+    site.run_later()
+    assert sorted(seen) == [0, 1, 2, 3, 4] and backlogs == [5 * 6] and site.waiting == []
+    site.housekeeping._retention()
+    site.housekeeping.stop()
+    site.run_later()
+    assert site.waiting == [] and backlogs == [30]

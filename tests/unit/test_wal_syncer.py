@@ -13,6 +13,7 @@ import pytest
 
 from danube import files
 from danube.errors import ClosedError, StorageFailed
+from danube.wal import syncer as syncer_module
 from danube.wal.syncer import Syncer
 from tests.unit.wal_samples import append, open_log, read_all
 
@@ -144,3 +145,69 @@ def test_stop_carries_out_what_was_submitted_and_refuses_more() -> None:
     assert sorted(done) == [1] * 5 + [2] * 5
     with pytest.raises(ClosedError):
         syncer.submit(Count(), lambda job, error: None)
+
+
+def synced_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refused: bool = False, failed: int = -1
+) -> tuple[list[str], list[Exception | None], list[Any]]:
+    """Three logs in one group: system calls, outcomes and the logs afterwards."""
+    monkeypatch.setattr(syncer_module, "TOGETHER_MIN", 3)
+    calls: list[str] = []
+
+    def syncfs(fd: int) -> None:
+        calls.append("syncfs")
+        if refused:
+            raise OSError(errno.EIO, "input/output error")
+
+    real = files.fdatasync
+    monkeypatch.setattr(files, "syncfs", syncfs)
+    monkeypatch.setattr(files, "fdatasync", lambda fd: (calls.append("fdatasync"), real(fd)))
+    loop = Loop()
+    syncer = Syncer(loop.posted.put, tmp_path)
+    logs = [open_log(tmp_path / str(number)) for number in range(3)]
+    jobs, outcomes = [], []
+    for number, log in enumerate(logs):
+        append(log, b"x")
+        log.write()
+        job = log.sync_job()
+        assert job is not None and log.active is not None
+        log.active.file.failed = number == failed
+        jobs.append((job, lambda job, error, log=log: outcomes.append((log, job, error))))
+    syncer.submit_all(jobs)
+    syncer.start()
+    loop.run_one()
+    for log, job, error in outcomes:
+        if error is None:
+            log.synced(job)
+        else:
+            log.sync_failed(job, error)
+        assert job.pinned == []
+    syncer.stop()
+    return calls, [error for _, _, error in outcomes], logs
+
+
+def test_many_files_are_synced_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, errors, logs = synced_together(tmp_path, monkeypatch)
+    assert calls == ["syncfs"] and errors == [None] * 3
+    assert [log.synced_end for log in logs] == [1] * 3
+    for log in logs:
+        assert log.active.file.pins == 0
+        log.close()
+
+
+def test_where_that_call_fails_each_file_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, errors, logs = synced_together(tmp_path, monkeypatch, refused=True)
+    assert calls == ["syncfs"] + ["fdatasync"] * 3 and errors == [None] * 3
+    for log in logs:
+        log.close()
+
+
+def test_a_file_whose_sync_failed_before_is_not_synced_by_that_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, errors, logs = synced_together(tmp_path, monkeypatch, failed=1)
+    assert calls == ["syncfs"]
+    assert [type(error) for error in errors] == [type(None), StorageFailed, type(None)]
+    assert [log.synced_end for log in logs] == [1, 0, 1] and logs[1].fenced
+    for log in logs:
+        log.close()

@@ -35,6 +35,7 @@ from danube.server.shared_memory import attach
 
 _log = telemetry.events("native")
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
+_SHARE_MEMORY = int(Kind.SHARE_MEMORY)
 _SHARED = int(Kind.SHARED)
 _ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
@@ -293,7 +294,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                         return  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
-                elif frame.kind == Kind.SHARE_MEMORY:
+                elif frame.kind == _SHARE_MEMORY:
                     self._share_memory(frame, view)
                 elif server.draining and frame.kind == Kind.PUBLISH:
                     self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)

@@ -226,6 +226,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._server.buffers.give_back(self._buffer)
             self._buffer = None
         self._output.clear()
+        self._memory = None
         self.closed = True
         self._transport = None
         self._server.closed(self)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import mmap
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -423,6 +425,26 @@ def test_new_memory_takes_the_place_of_the_old() -> None:
         feed(door.connection, before + said + placed(new, 4))
         new.close()
         assert door.taken() == [(3, b"\3" * 64), (4, b"\4" * 64)]
+
+    on_loop(test)
+
+
+def mapped() -> int:
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count(SHARED_MEMORY_NAME)
+
+
+def test_memory_goes_with_its_connection_but_for_what_is_still_to_be_written() -> None:
+    def test() -> None:
+        before = mapped()
+        door, offer = SharingDoor(), Offer()
+        door.share(offer)
+        feed(door.connection, placed(offer, 3))
+        door.connection.connection_lost(None)
+        del offer
+        assert mapped() == before + 1
+        assert door.taken() == [(3, b"\3" * 64)]
+        assert mapped() == before
 
     on_loop(test)
 

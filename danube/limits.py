@@ -121,6 +121,7 @@ _agree(BATCH_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest frame fits an empty 
 _agree(BATCH_BYTES_MAX < TAIL_BYTES, "the largest batch fits the tail")
 _agree(MAX_UNACKED_DEFAULT <= MAX_UNACKED_LIMIT, "the default is allowed")
 _agree(BATCH_BYTES_MAX <= PUBLISH_CREDIT_BYTES, "the largest batch can be sent at all")
+_agree(SHARED_SLOTS * SHARED_SLOT_BYTES < SHARED_MEMORY_BYTES_MAX, "a broker takes what a client shares")
 _agree(DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PRODUCER, "a trimmed window is a shorter window")
 _agree(
     PRODUCERS_PER_PARTITION_MAX * DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PARTITION_MAX * 7 // 8,

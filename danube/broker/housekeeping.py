@@ -29,7 +29,7 @@ TICK_S = 0.02
 SECOND_S = 1.0
 RETENTION_S = 10.0
 COMPACTION_S = 1.0
-OPEN_PAUSE_S = 0.005
+PART_PAUSE_S = 0.005  # between two parts of a round: others have the loop
 RETAINED_AT_ONCE = 500  # partitions: a thousand cost some 20 ms where they are not in the processor's caches
 _DIRECTORY = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)({re.escape(SUFFIX)})?\Z")
 _SET_ASIDE = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)-[0-9]{{10}}(-[0-9]+)?({re.escape(SUFFIX)})?\Z")
@@ -106,7 +106,7 @@ class Housekeeping:
                 backlog += sum(max(0, end - host.core.ack_floor) for host in hosted.subscriptions.values())
         del left[-RETAINED_AT_ONCE:]
         if left:
-            self._worker.loop.call_later(OPEN_PAUSE_S, self._retain_next, left, backlog)
+            self._worker.loop.call_later(PART_PAUSE_S, self._retain_next, left, backlog)
         else:
             self._worker.counters.block.put(Counter.BACKLOG_RECORDS, backlog)
 
@@ -211,4 +211,4 @@ class Housekeeping:
         self._worker.shard.open(name, lambda _: self._open_later(names))
 
     def _open_later(self, names: list[str]) -> None:
-        self._worker.loop.call_later(OPEN_PAUSE_S, self._open_next, names)
+        self._worker.loop.call_later(PART_PAUSE_S, self._open_next, names)

@@ -302,6 +302,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 elif not router.route(self, frame, data):
                     self._block(buffer, received)
                     return
+                elif data is not view:
+                    server.count("shared_in", 1)
             buffer.start = self._decoder.position
         except DanubeError as error:
             self.refuse(error)
@@ -354,7 +356,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def _in_memory(self, frame: Frame, view: memoryview) -> tuple[Frame, memoryview]:
         """The frame that a SHARED frame stands for, and where it lies."""
         found = wire.read_shared(view[frame.start : frame.end], self._memory)
-        self._server.count("shared_in", 1)
         return found, cast(memoryview, self._memory)
 
     def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:

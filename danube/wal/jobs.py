@@ -17,10 +17,15 @@ from danube.wal.segment import NO_HASH, Summary
 from danube.wal.stored_segment import StoredSegment, write_footer
 
 
-def sync_file(file: LogFile, fd: int) -> None:
-    """One fdatasync; after it failed once, StorageFailed without asking the kernel again."""
+def check_file(file: LogFile) -> None:
+    """StorageFailed where an earlier sync of the file has failed: what it lost no later one brings back."""
     if file.failed:
         raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
+
+
+def sync_file(file: LogFile, fd: int) -> None:
+    """One fdatasync; after it failed once, StorageFailed without asking the kernel again."""
+    check_file(file)
     try:
         files.fdatasync(fd)
     except OSError:
@@ -65,8 +70,7 @@ class SyncJob:
     def check_files(self) -> None:
         """All is synced by other means; StorageFailed where an earlier sync of a file has failed."""
         for file in self.files:
-            if file.failed:
-                raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
+            check_file(file)
 
     def release(self) -> None:
         """Give the files back; done by run(), and by the log that hears what became of the job."""

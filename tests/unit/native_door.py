@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 from danube.broker.connection_passing import ConnectionPassing
@@ -112,8 +113,10 @@ class Door:
     def _count(self, name: str, amount: int) -> None:
         self.counted[name] = self.counted.get(name, 0) + amount
 
-    def connect(self, *, shake: bool = True) -> tuple[NativeConnection, FakeTransport]:
-        transport, connection = FakeTransport(), self.server.factory()
+    def connect(
+        self, *, shake: bool = True, transport: FakeTransport | None = None
+    ) -> tuple[NativeConnection, FakeTransport]:
+        transport, connection = transport or FakeTransport(), self.server.factory()
         connection.connection_made(cast(asyncio.BaseTransport, transport))
         if shake:
             feed(connection, wire.control_frame(Kind.HELLO, wire.Hello()))
@@ -140,3 +143,10 @@ def feed(connection: NativeConnection, data: bytes, step: int = 1 << 30) -> None
 
 def publish(correlation: int, size: int) -> bytes:
     return wire.frame_header(Kind.PUBLISH, size, correlation, 1) + bytes([correlation]) * size
+
+
+def on_loop(test: Callable[[], None]) -> None:
+    async def inside() -> None:
+        test()
+
+    asyncio.run(inside())

@@ -110,10 +110,15 @@ def send(producer: PartitionProducer, payload: bytes, count: int = 1) -> Outgoin
 
 def open_pair() -> tuple[Peer, PartitionProducer]:
     peer = Peer()
+    return peer, opened_at(peer)
+
+
+def opened_at(peer: Peer) -> PartitionProducer:
+    """Connect and open a producer there."""
     peer.connect()
     producer = peer.producer()
     peer.open(7, 3)
-    return peer, producer
+    return producer
 
 
 # -- handshake, requests, time ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from danube.ipc.passage import Passage, Passed
 from danube.ipc.region import Region
 from danube.server.arrivals import Arrivals
 from tests.unit.broker_parts import frames_in
-from tests.unit.native_door import DESCRIPTOR, Door, FakeTransport, feed, publish
+from tests.unit.native_door import DESCRIPTOR, Door, FakeTransport, feed, on_loop, publish
 
 OPEN = wire.control_frame(Kind.OPEN_PRODUCER, wire.OpenProducer("/default/t", "p"), 3, 1)
 SUBSCRIBE = wire.control_frame(Kind.SUBSCRIBE, wire.Subscribe("/default/t", "s", "c"), 3, 1)
@@ -50,13 +50,6 @@ class Passing:
     def answer(self, frame: bytes) -> None:
         self.connection.send(frame)
         self.door.server.flush()
-
-
-def on_loop(test: Callable[[], None]) -> None:
-    async def inside() -> None:
-        test()
-
-    asyncio.run(inside())
 
 
 @pytest.mark.parametrize("opens", [OPEN, SUBSCRIBE], ids=["producer", "consumer"])

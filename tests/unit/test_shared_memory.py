@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import gc
 import mmap
@@ -11,7 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -24,10 +23,9 @@ from danube.errors import InvalidArgument, OwnerMoved, ProtocolError, SequenceGa
 from danube.ipc.region import Region
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_MEMORY_BYTES_MAX, SHARED_SLOT_BYTES, SHARED_SLOTS
 from danube.server import shared_memory
-from danube.server.native import NativeConnection
 from danube.server.shared_memory import attach
-from tests.unit.native_door import Door, FakeTransport, feed, publish
-from tests.unit.test_client_session import Peer, send
+from tests.unit.native_door import Door, FakeTransport, feed, on_loop, publish
+from tests.unit.test_client_session import Peer, open_pair, opened_at, send
 
 LARGE = bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256 + 1)
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -90,10 +88,7 @@ class NearPeer(Peer):
 
 def near_pair() -> tuple[NearPeer, PartitionProducer]:
     peer = NearPeer()
-    peer.connect()
-    producer = peer.producer()
-    peer.open(7, 3)
-    return peer, producer
+    return peer, opened_at(peer)
 
 
 def payload_of(batch: bytes) -> bytes:
@@ -127,10 +122,7 @@ def test_large_batches_lie_in_memory_and_small_ones_go_through_the_socket() -> N
 
 
 def test_nothing_is_offered_to_a_broker_elsewhere_or_for_small_batches() -> None:
-    far = Peer()
-    far.connect()
-    producer = far.producer()
-    far.open(7, 3)
+    far, producer = open_pair()
     send(producer, LARGE)
     assert [frame.kind for frame, _ in far.sent()] == [Kind.PUBLISH]
     near, producer = near_pair()
@@ -369,11 +361,7 @@ class SharingDoor(Door):
 
     def __init__(self) -> None:
         super().__init__()
-        self.transport = LoopbackTransport()
-        self.connection: NativeConnection = self.server.factory()
-        self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
-        feed(self.connection, wire.control_frame(Kind.HELLO, wire.Hello()))
-        self.sent(self.transport)
+        self.connection, self.transport = self.connect(transport=LoopbackTransport())
 
     def share(self, offer: Offer, correlation: int = 2) -> None:
         feed(self.connection, wire.control_frame(Kind.SHARE_MEMORY, offer.said(), correlation))
@@ -386,17 +374,14 @@ class SharingDoor(Door):
         return [(correlation, bytes(body)) for correlation, body in taken]
 
 
-def on_loop(test: Callable[[], None]) -> None:
-    async def inside() -> None:
-        test()
-
-    asyncio.run(inside())
-
-
-def placed(offer: Offer, correlation: int, position: int = 4096, size: int = 64) -> bytes:
-    frame = publish(correlation, size)
+def in_memory(offer: Offer, frame: bytes, position: int = 4096) -> bytes:
+    """Write it there; the frame that stands for it."""
     offer.memory[position : position + len(frame)] = frame
     return wire.shared_frame(position, len(frame))
+
+
+def placed(offer: Offer, correlation: int, position: int = 4096) -> bytes:
+    return in_memory(offer, publish(correlation, 64), position)
 
 
 def test_frames_in_memory_and_in_the_socket_keep_their_order() -> None:
@@ -423,6 +408,7 @@ def test_a_frame_in_memory_that_found_a_full_ring_is_offered_again() -> None:
         door.router.room = True
         assert not door.server.hand_over() and door.transport.reading
         assert [correlation for correlation, _ in door.taken()] == [3, 4]
+        assert door.counted["shared_in"] == 1, "however often it was offered"
 
     on_loop(test)
 
@@ -500,22 +486,17 @@ def test_an_offer_that_is_refused_changes_nothing() -> None:
 
 
 def _not_publish(offer: Offer) -> bytes:
-    frame = wire.control_frame(Kind.PING, None, 5)
-    offer.memory[4096 : 4096 + len(frame)] = frame
-    return wire.shared_frame(4096, len(frame))
+    return in_memory(offer, wire.control_frame(Kind.PING, None, 5))
 
 
 def _two_frames(offer: Offer) -> bytes:
-    placed(offer, 3)
-    placed(offer, 4, 4096 + 80)
-    return wire.shared_frame(4096, 160)
+    return in_memory(offer, publish(3, 64) + publish(4, 64))
 
 
 def _padded(offer: Offer) -> bytes:
     frame = bytearray(publish(3, 64))
     frame[6] = 3  # bytes of padding
-    offer.memory[4096 : 4096 + len(frame)] = bytes(frame)
-    return wire.shared_frame(4096, len(frame))
+    return in_memory(offer, bytes(frame))
 
 
 @pytest.mark.parametrize(

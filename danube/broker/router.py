@@ -11,6 +11,7 @@ from danube.broker.operations import Answer, Operations
 from danube.broker.owner_metadata import OwnerMetadata
 from danube.broker.remote import RecordKind, RemoteSessions
 from danube.broker.schema_gate import SchemaGate
+from danube.broker.shared_memory import ClientMemory
 from danube.broker.topic_operations import policy_for, topic_view
 from danube.core import wire
 from danube.core.commands import CreateTopic, TopicRecord
@@ -57,6 +58,7 @@ class RoutedSession(Session):
         self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
         self.known_to: set[int] = set()  # other workers that keep something for this connection
+        self.memory: ClientMemory | None = None  # where its client shares some
 
 
 class Router:
@@ -132,7 +134,7 @@ class Router:
                 session.routes.pop(frame.handle, None)
             self._shard.on_frame(session, frame, buffer)
             return True
-        if self.remote is None or not self.remote.forward(worker, session.connection_id, frame, buffer):
+        if self.remote is None or not self.remote.forward(worker, session, frame, buffer):
             return False
         if kind in _REQUESTS:
             session.requests[frame.correlation] = worker
@@ -250,6 +252,8 @@ class Router:
         for handle in [key for key, owner in session.routes.items() if owner == worker]:
             del session.routes[handle]
             session.send_error(error, 0, handle)
+        if session.memory is not None:
+            session.memory.readers.pop(worker, None)
 
     def session_gone(self, session: RoutedSession) -> None:
         """A local connection was closed."""

@@ -210,6 +210,7 @@ class Session(Timers):
         self.failure = error
         self.ready = self._open = False
         self._output.clear()
+        self._sharing.disconnected()
         requests = [one for one in self._awaited.values() if isinstance(one, Request)]
         requests += self._waiting
         self._awaited.clear()
@@ -225,6 +226,7 @@ class Session(Timers):
         """Refuse every later call with ``error`` and write nothing more; nobody is told."""
         self.failure = error
         self.ready = self._open = False
+        self._sharing.disconnected()
         self._output = []
         self._dirty = {}
 

@@ -5,8 +5,9 @@ is free again when the answer has come.  Where a frame may never be answered (it
 gone) nobody knows when the broker is done with it: all of this memory is given up then, and new is made.
 
 A memfd has no name to guess and goes with the last process that maps it.  Its size is sealed, so that no
-mapping of it can raise SIGBUS.  Pages are there for slots that were used, and the slot that became free last
-is used first: it is in the processor's caches.
+mapping of it can raise SIGBUS.  Its descriptor stays open as long as batches are put there: another worker
+that owns a partition maps it when the first of them is for it.  Pages are there for slots that were used,
+and the slot that became free last is used first: it is in the processor's caches.
 """
 
 from __future__ import annotations
@@ -39,10 +40,18 @@ class SharedMemory:
         self._taken: dict[int, int] = {}  # correlation -> position
 
     def decide(self, accepted: bool) -> None:
-        """The broker has mapped this memory, or will not; the descriptor has served."""
-        os.close(self._descriptor)
-        if accepted:
+        """The broker has mapped this memory, or will not."""
+        if not accepted:
+            self.give_up()
+        elif self._descriptor >= 0:
             self._free = list(range(_FIRST_SLOT, _BYTES, SHARED_SLOT_BYTES))
+
+    def give_up(self) -> None:
+        """Put nothing here any more; what is here stays as it is for whoever has mapped it."""
+        descriptor, self._descriptor = self._descriptor, -1
+        self._free = []
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def place(self, correlation: int, header: bytes, head: bytes, body: bytes) -> bytes | None:
         """Write a frame into a slot; return the one that stands for it, or None where it has no room."""
@@ -99,7 +108,7 @@ class Sharing:
     def disconnected(self) -> None:
         """The broker may still read what it was sent."""
         self._near = False
-        self._memory = None
+        self._give_up()
 
     def place(self, correlation: int, header: bytes, head: bytes, body: bytes) -> bytes | None:
         """Write a frame into shared memory; return the one that stands for it, None where that cannot be."""
@@ -131,4 +140,9 @@ class Sharing:
     def forgotten(self, correlation: int) -> None:
         """Nobody may hear when the broker is done with what had this correlation."""
         if self._memory is not None and self._memory.holds(correlation):
-            self._memory = None
+            self._give_up()
+
+    def _give_up(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.give_up()

@@ -342,8 +342,8 @@ def shared_frame(position: int, size: int) -> bytes:
     return frame_header(_KIND_SHARED, _SHARED.size) + _SHARED.pack(position, size)
 
 
-def read_shared(body: bytes | memoryview, memory: memoryview | None) -> Frame:
-    """The PUBLISH frame that a SHARED frame stands for, where it lies in ``memory``."""
+def read_shared(body: bytes | memoryview, memory: memoryview | None) -> tuple[Frame, memoryview]:
+    """The PUBLISH frame that a SHARED frame stands for, and ``memory``, where it lies."""
     if memory is None:
         raise ProtocolError("SHARED came before memory was shared")
     if len(body) != _SHARED.size:
@@ -355,7 +355,7 @@ def read_shared(body: bytes | memoryview, memory: memoryview | None) -> Frame:
     frame = next(FrameDecoder().frames(memory, position, end), None)
     if frame is None or frame.kind != _KIND_PUBLISH or frame.end != end:
         raise ProtocolError("SHARED stands for something else than one PUBLISH frame", position=position)
-    return frame
+    return frame, memory
 
 
 def ack_frame(handle: int, ranges: bytes, correlation: int = 0, flags: int = 0) -> bytes:

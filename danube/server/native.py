@@ -13,6 +13,7 @@ from typing import cast
 from danube import __version__, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.router import RoutedSession, Router
+from danube.broker.shared_memory import ClientMemory
 from danube.core import wire
 from danube.core.wire import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
 from danube.errors import (
@@ -31,7 +32,6 @@ from danube.limits import (
 )
 from danube.server.half_open import gone, tune_socket
 from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
-from danube.server.shared_memory import attach
 
 _log = telemetry.events("native")
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
@@ -196,7 +196,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._placed = False  # it is welcomed, and stays with this worker
         self._owed = 0  # requests that are not answered yet, until it is placed
         self._unread = b""  # read by the worker that passed it on
-        self._memory: memoryview | None = None  # the client's, where it shares some
         self._blocked = False
         self._reading = True
         self.peer = ""
@@ -226,7 +225,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._server.buffers.give_back(self._buffer)
             self._buffer = None
         self._output.clear()
-        self._memory = None
+        self.memory = None
         self.closed = True
         self._transport = None
         self._server.closed(self)
@@ -347,7 +346,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         try:
             if transport is None or not tcp.on_loopback(transport.get_extra_info("socket")):
                 raise InvalidArgument("memory is shared on one host, over loopback")
-            self._memory = attach(wire.decode_control(view[frame.start : frame.end], ShareMemory))
+            self.memory = ClientMemory(wire.decode_control(view[frame.start : frame.end], ShareMemory))
         except InvalidArgument as error:
             self.send_error(error, frame.correlation)
         else:
@@ -355,8 +354,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
 
     def _in_memory(self, frame: Frame, view: memoryview) -> tuple[Frame, memoryview]:
         """The frame that a SHARED frame stands for, and where it lies."""
-        found = wire.read_shared(view[frame.start : frame.end], self._memory)
-        return found, cast(memoryview, self._memory)
+        memory = None if self.memory is None else self.memory.view
+        return wire.read_shared(view[frame.start : frame.end], memory)
 
     def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:
         """The owner's ring is full: keep this frame and read no more until it has room."""

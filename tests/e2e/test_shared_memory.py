@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import danube
 from danube import sync
 from danube.core.placement import owner_of
+from danube.core.wire import SHARED_MEMORY_NAME
 from tests.broker_process import BrokerProcess
 
 pytestmark = pytest.mark.e2e
@@ -48,42 +52,59 @@ def test_an_asyncio_client_on_the_host_shares_memory(broker: Any) -> None:
     assert read_back(process.address, "/default/t", 30_000) == PAYLOADS * 10
 
 
-def test_what_another_worker_owns_crosses_the_ring_from_there(broker: Any) -> None:
+def owned_by_each(client: Any, count: int = 8) -> list[str]:
+    """Topics, made here, of which both workers of a broker own some."""
+    topics = [f"/default/t{number}" for number in range(count)]
+    for topic in topics:
+        client.admin.create_topic(topic)
+    assert {owner_of(client.admin.describe_topic(topic).topic.topic_id, 0, 2) for topic in topics} == {0, 1}
+    return topics
+
+
+def test_what_another_worker_owns_is_read_where_it_lies_as_well(broker: Any) -> None:
     process = broker(workers=2)
     with sync.connect(process.address) as client:
-        topics = [f"/default/t{number}" for number in range(8)]
+        topics = owned_by_each(client)
         producers = [client.producer(topic) for topic in topics]
         for producer in producers:
             with producer:
                 for _ in range(3):
                     producer.send_many(PAYLOADS)
-        owners = {owner_of(client.admin.describe_topic(topic).topic.topic_id, 0, 2) for topic in topics}
-    assert owners == {0, 1}
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in process.worker_pids]
+        assert [SHARED_MEMORY_NAME in each for each in maps] == [True, True]
     assert counted(process, "shared_in") >= 8
     assert counted(process, "forwarded_in") > 0
     for topic in topics:
         assert read_back(process.address, topic, 9_000) == PAYLOADS * 3
 
 
-def test_workers_that_are_killed_meanwhile_lose_and_double_nothing(broker: Any) -> None:
-    process = broker(workers=1)
-    rounds = 40
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_are_killed_meanwhile_lose_and_double_nothing(broker: Any, workers: int) -> None:
+    process = broker(workers=workers)
+    rounds = 24
     stopped = threading.Event()
 
     def kill() -> None:
-        while not stopped.wait(0.3):
-            process.wait_worker_replaced(process.kill_worker())
+        for number in itertools.cycle(range(workers)):
+            if stopped.wait(0.3):
+                return
+            process.wait_worker_replaced(process.kill_worker(number))
 
     killer = threading.Thread(target=kill)
-    with sync.connect(process.address) as client, client.producer("/default/t") as producer:
-        producer.send_many(PAYLOADS)
+    with sync.connect(process.address) as client, ExitStack() as opened:
+        topics = owned_by_each(client) if workers == 2 else ["/default/t"]
+        producers = [opened.enter_context(client.producer(topic)) for topic in topics]
+        for producer in producers:
+            producer.send_many(PAYLOADS)
         killer.start()
         try:
             for _ in range(rounds - 1):
-                producer.send_many(PAYLOADS)
+                for producer in producers:
+                    producer.send_many(PAYLOADS)
                 time.sleep(0.02)
         finally:
             stopped.set()
             killer.join()
-    assert read_back(process.address, "/default/t", rounds * len(PAYLOADS)) == PAYLOADS * rounds
+    for topic in topics:
+        assert read_back(process.address, topic, rounds * len(PAYLOADS)) == PAYLOADS * rounds
     assert counted(process, "shared_in") > 0

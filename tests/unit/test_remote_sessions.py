@@ -65,7 +65,7 @@ class Pair:
     def forward(self, raw: bytes, connection: int = CONNECTION) -> bool:
         buffer = memoryview(bytearray(b"unread  " + raw))
         (frame,) = FrameDecoder().frames(buffer, 8, len(buffer))
-        return self.holder_end.forward(OWNER, connection, frame, buffer)
+        return self.holder_end.forward(OWNER, RecordingSession(connection), frame, buffer)
 
     def carry(self) -> None:
         """Everything that is in the rings arrives."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from danube.broker.remote import RecordKind, RemoteSessions
+from danube.broker.router import RoutedSession
 from danube.core import wire
 from danube.core.wire import Frame, Kind
 from danube.errors import (
@@ -33,9 +34,9 @@ class FakeRemote:
         self.forwarded: list[tuple[int, int, int]] = []
         self.notices: list[tuple[int, int, int]] = []
 
-    def forward(self, worker: int, connection_id: int, frame: Frame, buffer: memoryview) -> bool:
+    def forward(self, worker: int, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
         if self.room:
-            self.forwarded.append((worker, connection_id, frame.kind))
+            self.forwarded.append((worker, session.connection_id, frame.kind))
         return self.room
 
     def notify(self, worker: int, kind: int, connection_id: int = 0) -> None:

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import mmap
 import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from danube.broker import shared_memory
+from danube.broker.shared_memory import attach
 from danube.client.publishing import PartitionProducer
+from danube.client.shared_memory import SharedMemory
 from danube.core import wire
 from danube.core.batch import body_intact
 from danube.core.columns import BatchView
-from danube.core.wire import SHARED_MEMORY_NAME, SHARED_TOKEN_BYTES, Kind, ShareMemory
-from danube.errors import InvalidArgument, OwnerMoved, ProtocolError, SequenceGap, StorageFull
+from danube.core.wire import SHARED_TOKEN_BYTES, Kind, ShareMemory
+from danube.errors import ClosedError, InvalidArgument, OwnerMoved, ProtocolError, SequenceGap, StorageFull
 from danube.ipc.region import Region
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_MEMORY_BYTES_MAX, SHARED_SLOT_BYTES, SHARED_SLOTS
-from danube.server import shared_memory
-from danube.server.shared_memory import attach
 from tests.unit.native_door import Door, FakeTransport, feed, on_loop, publish
+from tests.unit.offered_memory import SIZE, Offer, in_memory, mapped
 from tests.unit.test_client_session import Peer, open_pair, opened_at, send
 
 LARGE = bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256 + 1)
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-TOKEN = os.urandom(SHARED_TOKEN_BYTES)
-SIZE = 64 * 1024
 
 
 def descriptors() -> int:
@@ -67,9 +64,8 @@ class NearPeer(Peer):
             if frame.kind == Kind.SHARE_MEMORY:
                 self._answer_offer(frame, wire.decode_control(body, ShareMemory), accept)
             elif frame.kind == Kind.SHARED:
-                inner = wire.read_shared(body, self.memory)
-                assert self.memory is not None
-                found.append((inner, bytes(self.memory[inner.start : inner.end])))
+                inner, memory = wire.read_shared(body, self.memory)
+                found.append((inner, bytes(memory[inner.start : inner.end])))
             elif frame.kind == Kind.PUBLISH:
                 self.inline += 1
                 found.append((frame, body))
@@ -247,38 +243,43 @@ def _no_memory(*_: object) -> int:
     raise OSError(12, "Cannot allocate memory")
 
 
-@pytest.mark.parametrize("accept", [True, False])
-def test_the_offer_keeps_no_descriptor(accept: bool) -> None:
-    peer, producer = near_pair()
+def _fail(peer: NearPeer) -> None:
+    peer.session.fail(ClosedError("the client is closed"))
+
+
+def _abandon(peer: NearPeer) -> None:
+    peer.session.abandon(ClosedError("a fork"))
+
+
+def _close_handle(peer: NearPeer) -> None:
+    [(_, body)] = peer.sent()
+    (frame, _) = wire.read_shared(body, peer.memory)
+    peer.feed(wire.error_frame(OwnerMoved("moved"), 0, frame.handle))
+
+
+@pytest.mark.parametrize("end", [NearPeer.lose, _fail, _abandon, _close_handle])
+def test_the_descriptor_is_open_as_long_as_batches_may_be_put_there(end: Callable[[NearPeer], None]) -> None:
+    before = descriptors()
+    peer, producer = sharing_pair()
     send(producer, LARGE)
-    offered = next(
-        wire.decode_control(body, ShareMemory) for one, body in peer.sent() if one.kind == Kind.SHARE_MEMORY
-    )
-    assert os.readlink(f"/proc/self/fd/{offered.descriptor}").startswith(f"/memfd:{SHARED_MEMORY_NAME}")
-    peer.lose()
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(offered.descriptor)
+    assert descriptors() == before + 3, "each mapping holds another"
+    end(peer)
+    peer.memory = None
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("accept", [True, False])
+def test_an_answer_that_comes_late_changes_nothing(accept: bool) -> None:
+    before = descriptors()
+    memory = SharedMemory()
+    memory.give_up()
+    memory.decide(accept)
+    assert memory.place(1, b"header", b"head", LARGE) is None
+    del memory
+    assert descriptors() == before
 
 
 # -- the broker's half ----------------------------------------------------------------------------
-
-
-class Offer:
-    """A memfd as a client makes one, but for what a test changes."""
-
-    def __init__(self, name: str = SHARED_MEMORY_NAME, seals: int = SEALS, token: bytes = TOKEN) -> None:
-        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, SIZE)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-        self.memory = memoryview(mmap.mmap(self.descriptor, SIZE))
-        self.memory[: len(token)] = token
-
-    def said(self, **changed: Any) -> ShareMemory:
-        said = {"process": os.getpid(), "descriptor": self.descriptor, "size": SIZE, "token": TOKEN}
-        return ShareMemory(**{**said, **changed})
-
-    def close(self) -> None:
-        os.close(self.descriptor)
 
 
 def test_what_one_side_writes_the_other_reads() -> None:
@@ -374,12 +375,6 @@ class SharingDoor(Door):
         return [(correlation, bytes(body)) for correlation, body in taken]
 
 
-def in_memory(offer: Offer, frame: bytes, position: int = 4096) -> bytes:
-    """Write it there; the frame that stands for it."""
-    offer.memory[position : position + len(frame)] = frame
-    return wire.shared_frame(position, len(frame))
-
-
 def placed(offer: Offer, correlation: int, position: int = 4096) -> bytes:
     return in_memory(offer, publish(correlation, 64), position)
 
@@ -424,11 +419,6 @@ def test_new_memory_takes_the_place_of_the_old() -> None:
         assert door.taken() == [(3, b"\3" * 64), (4, b"\4" * 64)]
 
     on_loop(test)
-
-
-def mapped() -> int:
-    gc.collect()
-    return Path("/proc/self/maps").read_text().count(SHARED_MEMORY_NAME)
 
 
 def test_memory_goes_with_its_connection_but_for_what_is_still_to_be_written() -> None:

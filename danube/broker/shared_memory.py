@@ -4,6 +4,9 @@ Between the check of a batch and the log's write nobody holds the client back fr
 for processes of the broker's own user alone, which may change the broker's files as well.  What the client
 says (process, descriptor) is not believed: the memory must bear the name that clients give it, its size must
 be sealed, and it must begin with the token that came over the connection.
+
+The worker that holds the connection maps the memory, and so does the owner of a partition elsewhere, once
+the first batch for it has come: from then on only the place of a batch crosses the ring.
 """
 
 from __future__ import annotations
@@ -22,6 +25,18 @@ from danube.limits import SHARED_MEMORY_BYTES_MAX
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KIND: Final = f"/memfd:{SHARED_MEMORY_NAME}"
 _HINT: Final = "the client goes on without"
+
+
+class ClientMemory:
+    """What the client of one connection shares, at the worker that holds the connection."""
+
+    __slots__ = ("offer", "readers", "view")
+
+    def __init__(self, offer: ShareMemory) -> None:
+        """Map it; raises what attach() raises."""
+        self.view = attach(offer)
+        self.offer = offer
+        self.readers: dict[int, bool] = {}  # other workers that were asked to map it -> whether they have
 
 
 def attach(offer: ShareMemory) -> memoryview:

@@ -24,7 +24,8 @@ from danube.limits import KIB, MIB
 
 if TYPE_CHECKING:
     from danube.broker.consumers import SubscriptionHost
-    from danube.broker.hosted import HostedPartition, TrafficCounters
+    from danube.broker.hosted import HostedPartition
+    from danube.broker.traffic import TrafficCounters
     from danube.core.grants import DeadLetter
 
 _log = telemetry.events("deliveries")

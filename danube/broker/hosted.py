@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Waiting
 from danube.broker.subscription_settings import failure_for, follow, max_unacked_for
+from danube.broker.traffic import TrafficCounters
 from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp, unpack_header
 from danube.core.columns import BatchView, check_columns
 from danube.core.commands import TopicRecord
@@ -52,18 +53,16 @@ if TYPE_CHECKING:
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
 
 
-class TrafficCounters(Protocol):
-    """Where a partition counts; the worker backs it with shared memory."""
-
-    def add_in(self, records: int, size_bytes: int) -> None: ...
-
-    def add_out(self, records: int, size_bytes: int, redelivery_count: int) -> None: ...
-
-    def add(self, name: str, amount: int = 1) -> None: ...
-
-
 class HostedPartition:
     """One partition that this worker owns; all methods run on the worker's loop."""
+
+    # Ten thousand of them are in no cache: without slots each attribute of so many costs a look into a dict.
+    __slots__ = (
+        "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
+        "damaged", "deleted", "directory", "failure", "hot", "index", "log", "lossy", "metadata", "moved",
+        "name", "near", "producers", "record", "records_in", "refusal", "reopen_delay_ns", "silent",
+        "subscriptions", "sync_running", "tier", "waiting",
+    )  # fmt: skip
 
     def __init__(
         self,

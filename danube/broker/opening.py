@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from danube import telemetry
-from danube.broker.hosted import HostedPartition, TrafficCounters
+from danube.broker.hosted import HostedPartition
+from danube.broker.traffic import TrafficCounters
 from danube.core.commands import TopicRecord
 from danube.core.offset_budget import OffsetBudget
 from danube.core.partition import Partition

@@ -20,7 +20,7 @@ from danube.schema import kinds
 from danube.schema.model import Definition, SchemaType
 
 if TYPE_CHECKING:
-    from danube.broker.hosted import TrafficCounters
+    from danube.broker.traffic import TrafficCounters
     from danube.core.batch import BatchHeader
     from danube.core.commands import TopicSchema
     from danube.core.metadata import Metadata

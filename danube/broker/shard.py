@@ -18,12 +18,13 @@ from danube.broker.admin import CURSOR_OPERATIONS, answered_later, partition_ope
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink
 from danube.broker.deliveries import DeadLetterTaker, Deliveries
-from danube.broker.hosted import HostedPartition, TrafficCounters
+from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
 from danube.broker.producers import ProducerLink
 from danube.broker.removing import remove_directory
 from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
+from danube.broker.traffic import TrafficCounters
 from danube.core import wire
 from danube.core.commands import TopicRecord
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
@@ -422,8 +423,6 @@ class Shard:
             if host is not None:
                 host.update_ready(link)
                 self._deliveries.wake_one(hosted, link.subscription)
-
-    # -- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Write, answer and deliver what came in since the last turn."""

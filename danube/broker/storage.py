@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = telemetry.events("storage")
 _FSYNC = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 SEAL_AGAIN_S = 1.0
-MARKS_AT_ONCE = 8
+MARKS_AT_ONCE = 4
 MARKS_CALLS = 3_000  # at most so many intervals are marks behind the background syncs that they tell of
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
@@ -130,30 +130,33 @@ class Storage:
 
         def done(job: Any, error: Exception | None) -> None:
             hosted.sync_running = False
-            if error is not None:
-                log.sync_failed(job, error)
-            else:
+            if error is None:
                 log.synced(job)
-                if hosted.core.level >= _FSYNC:
-                    log.store_mark()  # what it tells was acknowledged as synced
-                else:
-                    self._unmarked[log] = None
+                if not log.fenced and hosted.log is log and not hosted.deleted:
+                    self._synced(hosted, log)
+                    return
+            else:
+                log.sync_failed(job, error)
             if hosted.log is not log or hosted.deleted:
                 return
             if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
-                return
-            if log.fenced:
+            else:
                 self.fence(hosted, StorageFailed("a newer owner has taken the log over"))
-                return
-            hosted.core.synced(log.synced_end)
-            hosted.counters.add("syncs")
-            hosted.complete()
-            if hosted.core.level >= _FSYNC:
-                self.request_sync(hosted)
-            self._on_progress(hosted)
 
         return job, done
+
+    def _synced(self, hosted: HostedPartition, log: Log) -> None:
+        core = hosted.core
+        core.synced(log.synced_end)
+        hosted.counters.add("syncs")
+        if core.level < _FSYNC:  # acknowledged when it was written
+            self._unmarked[log] = None
+            return
+        log.store_mark()  # what it tells is acknowledged now
+        hosted.complete()
+        self.request_sync(hosted)
+        self._on_progress(hosted)
 
     def sync_written(self) -> None:
         """Background sync of the `written` level, all dirty logs as one group; called every interval."""
@@ -171,7 +174,7 @@ class Storage:
 
     def _store_marks(self) -> None:
         """Rewrite the marks of background syncs: those of few logs now, those of many over many calls."""
-        for _ in range(min(len(self._unmarked), MARKS_AT_ONCE + len(self._unmarked) // MARKS_CALLS)):
+        for _ in range(min(len(self._unmarked), max(MARKS_AT_ONCE, len(self._unmarked) // MARKS_CALLS))):
             log = next(iter(self._unmarked))
             del self._unmarked[log]
             log.store_mark()

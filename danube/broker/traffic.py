@@ -1,6 +1,8 @@
-"""Counters of one worker, backed by shared memory."""
+"""Counters of one worker: what partitions want of them, and those in shared memory."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from danube.ipc.counters import Counter, Counters
 
@@ -8,6 +10,16 @@ from danube.ipc.counters import Counter, Counters
 _BATCHES_IN, _RECORDS_IN, _BYTES_IN = map(int, (Counter.BATCHES_IN, Counter.RECORDS_IN, Counter.BYTES_IN))
 _RECORDS_OUT, _BYTES_OUT = map(int, (Counter.RECORDS_OUT, Counter.BYTES_OUT))
 _BY_NAME = {counter.name.lower(): counter for counter in Counter}
+
+
+class TrafficCounters(Protocol):
+    """Where a partition counts; the worker backs it with shared memory."""
+
+    def add_in(self, records: int, size_bytes: int) -> None: ...
+
+    def add_out(self, records: int, size_bytes: int, redelivery_count: int) -> None: ...
+
+    def add(self, name: str, amount: int = 1) -> None: ...
 
 
 class Traffic:

@@ -34,18 +34,18 @@ def sync_file(file: LogFile, fd: int) -> None:
 
 
 class SyncJob:
-    """Makes everything below ``end_offset`` durable: older files first, then the directory."""
+    """Makes everything below ``end_offset`` durable: older files first, then the directory.
 
-    __slots__ = (
-        "base_offset", "created", "directory", "end_offset", "epoch", "files", "pinned", "position",
-    )  # fmt: skip
+    The log that makes it keeps ``files`` pinned until it hears what became of the job.
+    """
+
+    __slots__ = ("base_offset", "created", "directory", "end_offset", "epoch", "files", "position")
 
     def __init__(
-        self, pinned: list[tuple[LogFile, int]], directory: Path | None, created: int,
+        self, files: list[LogFile], directory: Path | None, created: int,
         end_offset: int, base_offset: int, position: int, epoch: int,
     ) -> None:  # fmt: skip
-        self.pinned = pinned
-        self.files = [file for file, _ in pinned]
+        self.files = files
         self.directory = directory
         self.created = created
         self.end_offset = end_offset
@@ -56,27 +56,18 @@ class SyncJob:
     def run(self, synced: set[object] | None = None) -> None:
         """Sync; ``synced`` holds what the same group has synced already, and is added to."""
         done = set() if synced is None else synced
-        try:
-            for file, fd in self.pinned:
-                if file not in done or file.failed:
-                    sync_file(file, fd)
-                    done.add(file)
-            if self.directory is not None and self.directory not in done:
-                files.fsync_directory(self.directory)
-                done.add(self.directory)
-        finally:
-            self.release()
+        for file in self.files:
+            if file not in done or file.failed:
+                sync_file(file, file.fd)
+                done.add(file)
+        if self.directory is not None and self.directory not in done:
+            files.fsync_directory(self.directory)
+            done.add(self.directory)
 
     def check_files(self) -> None:
         """All is synced by other means; StorageFailed where an earlier sync of a file has failed."""
         for file in self.files:
             check_file(file)
-
-    def release(self) -> None:
-        """Give the files back; done by run(), and by the log that hears what became of the job."""
-        pinned, self.pinned = self.pinned, []
-        for file, _ in pinned:
-            descriptors.unpin(file)
 
 
 class SealJob:

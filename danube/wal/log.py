@@ -41,6 +41,7 @@ from danube.wal.retention import below, deletable, expired, remove
 from danube.wal.segment import NO_HASH, LogIdentity
 from danube.wal.spare import Spare
 from danube.wal.stored_segment import StoredSegment
+from danube.wal.unsynced import Unsynced
 from danube.wal.writer import Buffer, LogOptions, SegmentWriter
 
 __all__ = [
@@ -52,6 +53,13 @@ _AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of 
 
 class Log:
     """Made by :meth:`open`.  ``recovery`` tells what opening found."""
+
+    __slots__ = (
+        "_age_due", "_bases", "_failure", "_files_created", "_files_synced", "_headers", "_log_end", "_mark",
+        "_pending", "_pending_bytes", "_reader", "_requested_end", "_segments", "_synced_end",
+        "_unsealed_snapshot", "_unsynced", "_writer", "_written_end", "damage", "directory", "epoch",
+        "front_hash", "identity", "options", "recovery", "spare",
+    )  # fmt: skip
 
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered
@@ -72,7 +80,7 @@ class Log:
         self._headers: list[BatchHeader] = []
         self._pending_bytes = 0
         self._mark = MarkWriter(directory, identity, recovered.mark)
-        self._unsynced: dict[LogFile, int] = {}
+        self._unsynced = Unsynced()
         self._files_created = self._files_synced = 0
         self._requested_end = self._synced_end
         self._reader = LogReader(self._segments, self._bases, self.damage)
@@ -211,9 +219,8 @@ class Log:
             self.discard_pending()
             self._fence(error, error)
         segment.count_written(self._headers)
-        if segment.file not in self._unsynced:
-            descriptors.pin(segment.file)
-        self._unsynced[segment.file] = self._written_end = self._log_end
+        self._written_end = self._log_end
+        self._unsynced.wrote(segment.file, self._log_end)
         self.discard_pending()
         return self._written_end
 
@@ -275,26 +282,22 @@ class Log:
         self._requested_end = active_end
         last = self._segments[-1]
         return SyncJob(
-            [(file, descriptors.pin(file)) for file in self._unsynced],
+            self._unsynced.start_job(),
             self.directory if self._files_created > self._files_synced else None,
             self._files_created, active_end, last.base_offset, last.data_end, self.epoch,
         )  # fmt: skip
 
     def synced(self, job: SyncJob) -> None:
         """``job`` succeeded: advance synced_end; store_mark() tells recovery of it."""
-        job.release()
         active = self.active
         if self._failure is None and active is not None and active.file.lost:
             self._failure = Fenced("a newer owner has taken the log over")
+        self._unsynced.end_job(job.end_offset if self._failure is None else -1)
         if self._failure is not None:
             return
         if job.end_offset > self._written_end:
             broken("sync moved outside the log", end=job.end_offset, written_end=self._written_end)
         self._files_synced = max(self._files_synced, job.created)
-        for file, end in list(self._unsynced.items()):
-            if end <= job.end_offset:
-                del self._unsynced[file]
-                descriptors.unpin(file)
         if job.end_offset > self._synced_end:
             self._synced_end = job.end_offset
             self._mark.note(job.end_offset, job.base_offset, job.position, self.epoch)
@@ -308,7 +311,7 @@ class Log:
         """``job`` failed: the log is fenced, and none of its descriptors is synced again."""
         for file in job.files:
             file.failed = True
-        job.release()
+        self._unsynced.end_job()
         if self._failure is None:
             self._failure = StorageFailed("sync failed", why=str(error))
 
@@ -492,9 +495,7 @@ class Log:
         self._failure = self._failure or Fenced("the log was closed")
         self.discard_pending()
         self.spare.give_up()
-        for file in self._unsynced:
-            descriptors.unpin(file)
-        self._unsynced.clear()
+        self._unsynced.abandon()
         for segment in self._segments:
             descriptors.close(segment.file)
         self._mark.close()

@@ -95,11 +95,11 @@ class MarkWriter:
         self._file = LogFile(directory / FILE_NAME, writable=True)
         self._identity = identity
         self._number = mark.number if mark else 0
-        self._noted: Mark | None = None
+        self._noted: tuple[int, int, int, int] | None = None
 
     def note(self, synced_end: int, base_offset: int, position: int, epoch: int) -> None:
         """This is synced; store() writes it."""
-        self._noted = Mark(self._number + 1, synced_end, base_offset, position, epoch)
+        self._noted = synced_end, base_offset, position, epoch
 
     def store(self) -> None:
         """Write what was noted last, unless it is written.
@@ -107,9 +107,10 @@ class MarkWriter:
         Where the file does not take it the older mark stays in force, which is safe: recovery then scans
         and copies more.
         """
-        mark, self._noted = self._noted, None
-        if mark is None:
+        noted, self._noted = self._noted, None
+        if noted is None:
             return
+        mark = Mark(self._number + 1, *noted)
         with suppress(OSError):
             try:
                 fd = descriptors.fd(self._file)

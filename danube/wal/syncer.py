@@ -3,7 +3,7 @@
 Jobs that are submitted while a group runs form the next group.  Within a group each file is synced
 once, one after another.  The outcomes of a group come back in one call on the loop's thread.  A
 disk is asked for one flush at a time, so a slow one delays the answers and never reorders them.
-A group of many files is synced with one call for the whole file system; where that fails, each file
+A group of many sync jobs is carried out with one call for the whole file system; where that fails, each file
 is asked, so that the error meets its owner.
 """
 
@@ -109,19 +109,14 @@ class Syncer:
         return outcomes
 
     def _sync_together(self, group: list[tuple[Job, OnDone]]) -> bool:
-        """Whether one call for the file system has synced all SyncJobs; not asked for few files."""
-        if self._file_system < 0 or _file_count(group) < TOGETHER_MIN:
+        """Whether one call for the file system has synced all SyncJobs; not asked for few of them."""
+        if self._file_system < 0 or sum(type(job) is SyncJob for job, _ in group) < TOGETHER_MIN:
             return False
         try:
             files.syncfs(self._file_system)
         except OSError:
             return False
         return True
-
-
-def _file_count(group: list[tuple[Job, OnDone]]) -> int:
-    jobs = [job for job, _ in group if type(job) is SyncJob]
-    return sum(len(job.files) + (job.directory is not None) for job in jobs)
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:

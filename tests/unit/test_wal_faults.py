@@ -192,7 +192,7 @@ def test_a_sync_that_failed_is_never_asked_for_again_on_that_file(
     log.write()
     second = log.sync_job()
     assert first is not None and second is not None
-    inode = os.fstat(first.pinned[0][1]).st_ino
+    inode = os.fstat(first.files[0].fd).st_ino
     failing.arm(0, errno.EIO)
     with pytest.raises(OSError):
         first.run(set())

@@ -174,7 +174,7 @@ class Storage:
 
     def _store_marks(self) -> None:
         """Rewrite the marks of background syncs: those of few logs now, those of many over many calls."""
-        for _ in range(min(len(self._unmarked), max(MARKS_AT_ONCE, len(self._unmarked) // MARKS_CALLS))):
+        for _ in range(min(len(self._unmarked), MARKS_AT_ONCE + len(self._unmarked) // MARKS_CALLS)):
             log = next(iter(self._unmarked))
             del self._unmarked[log]
             log.store_mark()

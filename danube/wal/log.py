@@ -54,13 +54,6 @@ _AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of 
 class Log:
     """Made by :meth:`open`.  ``recovery`` tells what opening found."""
 
-    __slots__ = (
-        "_age_due", "_bases", "_failure", "_files_created", "_files_synced", "_headers", "_log_end", "_mark",
-        "_pending", "_pending_bytes", "_reader", "_requested_end", "_segments", "_synced_end",
-        "_unsealed_snapshot", "_unsynced", "_writer", "_written_end", "damage", "directory", "epoch",
-        "front_hash", "identity", "options", "recovery", "spare",
-    )  # fmt: skip
-
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered
     ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from danube import clock
 from danube.broker.dead_letters import DeadLetters
+from danube.broker.hosted import HostedPartition
 from danube.broker.worker import Worker
 from danube.client.publishing import Outgoing
 from danube.core import wire
@@ -238,10 +239,10 @@ def test_a_record_that_expired_before_its_copy_is_let_go(
 
     bench.poison(b"bad")
 
-    def gone(offset: int) -> Any:
+    def gone(hosted: HostedPartition, offset: int) -> Any:
         raise OffsetOutOfRange("expired", start=1, end=1)
 
-    monkeypatch.setattr(bench.hosted, "chunk", gone)
+    monkeypatch.setattr(HostedPartition, "chunk", gone)
     bench.proposals.step()
     bench.turn()
     assert bench.floor == 1 and bench.letters_stored() == [] and not bench.dead_letters._letters

@@ -424,6 +424,8 @@ class Shard:
                 host.update_ready(link)
                 self._deliveries.wake_one(hosted, link.subscription)
 
+    # -- turns ------------------------------------------------------------------------------------
+
     def turn(self) -> None:
         """Write, answer and deliver what came in since the last turn."""
         now_ns = clock.monotonic_ns()
@@ -443,9 +445,7 @@ class Shard:
     def store_cursors(self) -> None:
         """Append the cursors that changed since the last call."""
         touched, self._deliveries.touched = self._deliveries.touched, {}
-        for hosted in touched:
-            if hosted.deleted:
-                continue
+        for hosted in [one for one in touched if not one.deleted]:
             try:
                 if hosted.store_cursors():
                     self.storage.cursors_written(hosted)

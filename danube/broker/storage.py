@@ -132,17 +132,16 @@ class Storage:
             hosted.sync_running = False
             if error is None:
                 log.synced(job)
-                if not log.fenced and hosted.log is log and not hosted.deleted:
-                    self._synced(hosted, log)
-                    return
             else:
                 log.sync_failed(job, error)
             if hosted.log is not log or hosted.deleted:
                 return
             if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
-            else:
+            elif log.fenced:
                 self.fence(hosted, StorageFailed("a newer owner has taken the log over"))
+            else:
+                self._synced(hosted, log)
 
         return job, done
 

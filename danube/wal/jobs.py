@@ -1,6 +1,6 @@
 """What the syncer's thread carries out for a log: syncing and sealing.
 
-A job is made on the loop's thread, holds its files pinned, runs in the thread and is handed back to
+A job is made on the loop's thread, its files stay pinned, it runs in the thread and is handed back to
 the log (``synced``, ``sealed``, ``sync_failed`` or ``seal_failed``).  A file whose sync failed is
 marked in the thread, before anything else can run, so a later job never syncs it again.
 """

@@ -81,7 +81,7 @@ def test_what_another_worker_owns_is_read_where_it_lies_as_well(broker: Any) -> 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_that_are_killed_meanwhile_lose_and_double_nothing(broker: Any, workers: int) -> None:
     process = broker(workers=workers)
-    rounds = 24
+    rounds = 40
     stopped = threading.Event()
 
     def kill() -> None:

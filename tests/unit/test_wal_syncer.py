@@ -181,6 +181,7 @@ def synced_together(
             log.synced(job)
         else:
             log.sync_failed(job, error)
+        assert [file.pins for file in job.files] == [int(error is not None)], "the log keeps what failed"
     syncer.stop()
     return calls, [error for _, _, error in outcomes], logs
 

@@ -399,6 +399,8 @@ class Log:
         active = self.active
         if cutoff_us is not None and active is not None and active.batch_count:
             self._age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
+        if self._segments == [active]:
+            return []  # as most of many logs are, most of the time
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
         return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
 

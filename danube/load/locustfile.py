@@ -15,6 +15,7 @@ import sys
 from typing import Any, ClassVar
 
 import gevent
+import gevent.event
 import locust.stats
 from locust import User, constant, events, task
 from locust.exception import StopTest
@@ -33,9 +34,12 @@ from danube.load.topic import subscription_name
 
 EXIT_FOUND = 10
 EXIT_INTERRUPTED = 130
+SET_UP_S = 30.0
 PR_SET_PDEATHSIG = 1
 _loaded_in = os.getpid()
 _conductor: Conductor | None = None
+_set_up = gevent.event.Event()  # the conductor is there
+_told_early = False  # a test started before that
 _csv: LiveCsv | None = None
 _interrupts = 0
 
@@ -46,6 +50,11 @@ locust.stats.bucket_response_time = results.bucket_ms  # type: ignore[assignment
 
 
 def _running() -> tuple[Conductor, Running]:
+    """The run a new user belongs to.
+
+    Locust takes orders from its master while it still sets a worker up: users may be there before the run is.
+    """
+    _set_up.wait(SET_UP_S)
     if _conductor is None or _conductor.running is None:
         raise StopTest("no run has begun in this process")
     return _conductor, _conductor.running
@@ -57,6 +66,7 @@ class LoadUser(User):
     abstract = True
     wait_time = constant(0)  # a turn waits by itself
     protocol: ClassVar[str]
+    work: Producing | Consuming | None = None  # until it has started
 
     def on_start(self) -> None:
         self.work = self.make_work()
@@ -65,11 +75,13 @@ class LoadUser(User):
         raise NotImplementedError
 
     def on_stop(self) -> None:
-        self.work.close()
+        if self.work is not None:
+            self.work.close()
 
     @task
     def turn(self) -> None:
-        self.work.turn()
+        if self.work is not None:
+            self.work.turn()
 
 
 class Producer(LoadUser):
@@ -273,7 +285,11 @@ def prepare_process(environment: Any, runner: Any, web_ui: Any, **_: Any) -> Non
         logging.getLogger("danube.client").setLevel(logging.ERROR)  # reconnects are counted in the result
     if role == "worker":
         _follow_the_judge(runner)
+        if _told_early:
+            begin_run(environment)
+        _set_up.set()
         return
+    _set_up.set()
     options = environment.parsed_options
     try:
         _choose_users(environment, Plan.parse(vars(options)))
@@ -313,7 +329,9 @@ def _choose_users(environment: Any, plan: Plan) -> None:
 @events.test_start.add_listener
 def begin_run(environment: Any, **_: Any) -> None:
     """A test starts, in every process of it."""
+    global _told_early
     if _conductor is None:
+        _told_early = True
         return
     try:
         _conductor.begin()

@@ -281,6 +281,33 @@ def test_locust_runs_the_file_of_perf(
     check_passed(json.loads((tmp_path / "load.json").read_text()), ("native",))
 
 
+HELD_UP = f"""
+import gevent
+from locust import events
+from locust.runners import WorkerRunner
+
+@events.init.add_listener  # before Danube's own
+def hold_up(runner, **_):
+    while isinstance(runner, WorkerRunner) and not runner.user_count:
+        gevent.sleep(0.01)
+
+exec(open({str(ROOT / "perf" / "locustfile.py")!r}).read())
+"""
+
+
+def test_a_process_that_is_told_to_make_users_before_it_is_set_up(
+    served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
+) -> None:
+    """Locust takes its master's orders while it sets a process up: users wait until the run is known."""
+    (tmp_path / "held_up.py").write_text(HELD_UP)
+    words = [
+        *("-f", str(tmp_path / "held_up.py"), "--headless", "-u", "6", "-r", "10", "-t", "2"),
+        *("--processes", "2", "--broker", served.address, "--report-json", str(tmp_path / "load.json")),
+    ]
+    load(*words, command=("-m", "locust")).end(0)
+    check_passed(json.loads((tmp_path / "load.json").read_text()), ("native",))
+
+
 def test_the_page_starts_and_stops_runs(
     served: BrokerProcess, load: Callable[..., Load], tmp_path: Path
 ) -> None:

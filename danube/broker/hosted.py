@@ -15,7 +15,7 @@ import numpy as np
 from danube.broker.chunks import Chunk, HotBatches
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
-from danube.broker.producers import ProducerLink, Waiting
+from danube.broker.producers import ProducerLink, Producers, Waiting
 from danube.broker.subscription_settings import failure_for, follow, max_unacked_for
 from danube.broker.traffic import TrafficCounters
 from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp, unpack_header
@@ -30,7 +30,6 @@ from danube.core.wire import FrameFlag
 from danube.errors import (
     DanubeError,
     InvalidArgument,
-    ProducerBusy,
     ProtocolError,
     StorageFailed,
     SubscriptionNotFound,
@@ -87,7 +86,7 @@ class HostedPartition:
         self.subscriptions: dict[str, SubscriptionHost] = {}
         self.near: dict[SubscriptionHost, None] = {}  # see danube.broker.deliveries
         self.lossy: dict[str, LossyHost] = {}
-        self.producers: dict[tuple[Session, int], ProducerLink] = {}
+        self.producers = Producers()
         self.waiting: deque[Waiting] = deque()
         self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
         self.failure: DanubeError | None = None  # why the log cannot be written, while it reopens
@@ -215,16 +214,6 @@ class HostedPartition:
             self.log.append(batch, header)
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
-
-    def check_producer(self, name: str, exclusive: bool) -> None:
-        """Raise ProducerBusy where an exclusive producer and one of another name would meet."""
-        for link in self.producers.values():
-            if link.name != name and (exclusive or link.exclusive):
-                raise ProducerBusy(
-                    f"{self.name} has producer {link.name!r}",
-                    why="it is exclusive" if link.exclusive else "exclusive access was asked for",
-                    hint="close the other producer, or use shared access",
-                )
 
     def _follow_metadata(self) -> None:
         """What others committed before the batch was received holds for it."""
@@ -423,13 +412,6 @@ class HostedPartition:
         self.cursors.write()  # also what an earlier call could not write
         return written
 
-    def drop_session(self, session: Session, now_ns: int) -> None:
-        """The connection is gone: free its producers and give back what its consumers held."""
-        for handle in [handle for owner, handle in self.producers if owner is session]:
-            del self.producers[session, handle]
-        for link in [link for link in session.consumers.values() if link.hosted is self]:
-            self.leave(link, now_ns)
-
     def leave(self, link: ConsumerLink, now_ns: int) -> None:
         """Remove one consumer from its subscription."""
         host = self.subscriptions.get(link.subscription)
@@ -450,10 +432,9 @@ class HostedPartition:
 
     def close_handles(self, error: DanubeError) -> None:
         """Close every producer and consumer of this partition with the same error."""
-        for session, handle in list(self.producers):
+        for session, handle in self.producers.clear():
             session.producers.pop(handle, None)
             session.send_error(error, 0, handle)
-        self.producers.clear()
         hosts: list[SubscriptionHost | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
         for host in hosts:
             for link in list(host.links.values()):
@@ -486,7 +467,7 @@ class HostedPartition:
             "local_bytes": log.local_bytes if log else 0,
             "records_in": self.records_in,
             "bytes_in": self.bytes_in,
-            "producers": sorted({link.name for link in self.producers.values()}),
+            "producers": self.producers.names(),
             "subscriptions": sorted([*self.subscriptions, *self.lossy]),
             "durability": self.policy.durability,
             "damaged": [list(hole) for hole in self.damaged],
@@ -495,3 +476,17 @@ class HostedPartition:
             else [],
             "state": "open" if self.failure is None else str(self.failure),
         }
+
+
+def leave_partitions(session: Session, now_ns: int) -> list[HostedPartition]:
+    """The connection is gone: close its producers, give back what its consumers held; where that was."""
+    touched: dict[HostedPartition, None] = {}
+    for handle, producer in session.producers.items():
+        producer.hosted.producers.drop(session, handle)
+        touched[producer.hosted] = None
+    for consumer in session.consumers.values():
+        consumer.hosted.leave(consumer, now_ns)
+        touched[consumer.hosted] = None
+    session.producers.clear()
+    session.consumers.clear()
+    return list(touched)

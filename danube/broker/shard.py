@@ -18,7 +18,7 @@ from danube.broker.admin import CURSOR_OPERATIONS, answered_later, partition_ope
 from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink
 from danube.broker.deliveries import DeadLetterTaker, Deliveries
-from danube.broker.hosted import HostedPartition
+from danube.broker.hosted import HostedPartition, leave_partitions
 from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
 from danube.broker.producers import ProducerLink
 from danube.broker.removing import remove_directory
@@ -182,12 +182,13 @@ class Shard:
 
         def opened(hosted: HostedPartition) -> None:
             self._check_handle(session, frame.handle)
-            hosted.check_producer(request.name, request.exclusive)
+            hosted.producers.check(hosted.name, request.name, request.exclusive)
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
             )
             link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch, request.exclusive)
-            session.producers[frame.handle] = hosted.producers[session, frame.handle] = link
+            session.producers[frame.handle] = link
+            hosted.producers.add(session, frame.handle, link)
             policy = hosted.policy
             body = ProducerOpened(
                 grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
@@ -208,7 +209,7 @@ class Shard:
     def _on_close_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         link = session.producers.pop(frame.handle, None)
         if link is not None:
-            link.hosted.producers.pop((session, frame.handle), None)
+            link.hosted.producers.drop(session, frame.handle)
         session.send(wire.result_frame(None, frame.correlation))
 
     def _on_subscribe(self, session: Session, frame: Frame, buffer: memoryview) -> None:
@@ -407,13 +408,8 @@ class Shard:
     def drop_session(self, session: Session) -> None:
         """A connection is gone."""
         session.closed = True
-        now_ns = clock.monotonic_ns()
-        touched = {link.hosted for link in session.producers.values()}
-        for hosted in touched | {link.hosted for link in session.consumers.values()}:
-            hosted.drop_session(session, now_ns)
+        for hosted in leave_partitions(session, clock.monotonic_ns()):
             self.wake(hosted)
-        session.producers.clear()
-        session.consumers.clear()
 
     def session_writable(self, session: Session) -> None:
         """The connection takes bytes again (or stopped taking them)."""

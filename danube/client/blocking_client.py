@@ -21,6 +21,7 @@ from danube.client.blocking_producer import Producer
 from danube.client.blocking_schemas import Schemas
 from danube.client.blocking_typed import TypedConsumer, TypedProducer
 from danube.client.client import new_session, seconds_as_ns
+from danube.client.kept import Kept
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.reply import Plan
 from danube.client.setup import (
@@ -56,7 +57,7 @@ class Client:
         self._connection = BlockingConnection(self._session, parse_url(url), connect_timeout)
         self._opened = False
         self._closed = False
-        self._open: list[Producer | Consumer] = []
+        self._open: Kept[Producer | Consumer] = Kept()
         self.admin = Admin(self)
         self.schemas = Schemas(self)
 
@@ -136,7 +137,7 @@ class Client:
             if schema is None
             else TypedProducer(self._live, options, schema_of(schema))
         )
-        self._remember(producer)
+        self._open.add(producer)
         return producer
 
     @overload
@@ -208,12 +209,8 @@ class Client:
             if schema is None
             else TypedConsumer(self._live, options, schema_of(schema))
         )
-        self._remember(consumer)
+        self._open.add(consumer)
         return consumer
-
-    def _remember(self, opened: Producer | Consumer) -> None:
-        self._open = [one for one in self._open if not one.closed]
-        self._open.append(opened)
 
     def statistics(self) -> dict[str, int]:
         """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
@@ -229,7 +226,7 @@ class Client:
             return
         self._closed = True
         failure: DanubeError | None = None
-        opened, self._open = self._open, []
+        opened = self._open.take()
         try:
             for one in opened:
                 try:

@@ -20,6 +20,7 @@ from danube.client.admin import (
 )
 from danube.client.connection import Connection
 from danube.client.consumer import Consumer
+from danube.client.kept import Kept
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.producer import Producer
 from danube.client.schemas import Schemas
@@ -61,7 +62,7 @@ class Client:
         self._session = new_session(name, token, reconnect_timeout, self._timeout_ns)
         self._connection: Connection | None = None
         self._closed = False
-        self._open: list[Producer | Consumer] = []
+        self._open: Kept[Producer | Consumer] = Kept()
         self.admin = Admin(self)
         self.schemas = Schemas(self)
 
@@ -149,7 +150,7 @@ class Client:
             if schema is None
             else TypedProducer(self._live, options, schema_of(schema))
         )
-        self._remember(producer)
+        self._open.add(producer)
         return producer
 
     @overload
@@ -224,12 +225,8 @@ class Client:
             if schema is None
             else TypedConsumer(self._live, options, schema_of(schema))
         )
-        self._remember(consumer)
+        self._open.add(consumer)
         return consumer
-
-    def _remember(self, opened: Producer | Consumer) -> None:
-        self._open = [one for one in self._open if not one.closed]
-        self._open.append(opened)
 
     def statistics(self) -> dict[str, int]:
         """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
@@ -245,7 +242,7 @@ class Client:
             return
         self._closed = True
         connection, self._connection = self._connection, None
-        opened, self._open = self._open, []
+        opened = self._open.take()
         outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
         self._session.flush_acks()
         if connection is not None:

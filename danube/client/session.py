@@ -24,6 +24,7 @@ from typing import Any
 from danube.client.brokers import Brokers
 from danube.client.credit import PublishCredit
 from danube.client.dialling import refuse_http2
+from danube.client.handles import Handles
 from danube.client.opened import Awaited, Opened
 from danube.client.requests import ANSWERS, Request, Statistics
 from danube.client.shared_memory import Sharing
@@ -90,12 +91,11 @@ class Session(Timers):
         self._decoder = wire.FrameDecoder()
         self._output: list[bytes] = []
         self._awaited: dict[int, Awaited] = {}
-        self._handles: dict[int, Opened] = {}
+        self._handles = Handles()
         self._opened: dict[Opened, None] = {}
         self._waiting: dict[Request, None] = {}
         self._dirty: dict[Any, None] = {}
         self._correlations = itertools.count(1)
-        self._handle_numbers = itertools.count(1)
         self._lost_since_ns = -1
         self._heard = False
         self._pinged = False
@@ -137,7 +137,7 @@ class Session(Timers):
                 if awaited is not None:
                     awaited.on_answer(kind, flags, body)
             elif kind == _DELIVER:
-                opened = self._handles.get(handle)
+                opened = self._handles.owner(handle)
                 if opened is not None:
                     opened.on_deliver(body)
             else:
@@ -341,17 +341,14 @@ class Session(Timers):
     def unregister(self, opened: Opened) -> None:
         self._opened.pop(opened, None)
         self._dirty.pop(opened, None)
-        for number in [number for number, owner in self._handles.items() if owner is opened]:
-            del self._handles[number]
+        self._handles.drop_all(opened)
 
     def new_handle(self, opened: Opened) -> int:
         """A handle number that was never used on this connection, so that late frames cannot be mistaken."""
-        number = next(self._handle_numbers) & 0xFFFFFFFF or next(self._handle_numbers)
-        self._handles[number] = opened
-        return number
+        return self._handles.give(opened)
 
     def drop_handle(self, number: int) -> None:
-        self._handles.pop(number, None)
+        self._handles.drop(number)
 
     def next_correlation(self) -> int:
         number = next(self._correlations) & 0xFFFFFFFF
@@ -470,7 +467,7 @@ class Session(Timers):
             if awaited is not None:
                 awaited.on_error(error)
         elif handle:
-            opened = self._handles.pop(handle, None)
+            opened = self._handles.drop(handle)
             if opened is not None:
                 opened.on_handle_closed(error)
         else:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from danube import __version__, tcp, telemetry
+from danube import __version__, clock, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shared_memory import ClientMemory
@@ -42,6 +42,8 @@ _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
+FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
+SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
 
 
@@ -78,6 +80,7 @@ class NativeServer:
         self._next_id = 0
         self._dirty: dict[NativeConnection, None] = {}
         self._blocked: dict[NativeConnection, None] = {}
+        self._resting: dict[NativeConnection, None] = {}  # have frames for the next turn
         self._unswept: list[NativeConnection] = []  # what is left of a round over all of them
         self._shaking: dict[NativeConnection, float] = {}
         self._flush_due = False  # the turn that runs will come to flush()
@@ -113,6 +116,7 @@ class NativeServer:
     def closed(self, connection: NativeConnection) -> None:
         self._dirty.pop(connection, None)
         self._blocked.pop(connection, None)
+        self._resting.pop(connection, None)
         self._shaking.pop(connection, None)
         if self.connections.pop(connection.connection_id, None) is not None:
             self.count("connections", -1)
@@ -126,6 +130,10 @@ class NativeServer:
     def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
 
+    def rest(self, connection: NativeConnection) -> None:
+        """It has had its share of this turn, and goes on in the next."""
+        self._resting[connection] = None
+
     def session(self, connection_id: int) -> RoutedSession | None:
         """The connection that frames from an owner elsewhere are for."""
         return self.connections.get(connection_id)
@@ -135,7 +143,7 @@ class NativeServer:
             self.router.worker_restarted(connection, worker)
 
     def hand_over(self) -> bool:
-        """Offer again what a full ring refused; True when something is still refused."""
+        """Go on with what waited for this turn, or for room in a ring; True when a ring is still full."""
         self._flush_due = True
         if self._blocked:
             blocked, self._blocked = self._blocked, {}
@@ -151,6 +159,10 @@ class NativeServer:
             for connection in dirty:
                 connection.flush()
         self.buffers.end_turn()
+        if self._resting:
+            self._blocked.update(self._resting)
+            self._resting.clear()
+            self.schedule_turn()
 
     def sweep(self, now_s: float) -> None:
         """Close connections that did not finish the handshake in time, and those whose peer is gone."""
@@ -284,6 +296,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         router = server.router
         view = buffer.view
         router.received()
+        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS
         try:
             for received in self._decoder.frames(view, buffer.start, buffer.end):
                 frame, data = received, view
@@ -299,10 +312,16 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 elif server.draining and frame.kind == Kind.PUBLISH:
                     self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)
                 elif not router.route(self, frame, data):
-                    self._block(buffer, received)
+                    self._stop_at(buffer, received.start - wire.FRAME_HEADER_BYTES)
+                    server.block(self)
                     return
                 elif data is not view:
                     server.count("shared_in", 1)
+                taken += 1
+                if taken % FRAMES_AT_ONCE == 0 and clock.monotonic_ns() >= end_ns:
+                    self._stop_at(buffer, self._decoder.position)
+                    server.rest(self)
+                    return
             buffer.start = self._decoder.position
         except DanubeError as error:
             self.refuse(error)
@@ -357,12 +376,11 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         memory = None if self.memory is None else self.memory.view
         return wire.read_shared(view[frame.start : frame.end], memory)
 
-    def _block(self, buffer: ReceiveBuffer, frame: Frame) -> None:
-        """The owner's ring is full: keep this frame and read no more until it has room."""
-        buffer.start = frame.start - wire.FRAME_HEADER_BYTES
+    def _stop_at(self, buffer: ReceiveBuffer, position: int) -> None:
+        """Keep what lies behind it, and read no more until the server says so."""
+        buffer.start = position
         self._server.buffers.lend(buffer)
         self._blocked = True
-        self._server.block(self)
         self._set_reading(False)
         self._server.schedule_turn()
 

@@ -19,6 +19,7 @@ from danube.errors import (
     UnsupportedVersion,
 )
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
+from danube.server import native
 from danube.server.receive_buffers import KEPT_MAX, ReceiveBuffers
 from tests.unit.native_door import Door, feed, publish
 
@@ -112,6 +113,74 @@ def test_a_full_ring_keeps_the_frame_stops_reading_and_loses_nothing(run: Any) -
         assert not transport.reading, "the peer takes nothing, so nothing is read from it"
         connection.resume_writing()
         assert transport.reading
+
+    run(test)
+
+
+def test_a_connection_with_many_frames_has_a_share_of_each_turn(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FRAMES_AT_ONCE", 3)
+    monkeypatch.setattr(native, "SHARE_NS", 0)
+
+    def test() -> None:
+        door = Door()
+        many, transport = door.connect()
+        few, _ = door.connect()
+        frames = [publish(number, 104) for number in range(1, 9)]
+        feed(many, b"".join(frames)[:-10])
+        feed(few, publish(99, 16))
+        assert [number for number, _ in door.router.taken] == [1, 2, 3, 99]
+        assert not transport.reading and not door.server.hand_over(), "no ring is full, and the turn goes on"
+        assert len(door.router.taken) == 4
+        door.server.flush()
+        assert not door.server.hand_over()
+        assert [number for number, _ in door.router.taken[4:]] == [4, 5, 6] and not transport.reading
+        door.server.flush()
+        door.router.room = False
+        assert door.server.hand_over(), "now one is"
+        door.server.flush()
+        door.router.room = True
+        assert not door.server.hand_over()
+        assert transport.reading
+        feed(many, frames[-1][-10:])
+        door.server.flush()
+        door.server.hand_over()
+        taken = [(number, bytes(body)) for number, body in door.router.taken if number != 99]
+        assert taken == [(number, bytes([number]) * 104) for number in range(1, 9)]
+
+    run(test)
+
+
+def test_frames_that_take_no_time_are_taken_together(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "SHARE_NS", 3_600_000_000_000)
+
+    def test() -> None:
+        door = Door()
+        connection, transport = door.connect()
+        feed(connection, b"".join(publish(number % 256, 16) for number in range(10 * native.FRAMES_AT_ONCE)))
+        assert len(door.router.taken) == 10 * native.FRAMES_AT_ONCE and transport.reading
+
+    run(test)
+
+
+def test_a_connection_that_is_lost_while_others_have_their_turn_is_forgotten(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FRAMES_AT_ONCE", 1)
+    monkeypatch.setattr(native, "SHARE_NS", 0)
+
+    def test() -> None:
+        door = Door()
+        connection, _ = door.connect()
+        for _ in range(2):
+            door.server.flush()
+            door.server.hand_over()
+        feed(connection, publish(1, 16) + publish(2, 16))
+        connection.connection_lost(None)
+        door.server.flush()
+        assert not door.server.hand_over()
+        assert [number for number, _ in door.router.taken] == [1]
 
     run(test)
 

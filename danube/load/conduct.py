@@ -206,8 +206,6 @@ class Conductor:
                 return
             seconds = time.monotonic() - self._began_s
             running.halt()
-            if self.role == "judge":
-                self.environment.runner.send_message(HALT, {})
             self._wait_answers(running, auditor)
             self._drain(running, auditor)
             cut_short = self._hurried and (auditor.busy() or not auditor.drained())
@@ -238,11 +236,17 @@ class Conductor:
             }
 
     def _wait_answers(self, running: Running, auditor: Auditor) -> None:
-        """Until no producer sends and every send has an outcome; each has a timeout of its own."""
+        """Until no producer sends and every send has an outcome; each has a timeout of its own.
+
+        Who is busy may not have heard that it is over: Locust drops what comes while it sets a process up.
+        """
         deadline = time.monotonic() + running.plan.send_timeout_s + ANSWERS_S
-        self._listen(auditor)
-        while set(auditor.busy()) - auditor.gone and time.monotonic() < deadline and not self._hurried:
+        while True:
+            if self.role == "judge":
+                self.environment.runner.send_message(HALT, {})
             self._listen(auditor)
+            if not set(auditor.busy()) - auditor.gone or time.monotonic() >= deadline or self._hurried:
+                return
 
     def _drain(self, running: Running, auditor: Auditor) -> None:
         """Until all that was acknowledged has arrived, or nothing has come for the timeout."""

@@ -352,6 +352,25 @@ def test_workers_learn_the_run_and_the_judge_adds_up(hosts: Callable[..., Hosts]
     assert all(running_of(one).halted.is_set() for one in run.workers)
 
 
+def test_a_worker_that_missed_the_end_is_told_again(hosts: Callable[..., Hosts]) -> None:
+    run = hosts(2)
+    run.wait_reports()
+    send(run.workers[0], 0)
+    arrive(run.workers[1], 0)
+    deaf = run.workers[1].environment.runner
+    listener = deaf.listeners.pop(conduct.HALT)
+    heard: list[str] = []
+
+    def later(**told: Any) -> None:
+        heard.append(told["msg"].type)
+        if len(heard) == 3:
+            deaf.listeners[conduct.HALT] = listener
+
+    deaf.listeners[conduct.HALT] = later
+    run.judge.conclude()
+    assert outcome_of(run.judge).passed
+
+
 def test_workers_hand_over_their_statistics_before_the_verdict(hosts: Callable[..., Hosts]) -> None:
     run = hosts(2)
     run.wait_reports()

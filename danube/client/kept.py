@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-_LOOK_AT: int = 64
+_LOOK_AT: Final = 64
 
 
 class _Closable(Protocol):

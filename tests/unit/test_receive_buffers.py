@@ -117,6 +117,11 @@ def test_a_full_ring_keeps_the_frame_stops_reading_and_loses_nothing(run: Any) -
     run(test)
 
 
+def next_turn(door: Door) -> bool:
+    door.server.flush()
+    return door.server.hand_over()
+
+
 def test_a_connection_with_many_frames_has_a_share_of_each_turn(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,19 +138,15 @@ def test_a_connection_with_many_frames_has_a_share_of_each_turn(
         assert [number for number, _ in door.router.taken] == [1, 2, 3, 99]
         assert not transport.reading and not door.server.hand_over(), "no ring is full, and the turn goes on"
         assert len(door.router.taken) == 4
-        door.server.flush()
-        assert not door.server.hand_over()
+        assert not next_turn(door)
         assert [number for number, _ in door.router.taken[4:]] == [4, 5, 6] and not transport.reading
-        door.server.flush()
         door.router.room = False
-        assert door.server.hand_over(), "now one is"
-        door.server.flush()
+        assert next_turn(door), "now one is"
         door.router.room = True
-        assert not door.server.hand_over()
+        assert not next_turn(door)
         assert transport.reading
         feed(many, frames[-1][-10:])
-        door.server.flush()
-        door.server.hand_over()
+        next_turn(door)
         taken = [(number, bytes(body)) for number, body in door.router.taken if number != 99]
         assert taken == [(number, bytes([number]) * 104) for number in range(1, 9)]
 
@@ -174,12 +175,10 @@ def test_a_connection_that_is_lost_while_others_have_their_turn_is_forgotten(
         door = Door()
         connection, _ = door.connect()
         for _ in range(2):
-            door.server.flush()
-            door.server.hand_over()
+            next_turn(door)
         feed(connection, publish(1, 16) + publish(2, 16))
         connection.connection_lost(None)
-        door.server.flush()
-        assert not door.server.hand_over()
+        assert not next_turn(door)
         assert [number for number, _ in door.router.taken] == [1]
 
     run(test)

@@ -159,8 +159,8 @@ async def nowait(options: dict[str, Any]) -> dict[str, Any]:
 
 
 async def read_batches(options: dict[str, Any]) -> dict[str, Any]:
-    """Read through ``batches()`` until ``record_count`` records came or the parent says stop."""
-    wanted, records, size, first, last = options.get("record_count", 0), 0, 0, 0, 0
+    """Read payloads through ``batches()`` until ``record_count`` records came or the parent says stop."""
+    wanted, records, first, last = options.get("record_count", 0), 0, 0, 0
     async with opened_consumer(options) as consumer:
         print("ready", flush=True)
         stopped = asyncio.ensure_future(told().wait())
@@ -179,22 +179,21 @@ async def read_batches(options: dict[str, Any]) -> dict[str, Any]:
                 break
             last = time.monotonic_ns()
             first = first or last
-            records += len(batch)
-            size += payload_bytes(batch)
+            records += len(batch.payloads)
             await batch.ack()
         reader.cancel()
         stopped.cancel()
-    return {"started_ns": first, "ended_ns": last, "records": records, "bytes": size}
+    return {"started_ns": first, "ended_ns": last, "records": records}
 
 
 async def replay(options: dict[str, Any]) -> dict[str, Any]:
-    """Read a stored log from its start through ``batches()``, acknowledging each."""
+    """Read a stored log's payloads from its start through ``batches()``, acknowledging each batch."""
     records = 0
     await go()
     started = time.monotonic_ns()
     async with danube.connect(options["url"]) as client, open_consumer(client, options) as consumer:
         async for batch in consumer.batches(max_records=options.get("max_records", 65_536), max_wait=0.05):
-            records += len(batch)
+            records += len(batch.payloads)
             await batch.ack()
             if records >= options["record_count"]:
                 break
@@ -343,12 +342,6 @@ async def opened_consumer(options: dict[str, Any]) -> AsyncIterator[Any]:
         await make_topic(client, options)
         async with open_consumer(client, options) as consumer:
             yield consumer
-
-
-def payload_bytes(batch: Any) -> int:
-    """Bytes of the payloads, without touching each where the batch knows."""
-    known = getattr(batch, "payload_bytes", None)
-    return int(known) if known is not None else sum(map(len, batch.payloads))
 
 
 async def anext_of(batches: Any) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from danube.client.heap import anchored
 from danube.client.received import ReceivedBatch
 from danube.client.subscribing import PartitionConsumer
 from danube.errors import InvalidArgument
@@ -153,7 +154,8 @@ class BaseBatch:
 
     @cached_property
     def payloads(self) -> list[bytes]:
-        return _together([_cut(part, part.batch.payloads()) for part in self._parts])
+        payloads = _together([_cut(part, part.batch.payloads()) for part in self._parts])
+        return anchored(payloads, sum(part.batch.header.payload_bytes for part in self._parts))
 
     @cached_property
     def keys(self) -> list[str | bytes | None]:
@@ -258,7 +260,8 @@ def messages_of(
     source = Source(topic, partition, batch)
     first = batch.header.base_offset
     offsets = batch.offsets[start:stop].tolist() if batch.selected else range(first + start, first + stop)
-    return map(make, _cut(part, batch.payloads()), offsets, repeat(source), range(start, stop))
+    payloads = _cut(part, anchored(batch.payloads(), batch.header.payload_bytes))
+    return map(make, payloads, offsets, repeat(source), range(start, stop))
 
 
 def delay_ms_of(delay: float | None) -> int:

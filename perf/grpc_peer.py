@@ -25,7 +25,7 @@ if ROOT not in sys.path:
 
 import danube  # noqa: E402
 from danube.server.proto import DanubeApi_pb2 as api  # noqa: E402
-from perf.loads import make_topic  # noqa: E402
+from perf.loads import make_topic, owner_in  # noqa: E402
 
 SUBSCRIPTION = "bench"
 
@@ -106,6 +106,7 @@ async def producer(options: dict[str, Any]) -> dict[str, Any]:
     """A topic at the durability level, a producer on it, and the file that a SendMessage carries."""
     async with danube.connect(options["url"]) as client:
         await make_topic(client, options)
+        owner = await owner_in(client, options["topic"], options["workers"])
     request = api.ProducerRequest(
         request_id=1,
         producer_name="bench",
@@ -117,7 +118,7 @@ async def producer(options: dict[str, Any]) -> dict[str, Any]:
     )
     message = stream_message(options["topic"], options["size"], answer.producer_id)
     Path(options["file"]).write_bytes(framed(message))
-    return {"producer_id": answer.producer_id}
+    return {"owner": owner}
 
 
 async def consumer(options: dict[str, Any]) -> dict[str, Any]:

@@ -86,10 +86,10 @@ def test_h2load_is_not_believed_when_calls_failed(monkeypatch: pytest.MonkeyPatc
 
     end = "finished in 1.00s, 10.00 req/s, 1MB/s\nrequests: 10 total, 10 done, {}, 0 timeout"
     output(end.format("10 succeeded, 0 failed, 0 errored"))
-    assert grpc_door.h2load_rate("h2load", 1, "file", 10, 1) == 10.0
+    assert grpc_door.h2load_rate("h2load", 1, "file", 10, 1, 64) == 10.0
     output(end.format("9 succeeded, 1 failed, 0 errored"))
     with pytest.raises(RuntimeError, match="did not finish"):
-        grpc_door.h2load_rate("h2load", 1, "file", 10, 1)
+        grpc_door.h2load_rate("h2load", 1, "file", 10, 1, 64)
 
 
 def test_the_list_names_every_workload() -> None:

@@ -18,6 +18,8 @@ _IN_ARENAS: Final = 512
 _OBJECT_BYTES: Final = bytes.__basicsize__
 # Half an arena, because others have a part of it.
 _STEP_BYTES: Final = 1 << 19
+# Of one batch; payloads that are larger are not worth what they would hold.
+_HELD_BYTES_MAX: Final = 1 << 20
 
 # Of the last batches of all consumers of the process, for each of which the heap has been large enough.
 _anchors: deque[list[bytes]] = deque(maxlen=4)
@@ -28,5 +30,7 @@ def anchored(payloads: list[bytes], size: int) -> list[bytes]:
     if size >= _GIVEN_BACK:
         each = size // len(payloads) + _OBJECT_BYTES
         step = _STEP_BYTES // each if each <= _IN_ARENAS else len(payloads)
-        _anchors.append(payloads[::-step])
+        anchors = payloads[::-step]
+        if sum(map(len, anchors)) <= _HELD_BYTES_MAX:
+            _anchors.append(anchors)
     return payloads

@@ -47,7 +47,7 @@ def faults(read: str, size: int, count: int, part_count: int) -> None:
 
 
 def test_what_stays_of_a_batch_is_little() -> None:
-    """Of small payloads one in each half MiB; of large ones the last; of a batch under 128 KiB nothing."""
+    """Of small payloads one in each half MiB; of larger ones the last; of little and of huge ones nothing."""
     heap._anchors.clear()
     small = [bytes([number]) * 95 for number in range(200)] * 100
     assert heap.anchored(small, 95 * len(small)) is small
@@ -56,6 +56,7 @@ def test_what_stays_of_a_batch_is_little() -> None:
     assert heap.anchored(large, 1_000_000) is large
     assert heap._anchors[-1] == large[-1:]
     heap.anchored([b"x" * 1000] * 100, 100_000)
+    heap.anchored([b"", bytes((1 << 20) + 1)], (1 << 20) + 1)
     assert len(heap._anchors) == 2
     for _ in range(10):
         heap.anchored(large, 1_000_000)

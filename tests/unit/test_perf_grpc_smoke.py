@@ -92,6 +92,17 @@ def test_h2load_is_not_believed_when_calls_failed(monkeypatch: pytest.MonkeyPatc
         grpc_door.h2load_rate("h2load", 1, "file", 10, 1, 64)
 
 
+def test_a_worker_without_a_topic_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = object.__new__(grpc_door.GrpcBench)
+    door.settings = Settings(directory=tmp_path, workers=2)
+    owners = iter([1, 1, 0])
+    monkeypatch.setattr(door, "opened", lambda role: {"owner": next(owners)})
+    assert [one["owner"] for one in door.producers()] == [1, 0]
+    monkeypatch.setattr(door, "opened", lambda role: {"owner": 1})
+    with pytest.raises(RuntimeError, match="of 100 topics"):
+        door.producers()
+
+
 def test_the_list_names_every_workload() -> None:
     result = subprocess.run(
         [sys.executable, "perf/grpc_door.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -33,6 +33,7 @@ from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 
 IN_FLIGHT = 64
+CONNECTIONS = 8  # in all, where there are several workers
 CALLS = 100_000
 FLOOR_CALLS = 15_000  # the floor is slower by the factor that is measured here
 LATENCY_CALLS = 5_000
@@ -93,13 +94,13 @@ class GrpcBench:
 
     def send_rate(self, port: int, files: list[str], count: int) -> float:
         """Calls/s of ``count`` SendMessage calls of each file side by side, IN_FLIGHT at a time in all."""
-        in_flight = IN_FLIGHT // len(files)
+        in_flight = max(1, IN_FLIGHT // len(files))
+        connections = 1 if len(files) == 1 else max(1, CONNECTIONS // len(files))
 
         def rate(file: str) -> float:
             if self.h2load is None:
                 found = self.run_client("send", port, SEND_PATH, file, count, in_flight)
                 return float(count / ((found["ended_ns"] - found["started_ns"]) / 1e9))
-            connections = 1 if self.settings.workers == 1 else 4
             return h2load_rate(self.h2load, port, file, count, connections, in_flight)
 
         with ThreadPoolExecutor(len(files)) as pool:

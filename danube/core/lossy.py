@@ -191,24 +191,21 @@ class LossySubscription:
                 consumers.spend(seat, count if self.mode.single else count - 1)
                 whole = count == waiting.record_count
                 indexes = None if whole else np.arange(start, start + count, dtype=np.int64)
-                self._give(waiting, seat, indexes, count, grants)
+                self._give(waiting, seat, indexes, grants)
         else:
             seats = consumers.turns(waiting.left)
             count = len(seats)
             for seat in np.unique(seats).tolist():
-                indexes = np.flatnonzero(seats == seat) + start
-                self._give(waiting, seat, indexes, len(indexes), grants)
+                self._give(waiting, seat, np.flatnonzero(seats == seat) + start, grants)
         waiting.taken += count
         self._queued_records -= count
         return count
 
-    def _give(
-        self, waiting: Waiting, seat: int, indexes: Offsets | None, count: int, grants: list[LossyGrant]
-    ) -> None:
-        """Grant ``count`` records; ``indexes`` may be None where they are all of the batch."""
-        whole = count == waiting.record_count
+    def _give(self, waiting: Waiting, seat: int, indexes: Offsets | None, grants: list[LossyGrant]) -> None:
+        """Grant the records at ``indexes``; None, or an index for each, is the whole batch."""
+        count = waiting.record_count if indexes is None else len(indexes)
         consumer_id = self._consumers.by_seat[seat].consumer_id
-        grants.append((waiting.token, consumer_id, None if whole else indexes))
+        grants.append((waiting.token, consumer_id, None if count == waiting.record_count else indexes))
         self._granted += count
 
     # -- key-shared --------------------------------------------------------------------------------
@@ -237,7 +234,7 @@ class LossySubscription:
                 continue
             chosen = np.flatnonzero(seats == seat)[: int(consumers.credit[seat])]
             consumers.spend(seat, len(chosen))
-            self._give(waiting, seat, indexes[chosen], len(chosen), grants)
+            self._give(waiting, seat, indexes[chosen], grants)
             kept[chosen] = False
         self._queued_records -= len(kept) - int(np.count_nonzero(kept))
         self._keep(waiting, kept)

@@ -2,7 +2,8 @@
 
 Writers:  any process, one at a time: ``propose`` takes an exclusive flock, reads what others appended,
           checks the command, appends, syncs, marks it committed, and only then answers.
-Readers:  all processes, without the lock, up to the mark.  ``refresh`` is one fstat when nothing is new.
+Readers:  all processes, without the lock, up to the mark.  ``refresh`` reads one word of shared memory when
+          nothing is new (see danube.cluster.lock_count).
 Full:     a failed write is cut off again and raised; nothing of it is applied or visible.
 Crash:    the lock goes with its holder.  What a dead writer left behind the mark is taken over by the
           next one where it is whole (its sync may have happened) and cut where it is not.  Damage below
@@ -10,7 +11,7 @@ Crash:    the lock goes with its holder.  What a dead writer left behind the mar
 Growth:   a log that has outgrown its snapshot is written anew under another name and renamed into place.
           A reader that holds the old file sees that its last link is gone, and changes over.
 
-Files: ``metadata.log`` (see danube.cluster.log_file), ``metadata.lock`` (empty, never replaced) and,
+Files: ``metadata.log`` (see danube.cluster.log_file), ``metadata.lock`` (a number, never replaced) and,
 during a compaction, ``metadata.new``.  An object belongs to the process that made it, and to one
 thread at a time; one that an exception interrupted while it stored something is closed.
 """
@@ -28,6 +29,7 @@ from typing import Final, NamedTuple
 from danube.clock import monotonic_ns
 from danube.cluster import log_file
 from danube.cluster.acceptance import accept
+from danube.cluster.lock_count import LockCount
 from danube.cluster.log_file import ENTRY_BYTES_MAX
 from danube.core.commands import (
     Change,
@@ -93,6 +95,8 @@ class LocalLog(Consensus):
         self._state = Metadata()
         self._changes: list[Change] = []
         self._descriptor = self._lock_descriptor = -1
+        self._locks: LockCount | None = None
+        self._looked_at = 1  # the number of the locks when this last looked for what others committed
         self._generation = self._entries_start = self._position = 0
         self._directory_synced = False  # since the file that is open here got its name
         self._descriptor_failed = False  # a sync failed on it; it is never synced again
@@ -124,6 +128,9 @@ class LocalLog(Consensus):
 
     def close(self) -> None:
         """Close the files; what was answered is on disk already.  May be called twice."""
+        if self._locks is not None:
+            self._locks.close()
+            self._locks = None
         for descriptor in (self._descriptor, self._lock_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -145,7 +152,7 @@ class LocalLog(Consensus):
         if len(self._changes) > _CHANGES_WAITING_MAX:
             raise Overloaded("too many metadata changes wait to be taken", hint="call refresh")
         results: list[Outcome] = [None] * len(commands)
-        with self._locked(), self._storage_errors():
+        with self._storage_errors(), self._locked():
             self._catch_up()
             self._mend_tail()
             start = 0
@@ -224,20 +231,26 @@ class LocalLog(Consensus):
     def refresh(self) -> list[Change]:
         """Take in what any process committed since; return all changes since the last refresh.
 
-        Each change comes once, in order, own ones too.  Cheap (one system call) when there is none.
+        Each change comes once, in order, own ones too.  Cheap (no system call) when there is none.
         """
-        if self._descriptor < 0:
-            raise ClosedError("the metadata log was closed")
-        try:
-            status = os.fstat(self._descriptor)
-            if status.st_size != self._position or not status.st_nlink:
-                self._catch_up()
-        except OSError as error:
-            raise log_file.storage_error(error, self._path) from error
+        locks = self._locks
+        number = 1 if locks is None else locks.number
+        if number & 1 or number != self._looked_at:
+            self._look()
+            self._looked_at = number
         if not self._changes:
             return []
         changes, self._changes = self._changes, []
         return changes
+
+    def _look(self) -> None:
+        """Take in what is committed and not applied yet; one system call when there is nothing."""
+        if self._descriptor < 0:
+            raise ClosedError("the metadata log was closed")
+        with self._storage_errors():
+            status = os.fstat(self._descriptor)
+            if status.st_size != self._position or not status.st_nlink:
+                self._catch_up()
 
     def _catch_up(self) -> None:
         """Apply what is committed and not applied yet, changing over to a newer file as often as needed."""
@@ -331,7 +344,11 @@ class LocalLog(Consensus):
                     ) from None
                 sleep(_LOCK_POLL_S)
         try:
+            if self._locks is None:
+                self._locks = LockCount(self._lock_descriptor)
+            self._locks.begin()
             yield
+            self._locks.end()
         finally:
             if self._lock_descriptor >= 0:
                 fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from danube.cluster import acceptance, local_log, log_file
+from danube.cluster import acceptance, local_log, lock_count, log_file
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord
 from danube.core.policy import TopicPolicy
@@ -71,6 +71,7 @@ def fail_with(number: int) -> Fault:
 def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
     def install(module: Any) -> None:
         monkeypatch.setattr(local_log, "os", module)
+        monkeypatch.setattr(lock_count, "os", module)
         monkeypatch.setattr(log_file, "os", module)
 
     yield install
@@ -366,7 +367,8 @@ class PowerCut:
         self.path, self.synced, self.pending = path, path.read_bytes(), list[tuple[int, bytes]]()
 
     def pwrite(self, descriptor: int, content: bytes, position: int) -> int:
-        self.pending.append((position, bytes(content)))
+        if os.path.samestat(os.fstat(descriptor), self.path.stat()):
+            self.pending.append((position, bytes(content)))
         return os.pwrite(descriptor, content, position)
 
     def fdatasync(self, descriptor: int) -> None:

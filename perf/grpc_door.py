@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,6 @@ from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
 from tests.child_process import Child  # noqa: E402
 
 IN_FLIGHT = 64
-CONNECTIONS = 8  # in all, where there are several workers
 CALLS = 100_000
 FLOOR_CALLS = 15_000  # the floor is slower by the factor that is measured here
 LATENCY_CALLS = 5_000
@@ -51,9 +49,8 @@ class GrpcBench:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.settings = bench.settings
-        self.h2load = shutil.which("h2load")
         self.client = compiled_client(self.settings.directory)
-        self._echo_port = 0
+        self._echo_ports: list[int] = []
 
     def count(self, number: int) -> int:
         return max(2 * IN_FLIGHT, int(number * self.settings.scale))
@@ -77,13 +74,13 @@ class GrpcBench:
                 return list(by_owner.values())
         raise RuntimeError(f"of 100 topics each belongs to one of the workers {sorted(by_owner)}")
 
-    def echo_port(self) -> int:
-        """One port of as many bare grpcio servers as the broker has workers."""
-        for _ in range(self.settings.workers if not self._echo_port else 0):
-            server = Child("perf/grpc_peer.py", "echo", {"size": self.settings.size, "port": self._echo_port})
+    def echo_ports(self) -> list[int]:
+        """The ports of as many bare grpcio servers as the broker has workers."""
+        while len(self._echo_ports) < self.settings.workers:
+            server = Child("perf/grpc_peer.py", "echo", {"size": self.settings.size})
             self.bench.on_close(server.stop)
-            self._echo_port = int(server.line())
-        return self._echo_port
+            self._echo_ports.append(int(server.line()))
+        return self._echo_ports
 
     def run_client(self, role: str, port: int, *words: Any) -> dict[str, Any]:
         command = [str(self.client), role, "127.0.0.1", str(port), *map(str, words)]
@@ -92,19 +89,22 @@ class GrpcBench:
             raise RuntimeError(result.stderr.strip() or f"the client ended with {result.returncode}")
         return dict(json.loads(result.stdout))
 
-    def send_rate(self, port: int, files: list[str], count: int) -> float:
-        """Calls/s of ``count`` SendMessage calls of each file side by side, IN_FLIGHT at a time in all."""
+    def send_rate(self, ports: list[int], files: list[str], count: int) -> float:
+        """Calls/s of ``count`` calls of each file to its port, a connection each, IN_FLIGHT in all."""
         in_flight = max(1, IN_FLIGHT // len(files))
-        connections = 1 if len(files) == 1 else max(1, CONNECTIONS // len(files))
 
-        def rate(file: str) -> float:
-            if self.h2load is None:
-                found = self.run_client("send", port, SEND_PATH, file, count, in_flight)
-                return float(count / ((found["ended_ns"] - found["started_ns"]) / 1e9))
-            return h2load_rate(self.h2load, port, file, count, connections, in_flight)
+        def sent(port: int, file: str) -> dict[str, Any]:
+            return self.run_client("send", port, SEND_PATH, file, count, in_flight)
 
         with ThreadPoolExecutor(len(files)) as pool:
-            return len(files) * min(pool.map(rate, files))  # all of it is done when the slowest is
+            return rate_of(list(pool.map(sent, ports, files)), count)
+
+
+def rate_of(found: list[dict[str, Any]], count: int) -> float:
+    """What the clients did a second, ``count`` each, from the first one's start to the last one's end."""
+    started = min(one["started_ns"] for one in found)
+    ended = max(one["ended_ns"] for one in found)
+    return float(len(found) * count / ((ended - started) / 1e9))
 
 
 def compiled_client(directory: Path) -> Path:
@@ -119,28 +119,6 @@ def compiled_client(directory: Path) -> Path:
     return target
 
 
-def h2load_rate(h2load: str, port: int, file: str, count: int, connections: int, in_flight: int) -> float:
-    command = [
-        h2load,
-        "-n",
-        str(count),
-        "-c",
-        str(connections),
-        "-m",
-        str(in_flight // connections),
-        "-d",
-        file,
-    ]
-    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-    command += [f"http://127.0.0.1:{port}{SEND_PATH}"]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-    rate = re.search(r"finished in [^,]*, ([0-9.]+) req/s", output)
-    done = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored", output)
-    if rate is None or done is None or done.groups() != (str(count), "0", "0"):
-        raise RuntimeError(f"h2load did not finish {count} calls:\n{output[-1500:]}")
-    return float(rate[1])
-
-
 def publish(bench: Bench) -> Plan:
     """SendMessage to a topic of each worker, 64 in flight in all, against as many bare grpcio servers."""
     door = GrpcBench(bench)
@@ -149,7 +127,8 @@ def publish(bench: Bench) -> Plan:
 
     def danube() -> float:
         opened = door.producers()
-        rate = door.send_rate(bench.broker.grpc_port, [options["file"] for options in opened], count)
+        ports = workers * [bench.broker.grpc_port]
+        rate = door.send_rate(ports, [options["file"] for options in opened], count)
         for options in opened:
             stored = door.ask("stored", options)
             if stored != {"records": count, "durability": door.settings.durability}:
@@ -159,7 +138,7 @@ def publish(bench: Bench) -> Plan:
     def floor() -> float:
         file = door.settings.directory / "echo.producer"
         door.ask("message", {"file": str(file), "size": door.settings.size})
-        return door.send_rate(door.echo_port(), workers * [str(file)], door.count(FLOOR_CALLS) // workers)
+        return door.send_rate(door.echo_ports(), workers * [str(file)], door.count(FLOOR_CALLS) // workers)
 
     return Plan(
         floor=floor,
@@ -168,11 +147,7 @@ def publish(bench: Bench) -> Plan:
         ratio_min=10.0,
         danube_min=CALLS_S_MIN * workers,
         target=f"ratio >= 10 and >= {CALLS_S_MIN:,} calls/s a worker",
-        details={
-            "in_flight": IN_FLIGHT,
-            "topics": workers,
-            "loader": "h2load" if door.h2load else "perf/h2_client.c",
-        },
+        details={"in_flight": IN_FLIGHT, "topics": workers, "connections": workers},
     )
 
 
@@ -188,16 +163,14 @@ def receive(bench: Bench) -> Plan:
         whole = -(-count // 128) * 128
         with ThreadPoolExecutor(len(opened)) as pool:
             found = list(pool.map(lambda options: consumed(door, options, whole), opened))
-        started = min(one["started_ns"] for one in found)
-        ended = max(one["ended_ns"] for one in found)
-        return float(len(found) * whole / ((ended - started) / 1e9))
+        return rate_of(found, whole)
 
     def floor() -> float:
         file = door.settings.directory / "echo.consumer"
         floor_count = door.count(FLOOR_CALLS)
         door.ask("request", {"file": str(file), "count": floor_count})
-        found = door.run_client("consume", door.echo_port(), file, "bench", floor_count)
-        return float(floor_count / ((found["ended_ns"] - found["started_ns"]) / 1e9))
+        found = door.run_client("consume", door.echo_ports()[0], file, "bench", floor_count)
+        return rate_of([found], floor_count)
 
     return Plan(
         floor=floor,

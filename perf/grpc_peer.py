@@ -70,7 +70,7 @@ async def echo(options: dict[str, Any]) -> None:
         )
 
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 1)])
+    server = grpc.aio.server()
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler(
@@ -86,7 +86,7 @@ async def echo(options: dict[str, Any]) -> None:
             ),
         )
     )
-    port = server.add_insecure_port(f"127.0.0.1:{options.get('port', 0)}")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)
     await server.wait_for_termination()

@@ -27,16 +27,10 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 @needs_compiler
 @pytest.mark.e2e
-@pytest.mark.parametrize("h2load", [True, False], ids=["h2load", "own client"])
 @pytest.mark.parametrize("name", sorted(grpc_door.WORKLOADS))
 def test_both_sides_of_a_workload_measure_something(
-    name: str, h2load: bool, tmp_path: Path, shared_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, shared_broker: BrokerProcess
 ) -> None:
-    if h2load and (name != "grpc-publish" or shutil.which("h2load") is None):
-        pytest.skip("h2load is not part of this, or not installed")
-    if not h2load:
-        which = shutil.which
-        monkeypatch.setattr(grpc_door.shutil, "which", lambda tool: None if tool == "h2load" else which(tool))
     settings = Settings(directory=tmp_path, size=1_024, batch=1, workers=2, scale=0.002, rounds=0)
     with Bench(settings, shared_broker) as bench:
         plan = grpc_door.WORKLOADS[name](bench)
@@ -77,19 +71,6 @@ def test_a_missing_compiler_is_a_visible_skip(
     monkeypatch.setattr(grpc_door.shutil, "which", lambda tool: None)
     assert grpc_door.main(["--compare", "grpc-latency", "--scale", "0"]) == 0
     assert capsys.readouterr().out.startswith("SKIPPED grpc-latency: no C compiler")
-
-
-def test_h2load_is_not_believed_when_calls_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def output(text: str) -> None:
-        result = subprocess.CompletedProcess([], 0, stdout=text)
-        monkeypatch.setattr(grpc_door.subprocess, "run", lambda *words, **more: result)
-
-    end = "finished in 1.00s, 10.00 req/s, 1MB/s\nrequests: 10 total, 10 done, {}, 0 timeout"
-    output(end.format("10 succeeded, 0 failed, 0 errored"))
-    assert grpc_door.h2load_rate("h2load", 1, "file", 10, 1, 64) == 10.0
-    output(end.format("9 succeeded, 1 failed, 0 errored"))
-    with pytest.raises(RuntimeError, match="did not finish"):
-        grpc_door.h2load_rate("h2load", 1, "file", 10, 1, 64)
 
 
 def test_a_worker_without_a_topic_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,8 @@ class Worker:
         does anybody where somebody else keeps the processor for long.
         """
         if self.context.workers == 1 or not (self._crowded or self._asked > 1) or self._hurried:
-            self._hurried = max(0, self._hurried - 1)
+            if self._hurried:
+                self._hurried -= 1
             self._turn()
             return
         asked_ns = clock.monotonic_ns()

@@ -77,7 +77,7 @@ class Log:
         self._files_created = self._files_synced = 0
         self._requested_end = self._synced_end
         self._reader = LogReader(self._segments, self._bases, self.damage)
-        self._age_due = False
+        self.age_due = False  # retention waits for the active segment
         self._unsealed_snapshot: Checkpoint | None = None
         self.front_hash = NO_HASH  # content hash of the segment before the first one here, if known
         self._failure: DanubeError | None = None
@@ -151,7 +151,7 @@ class Log:
         """The active segment is full, or a spare is ready for the next, or retention waits for it."""
         if (active := self.active) is None or not active.batch_count:
             return False
-        return self._age_due or self.spare.ends_segment(active.data_end)
+        return self.age_due or self.spare.ends_segment(active.data_end)
 
     @property
     def active(self) -> StoredSegment | None:
@@ -325,7 +325,7 @@ class Log:
         if active is None or not active.batch_count:
             return None
         self._writer = None
-        self._age_due = False
+        self.age_due = False
         return self.seal_job(active, producer_snapshot or None)
 
     def seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
@@ -398,7 +398,7 @@ class Log:
         cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
         active = self.active
         if cutoff_us is not None and active is not None and active.batch_count:
-            self._age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
+            self.age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
         if self._segments == [active]:
             return []  # as most of many logs are, most of the time
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0

@@ -128,6 +128,7 @@ class Spare:
         "_possible",
         "_size",
         "due_position",
+        "quiet_below",
     )
 
     def __init__(self, directory: Path, epoch: int, options: LogOptions) -> None:
@@ -136,7 +137,8 @@ class Spare:
         # A segment ends behind the write that fills it.
         self._size = options.segment_bytes + options.segment_bytes // 16 + room
         self._full = options.segment_bytes
-        self._early = max(self._full // _PART, IN_STEPS_MIN)
+        self.quiet_below = self._full // _PART  # neither is a spare due there, nor does a segment end
+        self._early = max(self.quiet_below, IN_STEPS_MIN)
         self._possible = options.preallocate_first > 0
         self._job: SpareJob | None = None
         self._asked_us = 0
@@ -145,7 +147,7 @@ class Spare:
 
     @property
     def _due(self) -> int:
-        return self._full // _PART if self._possible else NEVER
+        return self.quiet_below if self._possible else NEVER
 
     @property
     def held(self) -> bool:

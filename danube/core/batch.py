@@ -65,6 +65,7 @@ _HEADER: Final = struct.Struct("<4sIQqIIIHHIIQQQqIIIIIHH")
 _STAMP: Final = struct.Struct("<QqI")
 _STAMP_POSITION: Final = 8
 _CRC: Final = struct.Struct("<I")
+_new: Final = tuple.__new__  # makes a named tuple without a call of a Python function
 _HEADER_CRC_POSITION: Final = 32
 
 if _HEADER.size != HEADER_BYTES:
@@ -122,7 +123,7 @@ class BatchHeader(NamedTuple):
 
     def stamped(self, base_offset: int, epoch: int, append_time_us: int) -> BatchHeader:
         """This header with the owner's numbers, as stamp() writes them (``header_crc`` stays)."""
-        return BatchHeader._make((*self[:2], base_offset, append_time_us, epoch, *self[5:]))
+        return _new(BatchHeader, (*self[:2], base_offset, append_time_us, epoch, *self[5:]))
 
     @property
     def end_offset(self) -> int:
@@ -142,7 +143,7 @@ def pack_header(header: BatchHeader) -> bytes:
 
 def unpack_header(buffer: bytes | bytearray | memoryview) -> BatchHeader:
     """The numbers of a header at the start that needs no check any more."""
-    return BatchHeader._make(_HEADER.unpack_from(buffer))
+    return _new(BatchHeader, _HEADER.unpack_from(buffer))
 
 
 def read_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
@@ -153,7 +154,7 @@ def read_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> Ba
     """
     if len(buffer) - position < HEADER_BYTES:
         raise ProtocolError("batch is shorter than its header")
-    header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
+    header = _new(BatchHeader, _HEADER.unpack_from(buffer, position))
     size, count = header.size, header.record_count
     if header.magic != MAGIC:
         raise ProtocolError("not a batch", why=f"magic is {header.magic!r}, not {MAGIC!r}")

@@ -39,6 +39,7 @@ _PUBLISHED: Final = struct.Struct("<QIIII")
 _DELIVERY: Final = struct.Struct("<IIQ")
 _CREDIT: Final = struct.Struct("<QQ")
 _SHARED: Final = struct.Struct("<QQ")
+_new: Final = tuple.__new__  # makes a named tuple without a call of a Python function
 PUBLISHED_BYTES: Final = _PUBLISHED.size
 DELIVERY_BYTES: Final = _DELIVERY.size
 
@@ -310,7 +311,7 @@ def published_frame(
 def decode_published(body: bytes | memoryview) -> Published:
     if len(body) != PUBLISHED_BYTES:
         raise ProtocolError("PUBLISHED body has the wrong size")
-    return Published(*_PUBLISHED.unpack(body))
+    return _new(Published, _PUBLISHED.unpack(body))
 
 
 def deliver_header(handle: int, batches_size: int, redelivery_count: int, record_count: int) -> bytes:
@@ -384,7 +385,7 @@ class FrameDecoder:
         self.position = start
         while end - start >= FRAME_HEADER_BYTES:
             size, kind, flags, tail, correlation, handle = unpack(buffer, start)
-            if size < FRAME_HEADER_BYTES or size & 7 or tail > min(7, size - FRAME_HEADER_BYTES):
+            if size < FRAME_HEADER_BYTES or size & 7 or tail > 7 or tail > size - FRAME_HEADER_BYTES:
                 raise ProtocolError("frame header is malformed", size=size, tail=tail)
             if size > self.size_max:
                 raise LimitExceeded(f"frame of {size} bytes is too large", why=f"limit is {self.size_max}")
@@ -392,6 +393,7 @@ class FrameDecoder:
                 self.wanted = size
                 return
             self.position = start + size
-            yield Frame(kind, flags, correlation, handle, start + FRAME_HEADER_BYTES, start + size - tail)
+            body_start, body_end = start + FRAME_HEADER_BYTES, start + size - tail
+            yield _new(Frame, (kind, flags, correlation, handle, body_start, body_end))
             start += size
         self.wanted = FRAME_HEADER_BYTES

@@ -16,14 +16,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 60.0  # a first start compiles kernels
 STOP_TIMEOUT_S = 15.0
+_PORTS_FROM = 10_240
+_RUNNERS_MAX = 8
+_ports: tuple[int, Iterator[int]] | None = None  # of the process with this id
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,15 +36,25 @@ class BrokerFailed(Exception):
     """The broker did not do what was asked; the message holds the end of its output."""
 
 
-def free_port() -> int:
-    """A loopback port that is free now and that the kernel does not hand to clients meanwhile.
+def _own_ports() -> Iterator[int]:
+    """Ports of this process: each test runner has a part of them, and none comes again before all have come.
 
-    The port lies under the ephemeral range, so a broker that restarts finds it again.
+    They lie under the ephemeral range: no client is handed one, and who restarts finds its own again.
     """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    source = random.SystemRandom()
-    for _ in range(1_000):
-        port = source.randrange(10_240, max(first, 12_000))
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    count = (max(end, 12_000) - _PORTS_FROM) // _RUNNERS_MAX
+    runner = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    first = _PORTS_FROM + (int(runner) if runner.isdecimal() else 0) % _RUNNERS_MAX * count
+    start = random.SystemRandom().randrange(count)
+    return cycle([first + (start + number) % count for number in range(count)])
+
+
+def free_port() -> int:
+    """A loopback port that is free now, and that nobody else of this run is given meanwhile."""
+    global _ports
+    if _ports is None or _ports[0] != os.getpid():
+        _ports = os.getpid(), _own_ports()
+    for port in islice(_ports[1], 1_000):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -176,7 +176,7 @@ class Worker:
             "executor": self.executor,
             "call_on_loop": self.loop.call_soon_threadsafe,
             "call_later": self.loop.call_later,
-            "schedule_turn": self.schedule_turn,
+            "schedule_turn": self._need_turn,
             "take_dead_letters": lambda host, letters: self.dead_letters.take(host, letters),
         }
         return Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
@@ -233,8 +233,12 @@ class Worker:
     # -- turns ------------------------------------------------------------------------------------
 
     def schedule_turn(self) -> None:
-        """Run a turn as soon as the loop has handled what is ready."""
+        """A connection, or another worker, brought something: run a turn."""
         self._asked += 1
+        self._need_turn()
+
+    def _need_turn(self) -> None:
+        """Run a turn as soon as the loop has handled what is ready."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self.loop.call_soon(self._begin_turn)

@@ -378,3 +378,21 @@ def test_an_arrival_beyond_the_limit_is_told_so() -> None:
         assert kinds == ["SETTINGS", "WINDOW_UPDATE", "SETTINGS", "GOAWAY"] and there.taken == []
 
     on_loop(test)
+
+
+def test_several_calls_at_once_ask_for_a_turn_like_several_connections() -> None:
+    worker = Worker(passes=False)
+    connection, _ = worker.connect()
+    asked: list[None] = []
+    feed(connection, GREETING)
+    worker.turn()
+    worker.door.schedule_turn = lambda: asked.append(None)
+    for first in (1, 3, 5):
+        worker.turn()
+        asked.clear()
+        feed(connection, sent(stream_id=first))
+        assert len(asked) == 1, "it is alone"
+    worker.turn()
+    asked.clear()
+    feed(connection, sent(stream_id=7) + sent(stream_id=9))
+    assert len(asked) == 2

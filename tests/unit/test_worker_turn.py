@@ -145,6 +145,20 @@ def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other(
     assert len(turns) == 5, "nobody else has a share of this"
 
 
+def test_a_connection_and_its_own_partition_are_not_several() -> None:
+    steps = Steps()
+    worker, soon = steps.worker, steps.loop.call_soon
+    turns: list[str] = []
+    steps.during["write"] = lambda: turns.append("turn")
+    for number in range(3):
+        soon.reset_mock()
+        worker._need_turn()  # as a partition that has something to write
+        worker.schedule_turn()
+        soon.assert_called_once_with(worker._begin_turn)
+        worker._begin_turn()
+        assert len(turns) == number + 1, "it is served at once"
+
+
 def test_nobody_waits_where_somebody_else_keeps_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps()
     worker, soon = steps.worker, steps.loop.call_soon

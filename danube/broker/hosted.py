@@ -156,7 +156,7 @@ class HostedPartition:
             raise ProtocolError(
                 "batch fails its checksum", hint="the bytes changed on the way; send it again"
             )
-        check_columns(batch, header, self.record.policy.max_record_bytes)
+        check_columns(batch, header, self.policy.max_record_bytes)
         if header.flags & COMPRESSION_MASK:
             # A batch that cannot be inflated would stop every consumer that needs part of it.
             BatchView(batch, header).check()
@@ -219,9 +219,7 @@ class HostedPartition:
         """What others committed before the batch was received holds for it."""
         metadata = self.metadata
         if metadata is not None and not metadata.fresh:
-            metadata.read()
-            if self.deleted:
-                self.check_exists()
+            self.read_metadata()
             metadata.fresh = True
 
     def read_metadata(self) -> None:

@@ -87,9 +87,9 @@ class Storage:
             self._unsynced[hosted] = None
         active = log.active
         if active is None or log.age_due or active.data_end >= log.spare.quiet_below:
-            self._go_on_soon(hosted, log)
+            self._see_to_next_segment(hosted, log)
 
-    def _go_on_soon(self, hosted: HostedPartition, log: Log) -> None:
+    def _see_to_next_segment(self, hosted: HostedPartition, log: Log) -> None:
         """Roll a full segment, or have the space for the next one reserved."""
         if log.should_roll:
             self.roll(hosted)

@@ -124,7 +124,7 @@ class Producer:
         Calls that run at the same time share batches.  When cancelled, a record that has not left
         is taken back; one that has may still be stored.
         """
-        box = self._outbox or self._box
+        box = self._box
         while not box.has_room:
             await self._connection.wait(box.room())
         idle = box.idle and not self._linger_s

@@ -328,7 +328,8 @@ class LocalLog(Consensus):
     def _locked(self) -> Iterator[None]:
         if os.getpid() != self._process_id:
             broken("a metadata log is used by a process that did not open it", directory=self._directory)
-        if self._lock_descriptor < 0:
+        locks = self._locks
+        if locks is None:
             raise ClosedError("the metadata log was closed")
         deadline_ns = monotonic_ns() + int(self._lock_timeout_s * 1e9)
         while True:
@@ -344,11 +345,9 @@ class LocalLog(Consensus):
                     ) from None
                 sleep(_LOCK_POLL_S)
         try:
-            if self._locks is None:
-                self._locks = LockCount(self._lock_descriptor)
-            self._locks.begin()
+            locks.begin()
             yield
-            self._locks.end()
+            locks.end()
         finally:
             if self._lock_descriptor >= 0:
                 fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
@@ -444,6 +443,7 @@ class LocalLog(Consensus):
             lock_path = os.path.join(self._directory, "metadata.lock")
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock_descriptor = os.open(lock_path, flags, 0o600)
+            self._locks = LockCount(self._lock_descriptor)
             with self._locked():
                 if create and not os.path.lexists(self._path):
                     self._write_new(Metadata(), 1)

@@ -78,7 +78,7 @@ class ServerConnection(ControlSide):
         self._block_frames = 0
         self._receive_window = settings.connection_window_bytes
         self._stream_window = settings.initial_window_bytes
-        self._calls_before = 0
+        self.calls_received = 0  # at once, last time
         self._consumed = 0
         self._consumed_batch = settings.connection_window_bytes // 2
         self._consumed_batch_of_stream = settings.initial_window_bytes // 2
@@ -95,7 +95,7 @@ class ServerConnection(ControlSide):
                 return end if self.failed else start
         unpack, streams = FRAME_HEADER.unpack_from, self.streams
         first, last_stream_id = start, self.last_stream_id
-        tries = _TRIES if self._calls_before >= TOGETHER_MIN and kernels.available else 0
+        tries = _TRIES if self.calls_received >= TOGETHER_MIN and kernels.available else 0
         if tries and not self._pending:
             start = self._take_together(buffer, start, end)
         body = start + FRAME_HEADER_BYTES
@@ -106,7 +106,7 @@ class ServerConnection(ControlSide):
             if start > end or size > self._frame_bytes_max:
                 start = body - FRAME_HEADER_BYTES
                 if size <= self._frame_bytes_max:
-                    self._calls_before = self.last_stream_id - last_stream_id >> 1
+                    self.calls_received = self.last_stream_id - last_stream_id >> 1
                     self._want(FRAME_HEADER_BYTES + size, progress=start > first)
                     return start
                 self._too_large(word & 0xFF, size)
@@ -127,7 +127,7 @@ class ServerConnection(ControlSide):
                     tries -= 1
                     start = self._take_together(buffer, start, end)
             body = start + FRAME_HEADER_BYTES
-        self._calls_before = self.last_stream_id - last_stream_id >> 1
+        self.calls_received = self.last_stream_id - last_stream_id >> 1
         if self.failed:
             return end
         if start < end:

@@ -96,7 +96,6 @@ class GrpcSocket(asyncio.BufferedProtocol):
         buffer.end += nbytes
         if self._unplaced is not None:
             self._unplaced.received += buffer.view[buffer.end - nbytes : buffer.end]
-        known_stream_id = self._http2.last_stream_id
         buffer.start = self._http2.receive(buffer.view, buffer.start, buffer.end, clock.monotonic_ns())
         if buffer.start == buffer.end:
             self._door.buffers.give_back(buffer)
@@ -110,8 +109,8 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if not self._dirty and (self._http2.output or self._http2.failed):
             self.has_output()
         self._door.schedule_turn()
-        if self._http2.last_stream_id - known_stream_id > 2:
-            self._door.schedule_turn()  # it has several calls, so it is not alone
+        if self._http2.calls_received > 1:
+            self._door.schedule_turn()  # with several calls it is not alone
 
     def _place(self, unplaced: Unplaced) -> None:
         """Leave to the worker that the first call is for, or stay for good and begin what was held."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,49 +21,10 @@ from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord
 from danube.core.policy import TopicPolicy
 from danube.errors import ClosedError, Damage, DanubeError, StorageFailed, StorageFull, TopicExists
+from tests.unit.faulty_os import FaultyOs, Killed, fail_with
 
 CHANGING_CALLS = ("open", "pwrite", "fdatasync", "fsync", "rename", "unlink", "ftruncate", "makedirs")
 READING_CALLS = ("pread", "fstat")
-
-
-class Killed(BaseException):
-    """The process died: nothing that it would do afterwards happens."""
-
-
-Fault = Callable[["FaultyOs", str, tuple[Any, ...]], Any]
-
-
-class FaultyOs(SimpleNamespace):
-    """The os module with one fault, at call number ``when`` of ``calls``; after ``die`` all of them fail."""
-
-    def __init__(self, calls: tuple[str, ...] = (), when: int = -1, fault: Fault | None = None) -> None:
-        super().__init__(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
-        self.count, self.when, self.fault, self.fired, self.dead = 0, when, fault, "", False
-        for name in calls:
-            setattr(self, name, self._faulty(name))
-
-    def _faulty(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if self.dead:
-                raise Killed
-            self.count += 1
-            if self.count == self.when:
-                self.fired = name
-                return self.fault(self, name, arguments)
-            return getattr(os, name)(*arguments, **options)
-
-        return call
-
-    def die(self) -> None:
-        self.dead = True
-        raise Killed
-
-
-def fail_with(number: int) -> Fault:
-    def fail(faulty: FaultyOs, name: str, arguments: tuple[Any, ...]) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 @pytest.fixture

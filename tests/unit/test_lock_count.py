@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from danube.cluster.lock_count import LockCount
 from danube.core.commands import CreateTopic, TopicCreated
 from danube.core.policy import TopicPolicy
 from danube.errors import StorageFailed, StorageFull
+from tests.unit.faulty_os import FaultyOs, fail_with
 
 
 def create(name: str) -> CreateTopic:
@@ -32,25 +32,6 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
     opened = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     yield opened
     os.close(opened)
-
-
-class Calls(SimpleNamespace):
-    """The os module; counts the calls of some functions, which fail while ``error`` is set."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
-        self.count, self.error = 0, 0
-        for name in names:
-            setattr(self, name, self._counted(getattr(os, name)))
-
-    def _counted(self, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            self.count += 1
-            if self.error:
-                raise OSError(self.error, os.strerror(self.error))
-            return function(*arguments)
-
-        return call
 
 
 def test_a_number_is_odd_while_the_lock_is_held_and_another_even_one_afterwards(descriptor: int) -> None:
@@ -103,7 +84,7 @@ def test_nothing_new_takes_no_system_call_and_news_are_seen(
 ) -> None:
     with LocalLog(tmp_path) as writer, LocalLog(tmp_path) as reader:
         reader.refresh()
-        calls = Calls("fstat", "pread", "pwrite")
+        calls = FaultyOs(("fstat", "pread", "pwrite"))
         monkeypatch.setattr(local_log, "os", calls)
         monkeypatch.setattr(local_log.log_file, "os", calls)
         assert reader.refresh() == [] and calls.count == 0
@@ -135,12 +116,9 @@ def test_readers_look_for_themselves_until_the_next_holder_after_a_dead_one(tmp_
 def test_what_could_not_be_read_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalLog(tmp_path) as writer, LocalLog(tmp_path) as reader:
         writer.propose(create("a"))
-        calls = Calls("fstat")
-        calls.error = errno.EIO
-        monkeypatch.setattr(local_log, "os", calls)
+        monkeypatch.setattr(local_log, "os", FaultyOs(("fstat",), 1, fail_with(errno.EIO)))
         with pytest.raises(StorageFailed):
             reader.refresh()
-        calls.error = 0
         assert created(reader.refresh()) == ["/default/a"]
 
 
@@ -149,13 +127,10 @@ def test_nothing_is_changed_where_readers_cannot_be_told(
 ) -> None:
     with LocalLog(tmp_path) as writer, LocalLog(tmp_path) as reader:
         before = (tmp_path / "metadata.log").read_bytes()
-        calls = Calls("pwrite")
-        calls.error = errno.ENOSPC
-        monkeypatch.setattr(lock_count, "os", calls)
+        monkeypatch.setattr(lock_count, "os", FaultyOs(("pwrite",), 1, fail_with(errno.ENOSPC)))
         with pytest.raises(StorageFull):
             writer.propose(create("a"))
         assert (tmp_path / "metadata.log").read_bytes() == before
-        calls.error = 0
         reader.propose(create("a"))  # the lock was given back
         assert created(writer.refresh()) == ["/default/a"]
 
@@ -163,19 +138,9 @@ def test_nothing_is_changed_where_readers_cannot_be_told(
 def test_where_the_end_cannot_be_told_readers_look_for_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FailsAtEnd(Calls):
-        def _counted(self, function: Any) -> Any:
-            def call(*arguments: Any) -> Any:
-                self.count += 1
-                if self.count == 2:
-                    raise OSError(errno.EIO, "input/output error")
-                return function(*arguments)
-
-            return call
-
     with LocalLog(tmp_path) as writer, LocalLog(tmp_path) as reader:
         reader.refresh()
-        monkeypatch.setattr(lock_count, "os", FailsAtEnd("pwrite"))
+        monkeypatch.setattr(lock_count, "os", FaultyOs(("pwrite",), 2, fail_with(errno.EIO)))
         writer.propose(create("a"))
         assert created(reader.refresh()) == ["/default/a"]
         writer.propose(create("b"))

@@ -9,6 +9,7 @@ them at once, with file and line.  ``docs/danube.yml`` lists every key.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from danube import limits
 from danube.config_sections import (
+    AUTOMATIC,
     AdminConfig,
     BalanceConfig,
     ClusterConfig,
@@ -83,6 +85,13 @@ class BrokerConfig:
         """Workers to start: as told, else one per usable core."""
         return self.workers or usable_cores()
 
+    @property
+    def busy_poll_limit_us(self) -> int:
+        """As told; automatically none with one core, or where a quota counts the processor's time."""
+        if self.server.busy_poll_us != AUTOMATIC:
+            return self.server.busy_poll_us
+        return 0 if cpu_quota() is not None or usable_cores() == 1 else limits.BUSY_POLL_US
+
     def topic_policy(self, *, reliable: bool | None = None, durability: str = "") -> TopicPolicy:
         """Policy of a topic that is made with these two choices; None and "" take the defaults."""
         if reliable is None:
@@ -136,15 +145,21 @@ class Problem:
     hint: str = ""
 
 
+def cpu_quota() -> float | None:
+    """Processors' time that this process's cgroup (v2) may use at most, in cores; None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None  # no cgroup v2 here
+
+
 def usable_cores() -> int:
     """Cores this process may use: its affinity, cut by a cgroup v2 CPU quota, at most WORKERS_MAX."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        if quota != "max":
-            cores = min(cores, max(1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here: the affinity is all there is to know
+    quota = cpu_quota()
+    if quota is not None:
+        cores = min(cores, max(1, math.ceil(quota)))
     return max(1, min(cores, limits.WORKERS_MAX))
 
 

@@ -69,6 +69,7 @@ class Housekeeping:
         worker = self._worker
         worker.counters.block.put(Counter.HEARTBEAT_NS, clock.monotonic_ns())
         worker.shard.tick()
+        worker.rings_due = worker.context.workers > 1  # a worker that was replaced rings no bell
         if worker.cluster is not None:
             worker.cluster.tick()
         if worker.shard.tiers is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
+from danube.broker.busy_poll import BusyPoll
 from danube.broker.cluster_parts import ClusterParts
 from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
@@ -158,7 +159,9 @@ class Worker:
         self._crowded = False  # several times before that
         self._hurried = 0  # so many turns begin at once
         self._flushed = True
+        self.rings_due = context.workers > 1  # a bell rang, or it is time to look at the rings
         self._servers: list[asyncio.Server] = []
+        self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us)
 
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
         submit = self.proposals.submit
@@ -262,11 +265,12 @@ class Worker:
 
     def _on_bell(self) -> None:
         self.channel.disarm()
+        self.rings_due = True
         self.schedule_turn()
 
     def _turn(self) -> None:
+        self.busy_poll.turn_begins()
         self._crowded, self._asked = self._asked > 1, 0
-        channel, remote = self.channel, self.remote
         doors = self.doors.values()
         try:
             received, blocked = self._take()
@@ -276,20 +280,28 @@ class Worker:
         for door in doors:
             door.flush()
         self.counters.block.add(_TURNS)
-        if self.context.workers == 1:
-            return  # there are no rings
-        if remote.flush() or blocked:
+        alone = self.context.workers == 1 or self._leave_rings(received, blocked)
+        self.busy_poll.turn_ended(alone=alone)
+
+    def _leave_rings(self, received: bool, blocked: bool) -> bool:
+        """Send what others are to have, listen for the bell; True where rings had no part in this turn."""
+        channel = self.channel
+        if self.remote.flush() or blocked:
             self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
+        elif not self.rings_due and not channel.touched:
+            return True  # the bell is armed since an earlier turn
         channel.release()
         self._flushed = channel.flush()
         if received or (not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
+        self.rings_due = self._turn_scheduled
+        return False
 
     def _take(self) -> tuple[bool, bool]:
         """Give the shard what rings and doors have; whether rings had records, and whether one is full."""
         doors = self.doors.values()
         self.router.received()
-        received = self._take_from_rings() if self.context.workers > 1 else []
+        received = self._take_from_rings() if self.rings_due else []
         # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
         blocked = False
         for door in doors:

@@ -256,6 +256,11 @@ class Channel:
         peer.block()
         return None
 
+    @property
+    def touched(self) -> bool:
+        """Whether something was sent, or claimed, that flush() has yet to publish."""
+        return bool(self._touched)
+
     def flush(self) -> bool:
         """Publish everything sent since the last flush and wake the peers that sleep: once per turn.
 

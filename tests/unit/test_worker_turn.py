@@ -36,6 +36,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
+    worker.rings_due, worker.busy_poll = True, MagicMock()
     worker._turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -60,6 +61,7 @@ class Steps:
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
         worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
+        worker.rings_due, worker.busy_poll = True, MagicMock()
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -89,6 +91,39 @@ def test_only_what_a_turn_has_passed_asks_for_another(step: str, turns: int) -> 
     steps.records = []
     steps.during.clear()
     assert steps.turns_asked() == 0
+
+
+def test_rings_are_left_alone_until_the_bell_or_a_sent_record_makes_them_due() -> None:
+    steps = Steps()
+    worker, polls = steps.worker, []
+    steps.during["poll"] = lambda: polls.append(1)
+    worker.channel.touched = False  # type: ignore[misc]
+    for due, touched, polled, armed in [
+        (True, False, True, True),  # the first turn
+        (False, False, False, False),
+        (False, True, False, True),  # what was sent may be answered before the bell is armed
+        (True, False, True, True),
+    ]:
+        polls.clear()
+        worker.channel.arm.reset_mock()  # type: ignore[attr-defined]
+        worker.rings_due, worker.channel.touched = due, touched  # type: ignore[misc]
+        assert steps.turns_asked() == 0
+        assert bool(polls) == polled and worker.channel.arm.called == armed  # type: ignore[attr-defined]
+        assert not worker.rings_due
+        alone = not (due or touched)
+        worker.busy_poll.turn_ended.assert_called_with(alone=alone)  # type: ignore[attr-defined]
+    worker._on_bell()
+    assert worker.rings_due and steps.loop.call_soon.called
+    worker._turn()
+    assert polls == [1, 1]
+
+
+def test_rings_stay_due_where_another_turn_follows() -> None:
+    steps = Steps()
+    steps.worker.channel.arm = lambda: False  # type: ignore[method-assign]
+    assert steps.turns_asked() == 1 and steps.worker.rings_due, "something came before the bell was armed"
+    steps.during["write"] = steps.worker.schedule_turn
+    assert steps.turns_asked() == 1 and steps.worker.rings_due, "the bell was not armed"
 
 
 def test_a_turn_that_fails_before_it_writes_does_not_stop_turns() -> None:

@@ -1,0 +1,60 @@
+"""Looking at the sockets a moment longer before the worker sleeps, where requests follow each other closely.
+
+Who sleeps has to be woken, and on a virtual host the processor has to be as well: tens of microseconds,
+and what runs next finds caches and branch history cold.  A client that waits for an answer and sends again
+is back sooner than that.  So a worker whose turn began within the limit after the one before looks for that
+long again (docs/adr/0031).
+
+Others who want this processor must not wait for somebody who only looks: a look that came late, because
+somebody else ran, is the last one for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from danube import clock
+
+LATE_NS: Final = 500_000  # a client's short run takes less, a share of somebody busy takes more
+REST_NS: Final = 20_000_000
+
+
+class BusyPoll:
+    """One worker's, used on its loop: what ``call_soon`` is given runs after a look at the sockets, without sleep."""
+
+    __slots__ = (
+        "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near", "_rests_until_ns",
+    )  # fmt: skip
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object], limit_us: int) -> None:
+        """``limit_us`` 0 never looks longer."""
+        self._call_soon = call_soon
+        self._limit_ns = limit_us * 1_000
+        self._ended_ns = 0  # the last turn
+        self._looked_ns = 0
+        self._rests_until_ns = 0
+        self._near = False  # the turn that runs follows the last one closely
+        self._looking = False
+
+    def turn_begins(self) -> None:
+        self._near = clock.monotonic_ns() - self._ended_ns < self._limit_ns
+
+    def turn_ended(self, *, alone: bool) -> None:
+        """``alone``: the next request is expected from a socket; other workers had no part in this turn."""
+        self._ended_ns = now_ns = clock.monotonic_ns()
+        if alone and self._near and not self._looking and now_ns >= self._rests_until_ns:
+            self._looking = True
+            self._looked_ns = now_ns
+            self._call_soon(self._look)
+
+    def _look(self) -> None:
+        now_ns = clock.monotonic_ns()
+        late = now_ns - max(self._looked_ns, self._ended_ns) > LATE_NS
+        if late:
+            self._rests_until_ns = now_ns + REST_NS
+        if late or now_ns - self._ended_ns >= self._limit_ns:
+            self._looking = False
+            return
+        self._looked_ns = now_ns
+        self._call_soon(self._look)

@@ -221,7 +221,8 @@ async def ack_latency(options: dict[str, Any]) -> dict[str, Any]:
     """Microseconds from ``send`` to its acknowledgement, at ``rate`` sends a second (0: back to back)."""
     payload = payloads_of(options["size"], 1)[0]
     loop = asyncio.get_running_loop()
-    async with danube.connect(options["url"]) as client, open_producer(client, options) as producer:
+    connected = danube.connect(options["url"], busy_poll_us=options.get("busy_poll_us", 0))
+    async with connected as client, open_producer(client, options) as producer:
         for _ in range(50):
             await producer.send(payload)
         await go()

@@ -23,6 +23,7 @@ GIB = 1 << 30
 TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
+BUSY_POLL_US = 2_000  # longer than from one send to the next
 Measure = Callable[[], float | dict[str, Any]]
 
 
@@ -90,6 +91,7 @@ class Bench:
         self._stack = ExitStack()
         self._numbers = itertools.count()
         self._broker = broker
+        self.environment: dict[str, str] = {}  # of the broker that is started
         self._floor_port = 0
         self._topics: list[str] = []
 
@@ -104,7 +106,8 @@ class Bench:
     def broker(self) -> BrokerProcess:
         if self._broker is None:
             data_dir = self.settings.directory / "data"
-            self._broker = self.closing(BrokerProcess(data_dir, workers=self.settings.workers)).start()
+            broker = BrokerProcess(data_dir, workers=self.settings.workers, environment=self.environment)
+            self._broker = self.closing(broker).start()
         return self._broker
 
     def closing(self, broker: BrokerProcess) -> BrokerProcess:
@@ -317,7 +320,13 @@ def replay(bench: Bench) -> Plan:
     )
 
 
-def ack_latency(bench: Bench) -> Plan:
+def ack_polling(bench: Bench) -> Plan:
+    """The same where broker and client do not sleep between two sends."""
+    bench.environment["DANUBE_SERVER__BUSY_POLL_US"] = str(BUSY_POLL_US)
+    return ack_latency(bench, BUSY_POLL_US)
+
+
+def ack_latency(bench: Bench, busy_poll_us: int = 0) -> Plan:
     """One awaited send at 1,000/s; p50 against the 64-byte ping-pong (details: the paced one too)."""
     count = bench.settings.records(3_000)
     details: dict[str, Any] = {}
@@ -328,7 +337,8 @@ def ack_latency(bench: Bench) -> Plan:
         return float(found["p50_us"])
 
     def danube() -> float:
-        found = details["ack"] = bench.run("ack_latency", bench.options(record_count=count, rate=1_000))
+        options = bench.options(record_count=count, rate=1_000, busy_poll_us=busy_poll_us)
+        found = details["ack"] = bench.run("ack_latency", options)
         details["p99_under_1_ms"] = found["p99_us"] < 1_000
         return float(found["p50_us"])
 
@@ -451,6 +461,7 @@ WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
     "consume": consume,
     "replay": replay,
     "ack-latency": ack_latency,
+    "ack-polling": ack_polling,
     "latency": latency,
     "topics": topics,
     "consumers": consumers,

@@ -21,7 +21,7 @@ REST_NS: Final = 20_000_000
 
 
 class BusyPoll:
-    """One worker's, used on its loop: what ``call_soon`` is given runs after a look at the sockets, without sleep."""
+    """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
 
     __slots__ = (
         "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near", "_rests_until_ns",

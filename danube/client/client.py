@@ -38,6 +38,7 @@ from danube.client.typed_producer import TypedProducer
 from danube.core import kernels
 from danube.core.policy import FailurePolicy
 from danube.errors import ClosedError, InvalidArgument
+from danube.limits import BUSY_POLL_US_MAX
 
 T = TypeVar("T")
 
@@ -54,11 +55,15 @@ class Client:
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
         reconnect_timeout: float | None = 60.0,
+        busy_poll_us: int = 0,
     ) -> None:
         self._addresses = parse_url(url)
         self._url = url
         self._timeout_ns = seconds_as_ns(timeout, "timeout")
         self._connect_timeout_s = connect_timeout
+        if not 0 <= busy_poll_us <= BUSY_POLL_US_MAX:
+            raise InvalidArgument(f"busy_poll_us is {busy_poll_us}", why=f"it is 0 to {BUSY_POLL_US_MAX}")
+        self._busy_poll_us = busy_poll_us
         self._session = new_session(name, token, reconnect_timeout, self._timeout_ns)
         self._connection: Connection | None = None
         self._closed = False
@@ -81,7 +86,8 @@ class Client:
         if self._closed:
             raise ClosedError("the client is closed", hint="make a new one")
         if self._connection is None:
-            connection = Connection(self._session, self._addresses, self._connect_timeout_s)
+            timeout_s = self._connect_timeout_s
+            connection = Connection(self._session, self._addresses, timeout_s, self._busy_poll_us)
             await connection.open()
             self._connection = connection
         return self
@@ -437,11 +443,14 @@ def connect(
     timeout: float = 30.0,
     connect_timeout: float = 10.0,
     reconnect_timeout: float | None = 60.0,
+    busy_poll_us: int = 0,
 ) -> Client:
     """A client for ``danube://host:port[,host:port]``, to be used in ``async with``.
 
     ``timeout`` (seconds) bounds requests and sends.  After a lost connection the client dials again
-    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
+    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.  With
+    ``busy_poll_us`` the loop does not sleep for that long while something waits for an answer: answers
+    are here sooner, and a core is busy meanwhile.  For a broker that does so as well (server.busy_poll_us).
     """
     return Client(
         url,
@@ -450,4 +459,5 @@ def connect(
         timeout=timeout,
         connect_timeout=connect_timeout,
         reconnect_timeout=reconnect_timeout,
+        busy_poll_us=busy_poll_us,
     )

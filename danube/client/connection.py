@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from danube import tcp
+from danube import clock, tcp
 from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.reply import Plan, Reply
@@ -117,10 +117,14 @@ class Connection:
     all that was there comes home.
     """
 
-    def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
+    def __init__(
+        self, session: Session, addresses: list[Address], connect_timeout_s: float, busy_poll_us: int = 0
+    ) -> None:
         self.session = session
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
+        self._busy_poll_us = busy_poll_us
+        self._polling = False
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -140,7 +144,7 @@ class Connection:
 
     def _dial_owner(self, session: Session, address: Address) -> None:
         timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S)
-        owner = self._owners[session] = Connection(session, [address], timeout_s)
+        owner = self._owners[session] = Connection(session, [address], timeout_s, self._busy_poll_us)
         owner._keeper = self._loop.create_task(owner._serve_owner(), name="danube client connection")
 
     def _drop_owner(self, session: Session) -> None:
@@ -236,6 +240,8 @@ class Connection:
 
     async def wait(self, reply: Reply) -> Any:
         """The reply's value, or its error raised."""
+        if self._busy_poll_us and not self._polling:
+            await self._poll(reply)
         if not reply.settled:
             future: asyncio.Future[None] = self._loop.create_future()
 
@@ -252,6 +258,16 @@ class Connection:
         if reply.error is not None:
             raise reply.error.with_traceback(None)
         return reply.value
+
+    async def _poll(self, reply: Reply) -> None:
+        """Keep the loop from sleeping until the reply is there; one who waits is enough for that."""
+        end_ns = clock.monotonic_ns() + self._busy_poll_us * 1_000
+        self._polling = True
+        try:
+            while not reply.settled and clock.monotonic_ns() < end_ns:  # noqa: ASYNC110 - it is not to sleep
+                await asyncio.sleep(0)
+        finally:
+            self._polling = False
 
     async def wait_within(self, reply: Reply, timeout_s: float | None, what: str) -> Any:
         """Like wait(), but raise OperationTimeout after ``timeout_s``."""

@@ -21,6 +21,7 @@ TITLES: dict[str, tuple[str, str]] = {
     "consume": (NATIVE, "`async for` and an ack for each"),
     "replay": (NATIVE, "replay from the start, `batches()`"),
     "ack-latency": (NATIVE, "acknowledgement of one `send` at 1,000/s"),
+    "ack-polling": (NATIVE, "the same, where broker and client poll (`busy_poll_us` 2000)"),
     "latency": (NATIVE, "publish to consumer at 1,000/s"),
     "remote": (NATIVE, "a partition of another worker (floor: of this one)"),
     "topics": (NATIVE, "batches of 10 to many topics (floor: to one)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from danube import config
 from danube.config import BrokerConfig, Problem, load
 from danube.errors import ConfigInvalid, exit_code_of
+from danube.limits import BUSY_POLL_US
 from danube.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +114,9 @@ def test_an_alias_bomb_costs_nothing(tmp_path: Path) -> None:
         ({"server.host": "a\nb"}, "control characters"),
         ({"workers": "65"}, "most allowed, 64"),
         ({"workers": "-1"}, "least allowed"),
+        ({"server.busy_poll_us": "-1"}, "not a number of microseconds, auto or off"),
+        ({"server.busy_poll_us": "1ms"}, "not a whole number"),
+        ({"server.busy_poll_us": "10001"}, "most allowed, 10000"),
         ({"log.level": "loud"}, "not one of debug, info"),
         ({"limits.connections_max": "99999999999999999999999999"}, "not a whole number"),
     ],
@@ -156,6 +161,41 @@ def test_the_default_policy_holds_for_both_delivery_modes() -> None:
 def test_workers_follow_the_usable_cores_unless_told() -> None:
     assert BrokerConfig(workers=7).worker_count == 7
     assert BrokerConfig().worker_count == config.usable_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "limit_us"), [(1, None, 0), (2, None, BUSY_POLL_US), (8, 4.0, 0), (8, 0.5, 0)]
+)
+def test_workers_poll_of_themselves_only_where_it_takes_nothing_from_others(
+    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, limit_us: int
+) -> None:
+    monkeypatch.setattr(config, "usable_cores", lambda: cores)
+    monkeypatch.setattr(config, "cpu_quota", lambda: quota)
+    assert BrokerConfig().busy_poll_limit_us == limit_us
+    for text, told_us in [("off", 0), ("0", 0), ("5000", 5_000), ("auto", limit_us)]:
+        loaded = load(None, {"DANUBE_SERVER__BUSY_POLL_US": text}, {})
+        assert loaded.config.busy_poll_limit_us == told_us
+        assert config.values(loaded.config)["server.busy_poll_us"] == ("off" if text == "0" else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "quota", "cores"),
+    [("max 100000", None, 8), ("150000 100000", 1.5, 2), ("20000 100000", 0.2, 1), ("?", None, 8)],
+)
+def test_a_quota_of_the_cgroup_is_respected(
+    monkeypatch: pytest.MonkeyPatch, text: str, quota: float | None, cores: int
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert config.cpu_quota() == quota and config.usable_cores() == cores
+
+
+def test_where_there_is_no_cgroup_there_is_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(path: Path, encoding: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert config.cpu_quota() is None
 
 
 @pytest.mark.parametrize(

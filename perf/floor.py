@@ -34,7 +34,8 @@ except ImportError:
     raise
 
 from perf.machine import fingerprint  # noqa: E402
-from perf.turns import WORKLOADS, Settings, compare, floor_alone  # noqa: E402
+from perf.turns import Settings, compare, floor_alone  # noqa: E402
+from perf.workloads import WORKLOADS  # noqa: E402
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -113,7 +114,8 @@ def main(words: list[str] | None = None) -> int:
             scale=options.scale,
             count=options.count,
         )
-        measured = compare(options.compare, settings) if options.compare else floor_alone(settings)
+        name = options.compare
+        measured = compare(name, settings, WORKLOADS) if name else floor_alone(settings)
         conclude(measured, Path(directory), options)
     return 0
 

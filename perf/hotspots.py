@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perf.turns import WORKLOADS, Bench, Settings
+from perf.turns import Bench, Settings
+from perf.workloads import WORKLOADS
 
 SAMPLES_S = 200
 START_S = 5.0  # py-spy has attached to all processes by then

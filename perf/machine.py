@@ -56,6 +56,12 @@ def python_call_ns() -> float:
     return round(min(seconds) / 2_000 * 1e9, 1)
 
 
+def stolen_s() -> float:
+    """Seconds of all processors that a hypervisor gave to others since this host has started (proc(5))."""
+    fields = _read("/proc/stat").partition("\n")[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -1,12 +1,13 @@
-"""Danube beside the floor: one function a workload, each returning one dictionary.
+"""Danube beside the floor, turn by turn, in one run.
 
 A workload gets a :class:`Bench` (broker, floor server and a fresh topic name at hand) and names two
-measurements; :func:`compare` lets them take turns.
+measurements; :func:`compare` lets them take turns and returns one dictionary.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perf import memory
+from perf import machine, memory
 from tests.broker_process import BrokerProcess
 from tests.child_process import Child
 
@@ -23,7 +24,7 @@ GIB = 1 << 30
 TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
-BUSY_POLL_US = 2_000  # longer than from one send to the next
+STOLEN_MAX = 0.01  # of the processors' time in a turn: a publish has a twentieth less with twice that
 Measure = Callable[[], float | dict[str, Any]]
 
 
@@ -194,290 +195,14 @@ def per_second(result: dict[str, Any]) -> float:
     return result["records"] / max(1e-9, (result["ended_ns"] - result["started_ns"]) / 1e9)
 
 
-def publish(bench: Bench) -> Plan:
-    """send_many of one producer, acknowledged at the level, against the bare pump."""
-    settings = bench.settings
-    count = settings.batches(GIB if settings.durability != "fsync" else GIB // 2)
-    absolute = {("written", 100): 4_000_000, ("fsync", 100): 2_000_000}.get(
-        (settings.durability, settings.size), 0
-    )
-    ratio = 0.0 if settings.durability == "fsync" else 0.6
-    return Plan(
-        floor=lambda: bench.floor_rate(count),
-        danube=lambda: per_second(bench.run("publish", bench.options(batch_count=count))),
-        ratio_min=ratio,
-        danube_min=absolute,
-        target=" and ".join(
-            filter(None, [f"ratio >= {ratio}" if ratio else "", f"{absolute:,}/s" if absolute else ""])
-        ),
-    )
-
-
-def nowait(bench: Bench) -> Plan:
-    """send_nowait one record at a time, against the pump with whole batches."""
-    count, frames = bench.settings.records(1_000_000), bench.settings.batches(GIB // 4)
-    return Plan(
-        floor=lambda: bench.floor_rate(frames),
-        danube=lambda: per_second(bench.run("nowait", bench.options(record_count=count))),
-        danube_min=400_000,
-        target="400,000/s",
-    )
-
-
-def _end_to_end(bench: Bench, consumer_count: int, options: dict[str, Any]) -> dict[str, Any]:
-    """One producer and ``consumer_count`` consumers with a subscription each; deliveries a second."""
-    batch_count = options["batch_count"]
-    record_count = (batch_count + 4) * bench.settings.batch_records  # with the producer's warm-up
-    reliable = options["durability"] != "memory"
-    wanted = record_count if reliable else 0
-    readers = [
-        bench.load("read_batches", {**options, "subscription": f"bench-{number}", "record_count": wanted})
-        for number in range(consumer_count)
-    ]
-    for reader in readers:
-        reader.wait_ready()
-    resident_before = resident_bytes(bench.broker)
-    sent = bench.run("publish", options)
-    if not reliable:
-        time.sleep(0.5)  # what is still on its way; nothing is counted by this wait
-        for reader in readers:
-            reader.go()
-    results = [reader.result() for reader in readers]
-    delivered = sum(result["records"] for result in results)
-    ended = max(sent["ended_ns"], *(result["ended_ns"] for result in results))
-    seconds = (ended - sent["started_ns"]) / 1e9
-    warm = 4 * bench.settings.batch_records * consumer_count
-    return {
-        "value": max(0, delivered - warm) / seconds,
-        "delivered": delivered,
-        "dropped": record_count * consumer_count - delivered,
-        "resident_growth_mib": round((resident_bytes(bench.broker) - resident_before) / 2**20, 1),
-    }
-
-
-def resident_bytes(broker: BrokerProcess) -> int:
-    """Private resident memory of all the broker's processes; shared regions and page cache not counted."""
-    total = 0
-    for pid in broker.pids:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
-def e2e(bench: Bench) -> Plan:
-    """Publish and consume through batches() at the same time, one producer and one consumer."""
-    count = bench.settings.batches(GIB)
-    return Plan(
-        floor=lambda: bench.floor_rate(count),
-        danube=lambda: _end_to_end(bench, 1, bench.options(batch_count=count)),
-        danube_min=2_000_000 if bench.settings.size == 100 else 0,
-        target="2,000,000/s" if bench.settings.size == 100 else "",
-    )
-
-
-def e2e_memory(bench: Bench) -> Plan:
-    """The same on a non-reliable topic, to one consumer or to ``--count 4`` (deliveries are summed)."""
-    count, consumers = bench.settings.batches(GIB), bench.settings.count or 1
-    goal = {1: 4_000_000, 4: 8_000_000}.get(consumers, 0) if bench.settings.size == 100 else 0
-    return Plan(
-        floor=lambda: bench.floor_rate(count),
-        danube=lambda: _end_to_end(bench, consumers, bench.options(batch_count=count, durability="memory")),
-        danube_min=goal,
-        target=f"{goal:,}/s" if goal else "",
-        details={"consumers": consumers},
-    )
-
-
-def consume(bench: Bench) -> Plan:
-    """async for message with an acknowledgement each, from a filled log."""
-    options = bench.options(keep=True)
-    filled = bench.fill(options, GIB // 4)
-    count, numbers = min(filled, bench.settings.records(1_000_000)), itertools.count()
-    frames = bench.settings.batches(GIB // 4)
-    return Plan(
-        floor=lambda: bench.floor_rate(frames),
-        danube=lambda: per_second(
-            bench.run("consume", {**options, "record_count": count, "subscription": f"c{next(numbers)}"})
-        ),
-        danube_min=400_000,
-        target="400,000/s",
-    )
-
-
-def replay(bench: Bench) -> Plan:
-    """A stored log from its start through batches(), each time with a new subscription."""
-    options = bench.options(keep=True)
-    count, numbers = bench.fill(options, GIB), itertools.count()
-    frames = bench.settings.batches(GIB)
-    return Plan(
-        floor=lambda: bench.floor_rate(frames),
-        danube=lambda: per_second(
-            bench.run("replay", {**options, "record_count": count, "subscription": f"r{next(numbers)}"})
-        ),
-        danube_min=5_000_000 if bench.settings.size == 100 else 0,
-        target="5,000,000/s" if bench.settings.size == 100 else "",
-    )
-
-
-def ack_polling(bench: Bench) -> Plan:
-    """The same where broker and client do not sleep between two sends."""
-    bench.environment["DANUBE_SERVER__BUSY_POLL_US"] = str(BUSY_POLL_US)
-    return ack_latency(bench, BUSY_POLL_US)
-
-
-def ack_latency(bench: Bench, busy_poll_us: int = 0) -> Plan:
-    """One awaited send at 1,000/s; p50 against the 64-byte ping-pong (details: the paced one too)."""
-    count = bench.settings.records(3_000)
-    details: dict[str, Any] = {}
-
-    def floor() -> float:
-        details["ping_paced"] = bench.ping(count, 1_000)
-        found = details["ping"] = bench.ping(count)
-        return float(found["p50_us"])
-
-    def danube() -> float:
-        options = bench.options(record_count=count, rate=1_000, busy_poll_us=busy_poll_us)
-        found = details["ack"] = bench.run("ack_latency", options)
-        details["p99_under_1_ms"] = found["p99_us"] < 1_000
-        return float(found["p50_us"])
-
-    return Plan(
-        floor=floor,
-        danube=danube,
-        unit="us p50",
-        ratio_max=2.0,
-        target="p50 <= 2 x ping-pong",
-        details=details,
-    )
-
-
-def latency(bench: Bench) -> Plan:
-    """Publish to consumer at 1,000/s; p99 against the paced ping-pong's."""
-    count = bench.settings.records(3_000)
-    details: dict[str, Any] = {}
-
-    def danube() -> float:
-        options = bench.options(record_count=count, rate=1_000)
-        reader = bench.load("latency", options)
-        reader.wait_ready()
-        bench.run("stamped", options)
-        details["latency"] = reader.result()
-        return float(details["latency"]["p99_us"])
-
-    return Plan(
-        floor=lambda: float(bench.ping(count, 1_000)["p99_us"]),
-        danube=danube,
-        unit="us p99",
-        danube_max=2_000,
-        target="p99 < 2 ms",
-        details=details,
-    )
-
-
-def topics(bench: Bench) -> Plan:
-    """Small batches over one topic (floor) and over ``--count`` of them (10,000)."""
-    many = bench.settings.count or max(10, int(10_000 * bench.settings.scale))
-    batch_count = max(2 * many, int(20_000 * bench.settings.scale))
-
-    def rate(topic_count: int) -> float:
-        options = bench.options(
-            keep=True, topic_count=topic_count, batch_count=batch_count, batch=bench.settings.batch or 10
-        )
-        return per_second(bench.run("many_topics", options))
-
-    return Plan(
-        floor=lambda: rate(1),
-        danube=lambda: rate(many),
-        ratio_min=0.5,
-        target="cost a message grows less than 2 x",
-        details={"topics": many},
-    )
-
-
-def consumers(bench: Bench) -> Plan:
-    """Messages one by one to a shared subscription with one consumer (floor) and ``--count`` (1,000)."""
-    many = bench.settings.count or max(10, int(1_000 * bench.settings.scale))
-    batch = bench.settings.batch or 1
-    count = max(batch, int(40_000 * batch * bench.settings.scale))
-
-    def rate(consumer_count: int) -> float:
-        options = bench.options(consumer_count=consumer_count, record_count=count, batch=batch, mode="shared")
-        return per_second(bench.run("many_consumers", options))
-
-    return Plan(
-        floor=lambda: rate(1),
-        danube=lambda: rate(many),
-        ratio_min=0.5,
-        target="cost a message grows less than 2 x",
-        details={"consumers": many},
-    )
-
-
-def remote(bench: Bench) -> Plan:
-    """A partition that another worker owns against one of the worker that holds the connection."""
-    count = bench.settings.batches(GIB // 2)
-
-    def rate(elsewhere: bool) -> float:
-        return per_second(bench.run("publish", bench.options(batch_count=count, remote=elsewhere)))
-
-    return Plan(
-        floor=lambda: rate(elsewhere=False),
-        danube=lambda: rate(elsewhere=True),
-        ratio_min=0.7,
-        target="ratio >= 0.7 of local",
-    )
-
-
-def restart(bench: Bench) -> Plan:
-    """Seconds to ready after SIGKILL with ``--count`` (10) GiB of log; floor: an empty directory."""
-    gib = bench.settings.count or 10
-    broker = bench.broker
-    for _ in range(gib):
-        bench.fill(bench.options(keep=True), GIB)  # scaled, like all work
-    empty = bench.closing(BrokerProcess(bench.settings.directory / "empty", workers=bench.settings.workers))
-
-    def ready_seconds(process: BrokerProcess) -> float:
-        process.kill()
-        started = time.monotonic()
-        process.start()
-        return time.monotonic() - started
-
-    return Plan(
-        floor=lambda: ready_seconds(empty),
-        danube=lambda: ready_seconds(broker),
-        unit="s",
-        danube_max=3.0,
-        target="< 3 s",
-        details={"log_gib": gib * bench.settings.scale},
-    )
-
-
-WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
-    "publish": publish,
-    "nowait": nowait,
-    "e2e": e2e,
-    "e2e-memory": e2e_memory,
-    "consume": consume,
-    "replay": replay,
-    "ack-latency": ack_latency,
-    "ack-polling": ack_polling,
-    "latency": latency,
-    "topics": topics,
-    "consumers": consumers,
-    "remote": remote,
-    "restart": restart,
-}
-
-
 def compare(
-    name: str, settings: Settings, workloads: Mapping[str, Callable[[Bench], Plan]] = WORKLOADS
+    name: str, settings: Settings, workloads: Mapping[str, Callable[[Bench], Plan]]
 ) -> dict[str, Any]:
     """Let floor and Danube take turns and return the medians, their spread and the ratio."""
     with Bench(settings) as bench:
         plan = workloads[name](bench)
         turns = list(_turns(bench, plan, settings.rounds))
-    floors, danubes = ([turn[side] for turn in turns] for side in (0, 1))
+    floors, danubes = [turn.floor for turn in turns], [turn.danube for turn in turns]
     floor, danube = statistics.median(floors), statistics.median(danubes)
     ratio = danube / floor
     return {
@@ -495,18 +220,44 @@ def compare(
         "rounds": settings.rounds,
         "floor_range": [rounded(min(floors)), rounded(max(floors))],
         "danube_range": [rounded(min(danubes)), rounded(max(danubes))],
-        "details": plan.details,
+        "details": {**plan.details, "stolen": round(max(turn.stolen for turn in turns), 4)},
     }
 
 
-def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[tuple[float, float]]:
-    for number in range(rounds + 1):
-        floor = _value(plan, plan.floor)
+@dataclass(frozen=True)
+class Turn:
+    """What both sides had, and the share of the processors' time that others had of this host meanwhile."""
+
+    floor: float
+    danube: float
+    stolen: float
+
+
+def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[Turn]:
+    """One turn to warm up, then ``rounds``; disturbed ones are taken again, as often as that at most."""
+    left = rounds
+    count = 0
+    while count <= rounds:
+        turn = _turn(bench, plan)
+        if count and turn.stolen > STOLEN_MAX and left:
+            left -= 1
+            plan.details["turns_again"] = rounds - left
+            continue
+        if count or not rounds:
+            yield turn
+        count += 1
+
+
+def _turn(bench: Bench, plan: Plan) -> Turn:
+    found: list[float] = []
+    shares: list[float] = []
+    for measure in (plan.floor, plan.danube):
+        started_s, before_s = time.monotonic(), machine.stolen_s()
+        found.append(_value(plan, measure))
+        processors_s = (time.monotonic() - started_s) * (os.cpu_count() or 1)
+        shares.append((machine.stolen_s() - before_s) / processors_s)
         bench.end_turn()
-        danube = _value(plan, plan.danube)
-        bench.end_turn()
-        if number or not rounds:
-            yield floor, danube
+    return Turn(found[0], found[1], max(shares))
 
 
 def _value(plan: Plan, measure: Measure) -> float:

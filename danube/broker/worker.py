@@ -3,7 +3,7 @@
 Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
 what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
 gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
-arms its bell and sleeps in the loop's poll.
+arms its bell and sleeps in the loop's poll, sooner or later (:mod:`danube.broker.busy_poll`).
 """
 
 from __future__ import annotations

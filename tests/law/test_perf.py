@@ -46,6 +46,7 @@ PARTS = {
     "perf/tier_bench.py": "perf/tiers.py",
     "perf/tier_peer.py": "perf/tier_bench.py",
     "perf/turns.py": "perf/floor.py",
+    "perf/workloads.py": "perf/floor.py",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from danube.core import kernels
 from perf import floor, grpc_door, grpc_messages, manifest, raft_processes, tiers
-from perf.turns import WORKLOADS
+from perf.workloads import WORKLOADS
 from tests.broker_process import ROOT
 
 Capture = pytest.CaptureFixture[str]

@@ -13,7 +13,8 @@ import pytest
 
 from perf.machine import file_system, fingerprint
 from perf.pump import percentiles
-from perf.turns import WORKLOADS, Bench, Settings, compare
+from perf.turns import Bench, Settings, compare
+from perf.workloads import WORKLOADS
 from tests.broker_process import ROOT, BrokerProcess
 
 TINY = {"scale": 0.0005, "rounds": 0, "workers": 2}
@@ -54,7 +55,9 @@ def test_a_comparison_prints_one_line_with_floor_danube_and_ratio(tmp_path: Path
 
 @pytest.mark.e2e
 def test_restart_is_measured_on_brokers_of_its_own(tmp_path: Path) -> None:
-    found = compare("restart", Settings(directory=tmp_path, count=1, scale=0.01, rounds=0, workers=1))
+    found = compare(
+        "restart", Settings(directory=tmp_path, count=1, scale=0.01, rounds=0, workers=1), WORKLOADS
+    )
     assert found["unit"] == "s"
     assert 0 < found["danube"] < 60
 

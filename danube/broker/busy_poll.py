@@ -6,7 +6,7 @@ is back sooner than that.  So a worker whose turn began within the limit after t
 long again (docs/adr/0031).
 
 Others who want this processor must not wait for somebody who only looks: a look that came late, because
-somebody else ran, is the last one for a while.
+somebody else ran, is the last one for a while.  Nor must the worker's own threads wait for the interpreter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ class BusyPoll:
     """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
 
     __slots__ = (
-        "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near", "_rests_until_ns",
+        "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near", "_rests_until_ns",
     )  # fmt: skip
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object], limit_us: int) -> None:
-        """``limit_us`` 0 never looks longer."""
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], limit_us: int, busy: Callable[[], bool]
+    ) -> None:
+        """``limit_us`` 0 never looks longer; while a thread of this worker is ``busy`` it does not either."""
+        self._busy = busy
         self._call_soon = call_soon
         self._limit_ns = limit_us * 1_000
         self._ended_ns = 0  # the last turn
@@ -43,17 +46,18 @@ class BusyPoll:
     def turn_ended(self, *, alone: bool) -> None:
         """``alone``: the next request is expected from a socket; other workers had no part in this turn."""
         self._ended_ns = now_ns = clock.monotonic_ns()
-        if alone and self._near and not self._looking and now_ns >= self._rests_until_ns:
-            self._looking = True
-            self._looked_ns = now_ns
-            self._call_soon(self._look)
+        if not (alone and self._near) or self._looking or now_ns < self._rests_until_ns or self._busy():
+            return
+        self._looking = True
+        self._looked_ns = now_ns
+        self._call_soon(self._look)
 
     def _look(self) -> None:
         now_ns = clock.monotonic_ns()
         late = now_ns - max(self._looked_ns, self._ended_ns) > LATE_NS
         if late:
             self._rests_until_ns = now_ns + REST_NS
-        if late or now_ns - self._ended_ns >= self._limit_ns:
+        if late or now_ns - self._ended_ns >= self._limit_ns or self._busy():
             self._looking = False
             return
         self._looked_ns = now_ns

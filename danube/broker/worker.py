@@ -161,7 +161,7 @@ class Worker:
         self._flushed = True
         self.rings_due = context.workers > 1  # a bell rang, or it is time to look at the rings
         self._servers: list[asyncio.Server] = []
-        self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us)
+        self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us, lambda: self.syncer.busy)
 
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
         submit = self.proposals.submit

@@ -19,7 +19,8 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 10 * REST_NS
         self.soon: list[Callable[[], None]] = []
-        self.poll = BusyPoll(self.soon.append, LIMIT_US)
+        self.busy = False
+        self.poll = BusyPoll(self.soon.append, LIMIT_US, lambda: self.busy)
         monkeypatch.setattr(clock, "monotonic_ns", lambda: self.now_ns)
 
     def turn(self, after_us: int, *, alone: bool = True) -> None:
@@ -83,6 +84,21 @@ def test_whoever_wants_the_processor_ends_it_for_a_while(loop: Loop) -> None:
     assert loop.looks() > 1
 
 
+def test_threads_of_the_worker_do_not_wait_for_it(loop: Loop) -> None:
+    loop.turn(0)
+    loop.busy = True
+    loop.turn(10)
+    assert loop.looks() == 0
+    loop.busy = False
+    loop.turn(10)
+    assert len(loop.soon) == 1
+    loop.busy = True  # a sync begins meanwhile
+    assert loop.looks() == 1
+    loop.busy = False
+    loop.turn(10)
+    assert loop.looks() > 1
+
+
 def test_a_long_turn_is_nobody_elses_doing(loop: Loop) -> None:
     loop.turn(0)
     loop.turn(10)
@@ -93,7 +109,7 @@ def test_a_long_turn_is_nobody_elses_doing(loop: Loop) -> None:
 
 def test_without_a_limit_it_never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch)
-    loop.poll = BusyPoll(loop.soon.append, 0)
+    loop.poll = BusyPoll(loop.soon.append, 0, lambda: False)
     for _ in range(3):
         loop.turn(0)
     assert loop.looks() == 0

@@ -2,8 +2,8 @@
 
 Who sleeps has to be woken, and on a virtual host the processor has to be as well: tens of microseconds,
 and what runs next finds caches and branch history cold.  A client that waits for an answer and sends again
-is back sooner than that.  So a worker whose turn began within the limit after the one before looks for that
-long again (docs/adr/0031).
+is back sooner than that.  So a worker whose turn began within the limit after the one before, asked for by the
+same connection and no other, looks for that long again (docs/adr/0031).
 
 Others who want this processor must not wait for somebody who only looks: a look that came late, because
 somebody else ran, is the last one for a while.  Nor must the worker's own threads wait for the interpreter.
@@ -24,13 +24,15 @@ class BusyPoll:
     """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
 
     __slots__ = (
-        "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near", "_rests_until_ns",
+        "_asker", "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near",
+        "_rests_until_ns",
     )  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], limit_us: int, busy: Callable[[], bool]
     ) -> None:
         """``limit_us`` 0 never looks longer; while a thread of this worker is ``busy`` it does not either."""
+        self._asker: object = None  # of the last turn
         self._busy = busy
         self._call_soon = call_soon
         self._limit_ns = limit_us * 1_000
@@ -43,9 +45,11 @@ class BusyPoll:
     def turn_begins(self) -> None:
         self._near = clock.monotonic_ns() - self._ended_ns < self._limit_ns
 
-    def turn_ended(self, *, alone: bool) -> None:
-        """``alone``: the next request is expected from a socket; other workers had no part in this turn."""
+    def turn_ended(self, asker: object) -> None:
+        """``asker``: who alone had a part in this turn; None where several had, or another worker."""
         self._ended_ns = now_ns = clock.monotonic_ns()
+        alone = asker is not None and asker is self._asker
+        self._asker = asker
         if not (alone and self._near) or self._looking or now_ns < self._rests_until_ns or self._busy():
             return
         self._looking = True

@@ -156,6 +156,7 @@ class Worker:
         self.housekeeping = Housekeeping(self)
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
+        self._asker: object = None  # the connection that did, if it was only one
         self._crowded = False  # several times before that
         self._hurried = 0  # so many turns begin at once
         self._flushed = True
@@ -235,8 +236,10 @@ class Worker:
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def schedule_turn(self) -> None:
-        """A connection, or another worker, brought something: run a turn."""
+    def schedule_turn(self, asker: object = None) -> None:
+        """A connection (``asker``), or another worker, brought something: run a turn."""
+        if asker is not self._asker:
+            self._asker = None if self._asked else asker
         self._asked += 1
         self._need_turn()
 
@@ -271,6 +274,7 @@ class Worker:
     def _turn(self) -> None:
         self.busy_poll.turn_begins()
         self._crowded, self._asked = self._asked > 1, 0
+        asker, self._asker = self._asker, None
         doors = self.doors.values()
         try:
             received, blocked = self._take()
@@ -280,8 +284,9 @@ class Worker:
         for door in doors:
             door.flush()
         self.counters.block.add(_TURNS)
-        alone = self.context.workers == 1 or self._leave_rings(received, blocked)
-        self.busy_poll.turn_ended(alone=alone)
+        if self.context.workers > 1 and not self._leave_rings(received, blocked):
+            asker = None
+        self.busy_poll.turn_ended(asker)
 
     def _leave_rings(self, received: bool, blocked: bool) -> bool:
         """Send what others are to have, listen for the bell; True where rings had no part in this turn."""

@@ -61,7 +61,7 @@ class GrpcDoor:
         connections_max: int,
         message_bytes_max: int,
         handshake_timeout_ms: int,
-        schedule_turn: Callable[[], None],
+        schedule_turn: Callable[..., None],
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
         placing: Placing | None = None,
@@ -138,7 +138,7 @@ class GrpcDoor:
     def has_output(self, connection: GrpcSocket) -> None:
         self._dirty[connection] = None
         if not self._flush_due:
-            self.schedule_turn()
+            self.schedule_turn(connection)
 
     # -- the worker's door ------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class NativeServer:
         *,
         connections_max: int,
         handshake_timeout_s: float,
-        schedule_turn: Callable[[], None],
+        schedule_turn: Callable[..., None],
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
         passing: ConnectionPassing | None = None,
@@ -125,7 +125,7 @@ class NativeServer:
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
         if not self._flush_due:
-            self.schedule_turn()
+            self.schedule_turn(connection)
 
     def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
@@ -327,7 +327,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self.refuse(error)
             return
         server.buffers.lend(buffer)
-        server.schedule_turn()
+        server.schedule_turn(self)
         if buffer.start == buffer.end:
             server.buffers.give_back(buffer)
             self._buffer = None

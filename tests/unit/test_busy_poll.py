@@ -23,10 +23,10 @@ class Loop:
         self.poll = BusyPoll(self.soon.append, LIMIT_US, lambda: self.busy)
         monkeypatch.setattr(clock, "monotonic_ns", lambda: self.now_ns)
 
-    def turn(self, after_us: int, *, alone: bool = True) -> None:
+    def turn(self, after_us: int, asker: str | None = "client") -> None:
         self.now_ns += after_us * 1_000
         self.poll.turn_begins()
-        self.poll.turn_ended(alone=alone)
+        self.poll.turn_ended(asker)
 
     def looks(self) -> int:
         """Rounds until the loop sleeps."""
@@ -63,11 +63,15 @@ def test_a_turn_while_it_looks_makes_it_look_on(loop: Loop) -> None:
     assert loop.looks() == LIMIT_US * 1_000 // LOOK_NS
 
 
-def test_it_does_not_look_where_other_workers_had_a_part_in_the_turn(loop: Loop) -> None:
+def test_it_looks_only_where_one_connection_asks_again(loop: Loop) -> None:
     loop.turn(0)
-    loop.turn(10, alone=False)
-    assert loop.looks() == 0
+    loop.turn(10, None)
+    assert loop.looks() == 0, "several asked, or another worker"
     loop.turn(10)
+    assert loop.looks() == 0, "nobody knows yet who will"
+    loop.turn(10, "another client")
+    assert loop.looks() == 0
+    loop.turn(10, "another client")
     assert loop.looks() > 0
 
 
@@ -103,7 +107,7 @@ def test_a_long_turn_is_nobody_elses_doing(loop: Loop) -> None:
     loop.turn(0)
     loop.turn(10)
     loop.now_ns += 2 * LATE_NS  # the turn itself
-    loop.poll.turn_ended(alone=True)
+    loop.poll.turn_ended("client")
     assert loop.looks() > 1
 
 

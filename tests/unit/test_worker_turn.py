@@ -36,7 +36,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
-    worker.rings_due, worker.busy_poll = True, MagicMock()
+    worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
     worker._turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -61,7 +61,7 @@ class Steps:
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
         worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
-        worker.rings_due, worker.busy_poll = True, MagicMock()
+        worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -110,12 +110,34 @@ def test_rings_are_left_alone_until_the_bell_or_a_sent_record_makes_them_due() -
         assert steps.turns_asked() == 0
         assert bool(polls) == polled and worker.channel.arm.called == armed  # type: ignore[attr-defined]
         assert not worker.rings_due
-        alone = not (due or touched)
-        worker.busy_poll.turn_ended.assert_called_with(alone=alone)  # type: ignore[attr-defined]
+        worker.busy_poll.turn_ended.assert_called_with(None)  # type: ignore[attr-defined]
     worker._on_bell()
     assert worker.rings_due and steps.loop.call_soon.called
     worker._turn()
     assert polls == [1, 1]
+
+
+def test_polling_is_told_who_asked_alone() -> None:
+    steps = Steps()
+    worker = steps.worker
+    told = worker.busy_poll.turn_ended  # type: ignore[attr-defined]
+    worker.channel.touched = False  # type: ignore[misc]
+    for askers, due, alone in [
+        (["a"], False, "a"),
+        (["a", "a"], False, "a"),
+        (["a", "b"], False, None),
+        (["a", "b", "b"], False, None),
+        ([None], False, None),
+        (["a", None], False, None),
+        ([None, "a"], False, None),
+        (["a"], True, None),
+        (["b"], False, "b"),
+    ]:
+        worker.rings_due = due
+        for asker in askers:
+            worker.schedule_turn(asker)
+        worker._turn()
+        told.assert_called_with(alone)
 
 
 def test_rings_stay_due_where_another_turn_follows() -> None:

@@ -2,8 +2,8 @@
 
 Who sleeps has to be woken, and on a virtual host the processor has to be as well: tens of microseconds,
 and what runs next finds caches and branch history cold.  A client that waits for an answer and sends again
-is back sooner than that.  So a worker whose turn began within the limit after the one before, asked for by the
-same connection and no other, looks for that long again (docs/adr/0031).
+is back sooner than that.  So a worker whose turn began within the limit after the one before, asked for by
+the same connection and no other, looks for that long again (docs/adr/0031).
 
 Others who want this processor must not wait for somebody who only looks: a look that came late, because
 somebody else ran, is the last one for a while.  Nor must the worker's own threads wait for the interpreter.

@@ -61,6 +61,7 @@ CACHE_DIRECTORY = "cache"
 _TURNS = int(Counter.TURNS)
 YIELDED_NS_MAX = 2_000_000  # clients and other workers ask for less before they wait again
 TURNS_HURRIED = 200
+UNUSED_TURNS = 16  # rings that had no part in so many are left alone until a bell rings
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -160,7 +161,8 @@ class Worker:
         self._crowded = False  # several times before that
         self._hurried = 0  # so many turns begin at once
         self._flushed = True
-        self.rings_due = context.workers > 1  # a bell rang, or it is time to look at the rings
+        self.rings_due = context.workers > 1  # they are in use, a bell rang, or it is time to look at them
+        self._unused_turns = 0  # one after another
         self._servers: list[asyncio.Server] = []
         self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us, lambda: self.syncer.busy)
 
@@ -291,16 +293,19 @@ class Worker:
     def _leave_rings(self, received: bool, blocked: bool) -> bool:
         """Send what others are to have, listen for the bell; True where rings had no part in this turn."""
         channel = self.channel
-        if self.remote.flush() or blocked:
-            self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
-        elif not self.rings_due and not channel.touched:
+        full = self.remote.flush() or blocked
+        unused = not (received or full or channel.touched)
+        self._unused_turns = self._unused_turns + 1 if unused else 0
+        if unused and not self.rings_due:
             return True  # the bell is armed since an earlier turn
+        if full:
+            self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
         channel.release()
         self._flushed = channel.flush()
         if received or (not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
-        self.rings_due = self._turn_scheduled
-        return False
+        self.rings_due = self._turn_scheduled or self._unused_turns < UNUSED_TURNS
+        return unused
 
     def _take(self) -> tuple[bool, bool]:
         """Give the shard what rings and doors have; whether rings had records, and whether one is full."""

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from danube import clock
-from danube.broker.worker import TURNS_HURRIED, YIELDED_NS_MAX, Worker
+from danube.broker.worker import TURNS_HURRIED, UNUSED_TURNS, YIELDED_NS_MAX, Worker
 from danube.errors import RingDamaged
 
 
@@ -37,6 +37,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
     worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
+    worker._unused_turns = 0
     worker._turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -62,6 +63,7 @@ class Steps:
         worker.loop = self.loop = MagicMock()
         worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
         worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
+        worker._unused_turns = 0
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -93,28 +95,36 @@ def test_only_what_a_turn_has_passed_asks_for_another(step: str, turns: int) -> 
     assert steps.turns_asked() == 0
 
 
-def test_rings_are_left_alone_until_the_bell_or_a_sent_record_makes_them_due() -> None:
+def test_rings_that_nobody_uses_are_left_alone_until_a_bell_rings_or_something_is_sent() -> None:
     steps = Steps()
     worker, polls = steps.worker, []
+    arm: Any = worker.channel.arm
     steps.during["poll"] = lambda: polls.append(1)
-    worker.channel.touched = False  # type: ignore[misc]
-    for due, touched, polled, armed in [
-        (True, False, True, True),  # the first turn
-        (False, False, False, False),
-        (False, True, False, True),  # what was sent may be answered before the bell is armed
-        (True, False, True, True),
-    ]:
-        polls.clear()
-        worker.channel.arm.reset_mock()  # type: ignore[attr-defined]
-        worker.rings_due, worker.channel.touched = due, touched  # type: ignore[misc]
+
+    def turn(*, touched: bool = False) -> None:
+        worker.channel.touched = touched  # type: ignore[misc]
+        arm.reset_mock()
         assert steps.turns_asked() == 0
-        assert bool(polls) == polled and worker.channel.arm.called == armed  # type: ignore[attr-defined]
-        assert not worker.rings_due
-        worker.busy_poll.turn_ended.assert_called_with(None)  # type: ignore[attr-defined]
+
+    for _ in range(UNUSED_TURNS):
+        turn()
+        assert arm.called
+    assert len(polls) == UNUSED_TURNS and not worker.rings_due
+    turn()
+    assert len(polls) == UNUSED_TURNS and not arm.called, "nobody rang"
+    turn(touched=True)
+    assert arm.called and worker.rings_due, "an answer may have come before the bell was armed"
+    for _ in range(UNUSED_TURNS + 1):
+        turn()
+    assert len(polls) == 2 * UNUSED_TURNS and not worker.rings_due
     worker._on_bell()
     assert worker.rings_due and steps.loop.call_soon.called
     worker._turn()
-    assert polls == [1, 1]
+    assert len(polls) == 2 * UNUSED_TURNS + 1 and not worker.rings_due
+    steps.records = [(1, 1, memoryview(b""))]
+    worker._on_bell()
+    worker._turn()
+    assert worker.rings_due and worker._unused_turns == 0
 
 
 def test_polling_is_told_who_asked_alone() -> None:
@@ -130,18 +140,24 @@ def test_polling_is_told_who_asked_alone() -> None:
         ([None], False, None),
         (["a", None], False, None),
         ([None, "a"], False, None),
-        (["a"], True, None),
+        (["a"], True, "a"),
         (["b"], False, "b"),
     ]:
-        worker.rings_due = due
+        worker.rings_due, worker._unused_turns = due, UNUSED_TURNS
         for asker in askers:
             worker.schedule_turn(asker)
         worker._turn()
         told.assert_called_with(alone)
+    worker.channel.touched = True  # type: ignore[misc]
+    worker.schedule_turn("b")
+    worker._turn()
+    told.assert_called_with(None)
 
 
 def test_rings_stay_due_where_another_turn_follows() -> None:
     steps = Steps()
+    steps.worker._unused_turns = UNUSED_TURNS
+    steps.worker.channel.touched = False  # type: ignore[misc]
     steps.worker.channel.arm = lambda: False  # type: ignore[method-assign]
     assert steps.turns_asked() == 1 and steps.worker.rings_due, "something came before the bell was armed"
     steps.during["write"] = steps.worker.schedule_turn

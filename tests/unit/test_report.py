@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perf import grpc_door, raft_processes, tiers, turns
+from perf import grpc_door, raft_processes, tiers, workloads
 from perf.report import __main__ as command
 from perf.report.document import BEGIN, END, NOTHING, MarkersMissing, make, outdated
 from perf.report.figures import by_machine, variant_of
@@ -181,7 +181,7 @@ def test_without_history_the_report_says_so(root: Path) -> None:
 
 def test_every_workload_has_a_title() -> None:
     known = {
-        *turns.WORKLOADS,
+        *workloads.WORKLOADS,
         *grpc_door.WORKLOADS,
         *tiers.WORKLOADS,
         *raft_processes.WORKLOADS,

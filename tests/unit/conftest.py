@@ -9,6 +9,15 @@ from contextlib import contextmanager
 import pytest
 
 from danube.core import kernels
+from tests.fakes.broker import FakeBroker
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeBroker]:
+    """A scripted broker whose clients obeyed the protocol to the end."""
+    with FakeBroker() as broker:
+        yield broker
+        assert broker.violations == []
 
 
 @pytest.fixture(params=["kernels", "twins"])

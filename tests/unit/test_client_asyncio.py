@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -33,27 +32,9 @@ from danube.errors import (
     TopicNotFound,
 )
 from tests.fakes.broker import FakeBroker
+from tests.unit.asynchronous import asynchronous
 
 TOPIC = "/default/orders"
-
-
-def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(20):
-                await test(*arguments, **named)
-
-        asyncio.run(bounded())
-
-    return run
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        yield broker
-        assert broker.violations == []
 
 
 async def until(condition: Callable[[], Any]) -> None:

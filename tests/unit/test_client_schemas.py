@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from danube.errors import (
     SchemaNotFound,
 )
 from tests.fakes.broker import FakeBroker
+from tests.unit.asynchronous import asynchronous
 
 TOPIC = "/default/points"
 AVRO_1 = '{"type":"record","name":"P","fields":[{"name":"x","type":"int"}]}'
@@ -40,25 +38,6 @@ VIOLATION = {
 class Point:
     x: int
     y: str = "-"
-
-
-def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(20):
-                await test(*arguments, **named)
-
-        asyncio.run(bounded())
-
-    return run
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        yield broker
-        assert broker.violations == []
 
 
 # -- client.schemas -----------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,13 +26,6 @@ from danube.errors import (
 from tests.fakes.broker import FakeBroker
 
 TOPIC = "/default/orders"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        yield broker
-        assert broker.violations == []
 
 
 def fill(client: danube.sync.Client, count: int) -> list[bytes]:

@@ -24,7 +24,7 @@ GIB = 1 << 30
 TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
-STOLEN_MAX = 0.01  # of the processors' time in a turn: a publish has a twentieth less with twice that
+STOLEN_MAX = 0.01  # of the processors' time while one side is measured, with its set-up
 Measure = Callable[[], float | dict[str, Any]]
 
 

@@ -195,6 +195,17 @@ def latency(bench: Bench) -> Plan:
     )
 
 
+def _of_many(rate: Callable[[int], float], what: str, many: int) -> Plan:
+    """The rate with one of them as the floor of that with ``many``."""
+    return Plan(
+        floor=lambda: rate(1),
+        danube=lambda: rate(many),
+        ratio_min=0.5,
+        target="cost a message grows less than 2 x",
+        details={what: many},
+    )
+
+
 def topics(bench: Bench) -> Plan:
     """Small batches over one topic (floor) and over ``--count`` of them (10,000)."""
     many = bench.settings.count or max(10, int(10_000 * bench.settings.scale))
@@ -206,13 +217,7 @@ def topics(bench: Bench) -> Plan:
         )
         return per_second(bench.run("many_topics", options))
 
-    return Plan(
-        floor=lambda: rate(1),
-        danube=lambda: rate(many),
-        ratio_min=0.5,
-        target="cost a message grows less than 2 x",
-        details={"topics": many},
-    )
+    return _of_many(rate, "topics", many)
 
 
 def consumers(bench: Bench) -> Plan:
@@ -225,13 +230,7 @@ def consumers(bench: Bench) -> Plan:
         options = bench.options(consumer_count=consumer_count, record_count=count, batch=batch, mode="shared")
         return per_second(bench.run("many_consumers", options))
 
-    return Plan(
-        floor=lambda: rate(1),
-        danube=lambda: rate(many),
-        ratio_min=0.5,
-        target="cost a message grows less than 2 x",
-        details={"consumers": many},
-    )
+    return _of_many(rate, "consumers", many)
 
 
 def remote(bench: Bench) -> Plan:

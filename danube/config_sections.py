@@ -54,12 +54,12 @@ def parse_workers(text: str) -> int:
 
 
 def parse_busy_poll(text: str) -> int:
-    """Microseconds, or AUTOMATIC."""
-    text = text.strip().lower()
-    if text == "off":
-        return 0
-    microseconds = AUTOMATIC if text == "auto" else parse_integer(text)
-    if microseconds < 0 and text != "auto":
+    """Microseconds, 0 for ``off``, or AUTOMATIC."""
+    word = text.strip().lower()
+    if word in ("auto", "off"):
+        return AUTOMATIC if word == "auto" else 0
+    microseconds = parse_integer(text)
+    if microseconds < 0:
         raise ValueError("is not a number of microseconds, auto or off")
     return microseconds
 

@@ -24,7 +24,7 @@ class BusyPoll:
     """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
 
     __slots__ = (
-        "_asker", "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_near",
+        "_asker", "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking",
         "_rests_until_ns",
     )  # fmt: skip
 
@@ -39,18 +39,15 @@ class BusyPoll:
         self._ended_ns = 0  # the last turn
         self._looked_ns = 0
         self._rests_until_ns = 0
-        self._near = False  # the turn that runs follows the last one closely
         self._looking = False
 
-    def turn_begins(self) -> None:
-        self._near = clock.monotonic_ns() - self._ended_ns < self._limit_ns
-
-    def turn_ended(self, asker: object) -> None:
+    def turn_ended(self, began_ns: int, asker: object) -> None:
         """``asker``: who alone had a part in this turn; None where several had, or another worker."""
+        near = began_ns - self._ended_ns < self._limit_ns
+        again = asker is not None and asker is self._asker
         self._ended_ns = now_ns = clock.monotonic_ns()
-        alone = asker is not None and asker is self._asker
         self._asker = asker
-        if not (alone and self._near) or self._looking or now_ns < self._rests_until_ns or self._busy():
+        if not (near and again) or self._looking or now_ns < self._rests_until_ns or self._busy():
             return
         self._looking = True
         self._looked_ns = now_ns

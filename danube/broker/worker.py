@@ -3,7 +3,7 @@
 Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
 what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
 gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
-arms its bell and sleeps in the loop's poll, sooner or later (:mod:`danube.broker.busy_poll`).
+arms its bell and sleeps in the loop's poll, at once or a moment later (:mod:`danube.broker.busy_poll`).
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Worker:
         self.schedule_turn()
 
     def _turn(self) -> None:
-        self.busy_poll.turn_begins()
+        began_ns = clock.monotonic_ns()
         self._crowded, self._asked = self._asked > 1, 0
         asker, self._asker = self._asker, None
         doors = self.doors.values()
@@ -288,7 +288,7 @@ class Worker:
         self.counters.block.add(_TURNS)
         if self.context.workers > 1 and not self._leave_rings(received, blocked):
             asker = None
-        self.busy_poll.turn_ended(asker)
+        self.busy_poll.turn_ended(began_ns, asker)
 
     def _leave_rings(self, received: bool, blocked: bool) -> bool:
         """Send what others are to have, listen for the bell; True where rings had no part in this turn."""

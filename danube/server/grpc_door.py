@@ -61,7 +61,7 @@ class GrpcDoor:
         connections_max: int,
         message_bytes_max: int,
         handshake_timeout_ms: int,
-        schedule_turn: Callable[..., None],
+        schedule_turn: Callable[[object], None],
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
         placing: Placing | None = None,
@@ -122,7 +122,7 @@ class GrpcDoor:
             if self._data is not None:
                 self._data.consuming.connection_lost(connection)
                 self._data.publishing.connection_lost(connection)
-            self.schedule_turn()
+            self.schedule_turn(None)
 
     def leave(self, consumer: GrpcConsumer) -> None:
         """The client dropped the stream of this consumer."""

@@ -57,7 +57,7 @@ class NativeServer:
         *,
         connections_max: int,
         handshake_timeout_s: float,
-        schedule_turn: Callable[..., None],
+        schedule_turn: Callable[[object], None],
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
         passing: ConnectionPassing | None = None,
@@ -162,7 +162,7 @@ class NativeServer:
         if self._resting:
             self._blocked.update(self._resting)
             self._resting.clear()
-            self.schedule_turn()
+            self.schedule_turn(None)
 
     def sweep(self, now_s: float) -> None:
         """Close connections that did not finish the handshake in time, and those whose peer is gone."""
@@ -382,7 +382,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._server.buffers.lend(buffer)
         self._blocked = True
         self._set_reading(False)
-        self._server.schedule_turn()
+        self._server.schedule_turn(None)
 
     def unblock(self) -> None:
         self._blocked = False

@@ -107,7 +107,7 @@ class Door:
         self.counted: dict[str, int] = {}
         self.server = NativeServer(
             0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
-            schedule_turn=lambda asker=None: None, count=self._count, passing=passing,
+            schedule_turn=lambda asker: None, count=self._count, passing=passing,
         )  # fmt: skip
 
     def _count(self, name: str, amount: int) -> None:

@@ -25,8 +25,7 @@ class Loop:
 
     def turn(self, after_us: int, asker: str | None = "client") -> None:
         self.now_ns += after_us * 1_000
-        self.poll.turn_begins()
-        self.poll.turn_ended(asker)
+        self.poll.turn_ended(self.now_ns, asker)
 
     def looks(self) -> int:
         """Rounds until the loop sleeps."""
@@ -106,8 +105,9 @@ def test_threads_of_the_worker_do_not_wait_for_it(loop: Loop) -> None:
 def test_a_long_turn_is_nobody_elses_doing(loop: Loop) -> None:
     loop.turn(0)
     loop.turn(10)
+    began_ns = loop.now_ns
     loop.now_ns += 2 * LATE_NS  # the turn itself
-    loop.poll.turn_ended("client")
+    loop.poll.turn_ended(began_ns, "client")
     assert loop.looks() > 1
 
 

@@ -58,7 +58,7 @@ class Worker:
         placing = Placing(cast(ConnectionPassing, self.way), self._owner, self._find, 4) if passes else None
         self.door = GrpcDoor(
             "grpc", connections_max=connections_max, message_bytes_max=1 << 20, handshake_timeout_ms=1000,
-            schedule_turn=lambda asker=None: None, count=self._count, placing=placing,
+            schedule_turn=lambda asker: None, count=self._count, placing=placing,
         )  # fmt: skip
         for path, request in [
             (SEND, pb.StreamMessage), (CREATE, pb.ProducerRequest), (SUBSCRIBE, pb.ConsumerRequest),
@@ -386,7 +386,7 @@ def test_several_calls_at_once_ask_for_a_turn_like_several_connections() -> None
     asked: list[None] = []
     feed(connection, GREETING)
     worker.turn()
-    worker.door.schedule_turn = lambda asker=None: asked.append(None)
+    worker.door.schedule_turn = lambda asker: asked.append(None)
     for first in (1, 3, 5):
         worker.turn()
         asked.clear()

@@ -6,7 +6,7 @@ import itertools
 import os
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import ANY, MagicMock
 
 import pytest
 
@@ -147,11 +147,11 @@ def test_polling_is_told_who_asked_alone() -> None:
         for asker in askers:
             worker.schedule_turn(asker)
         worker._turn()
-        told.assert_called_with(alone)
+        told.assert_called_with(ANY, alone)
     worker.channel.touched = True  # type: ignore[misc]
     worker.schedule_turn("b")
     worker._turn()
-    told.assert_called_with(None)
+    told.assert_called_with(ANY, None)
 
 
 def test_rings_stay_due_where_another_turn_follows() -> None:

@@ -113,6 +113,7 @@ BUSY_POLL_US_MAX = 10_000
 SEGMENT_BYTES = 256 * MIB
 SEGMENT_PREALLOCATE_FIRST = 64 * KIB
 SEGMENT_PREALLOCATE_STEP_MAX = 32 * MIB
+WRITE_BYTES_MAX = 1 * MIB  # of one call to the kernel: docs/adr/0032-writes-of-a-mebibyte.md
 SYNC_INTERVAL_MS = 20  # `written`: background sync starts this often, so it stays far less than 100 ms behind
 READ_CHUNK_BYTES = 1 * MIB
 

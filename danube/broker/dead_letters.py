@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from danube import clock, telemetry
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.router import RoutedSession
-from danube.client.publishing import Outgoing
+from danube.client.outgoing import Outgoing
 from danube.core import wire
 from danube.core.columns import BatchView, encode
 from danube.core.commands import CreateTopic, Outcome
@@ -150,7 +150,7 @@ class DeadLetters(RoutedSession):
             _log.warning("dead letter refused", error=str(reply.error))
             self._failed(letter.host, letter.offset)
 
-        outgoing = Outgoing(producer, batch.head, batch.body, batch.record_count)
+        outgoing = Outgoing(producer, batch)
         outgoing.when_settled(settled)
         producer.send(outgoing, 0, 0, 0)
 

@@ -91,7 +91,7 @@ class Shard:
         self._dirty: dict[HostedPartition, None] = {}
         self._deliveries = Deliveries(counters, schedule_turn, call_later, take_dead_letters)
         self._consumer_id = 0
-        self._taken_bytes = 0  # by publishes since the last turn
+        self.taken_bytes = 0  # by publishes since the last turn
         self.storage = Storage(
             syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed
         )
@@ -126,7 +126,7 @@ class Shard:
             raise OwnerMoved("this producer is not open here", hint="open it again")
         batch = buffer[frame.start : frame.end]
         link.hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
-        self._taken_bytes += frame.end - frame.start
+        self.taken_bytes += frame.end - frame.start
         self.write_soon(link.hosted)
 
     def write_soon(self, hosted: HostedPartition) -> None:
@@ -427,8 +427,8 @@ class Shard:
         now_ns = clock.monotonic_ns()
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
-            self._deliveries.published(self._taken_bytes, now_ns)
-            self._taken_bytes = 0
+            self._deliveries.published(self.taken_bytes, now_ns)
+            self.taken_bytes = 0
             for hosted in dirty:
                 self.storage.write(hosted)
                 self._deliveries.written(hosted)

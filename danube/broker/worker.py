@@ -40,6 +40,7 @@ from danube.core.placement import owner_of
 from danube.errors import RingDamaged
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
+from danube.limits import WRITE_BYTES_MAX
 from danube.schema.model import Checks, Compatibility
 from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.log import LogOptions
@@ -328,6 +329,10 @@ class Worker:
         received = self._poll()
         for worker, kind, record in received:
             self.remote.take(worker, kind, record)
+            if self.shard.taken_bytes >= WRITE_BYTES_MAX:  # its senders go on while this worker does
+                self.shard.turn()
+                self.remote.flush()
+                self.channel.flush()
         return received
 
     def _poll(self) -> list[tuple[int, int, memoryview]]:

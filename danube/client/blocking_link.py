@@ -135,7 +135,7 @@ class BlockingLink:
             return
         output = self.session.take_output()
         try:
-            small: list[bytes] = []
+            small: list[bytes | memoryview] = []
             for one in output:
                 if len(one) < JOIN_BYTES:
                     small.append(one)
@@ -147,7 +147,7 @@ class BlockingLink:
         except OSError as error:
             self.drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
 
-    def _send_all(self, sock: socket.socket, data: bytes) -> None:
+    def _send_all(self, sock: socket.socket, data: bytes | memoryview) -> None:
         """Like sendall, but a reader's shorter timeout on the same socket does not cut it short."""
         view = memoryview(data)
         stalled_since = time.monotonic()

@@ -21,7 +21,7 @@ from danube.client.admin import view_of
 from danube.client.blocking_client import Client
 from danube.client.numbered import NumberedPartition, check_round
 from danube.client.outbox import IN_FLIGHT_BYTES
-from danube.client.publishing import Outgoing
+from danube.client.outgoing import Outgoing
 from danube.client.records import compression_of
 from danube.client.reply import Plan, Reply, all_settled
 from danube.clock import wall_us
@@ -161,7 +161,7 @@ class NumberedProducer:
             schema_version=schema_version,
             compression=self._compression,
         )
-        outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
+        outgoing = Outgoing(partition, encoded)
         if self._in_flight >= self._in_flight_max and self._failure is None:
             self._wait_for_room()
         with connection.lock:

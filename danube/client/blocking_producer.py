@@ -10,8 +10,8 @@ from danube.client.ack import Ack
 from danube.client.blocking import BlockingConnection
 from danube.client.group import Group, SendFuture
 from danube.client.outbox import Outbox
+from danube.client.outgoing import Outgoing
 from danube.client.producer import CLOSE_TIMEOUT_S, raise_first, undelivered
-from danube.client.publishing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import all_settled
 from danube.client.setup import ProducerOptions, open_producer

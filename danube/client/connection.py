@@ -102,7 +102,7 @@ class Link(asyncio.BufferedProtocol):
     def reason(self) -> DanubeError | None:
         return self._reason
 
-    def write(self, buffers: list[bytes]) -> None:
+    def write(self, buffers: list[bytes | memoryview]) -> None:
         if self.transport is not None and not self.transport.is_closing():
             if len(buffers) == 1:
                 self.transport.write(buffers[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from danube.client.ack import Ack
-from danube.client.publishing import Outgoing
+from danube.client.outgoing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import Reply
 from danube.errors import DanubeError, InvalidArgument

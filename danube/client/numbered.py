@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from danube.client.publishing import Outgoing, PartitionProducer, State
+from danube.client.outgoing import Outgoing
+from danube.client.publishing import PartitionProducer, State
 from danube.client.requests import Request
 from danube.client.session import Session
 from danube.clock import wall_us

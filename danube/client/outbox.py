@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from danube.client.group import Group
-from danube.client.publishing import Outgoing, PartitionProducer
+from danube.client.outgoing import Outgoing
+from danube.client.publishing import PartitionProducer
 from danube.client.records import (
     Attributes,
     as_bytes,
@@ -319,20 +320,27 @@ class Outbox:
         group: Group | None = None,
     ) -> Outgoing:
         sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
-        encoded = encode(
-            payloads,
-            producer_name=self.name,
-            keys=keys,
-            attributes=attributes,
-            publish_time_us=wall_us(),
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            base_sequence=sequence,
-            compression=self._compression,
-            schema_id=self._schema_id,
-            schema_version=self._schema_version,
-        )
-        outgoing = Outgoing(partition, encoded.head, encoded.body, encoded.record_count)
+        allocator = partition.session.sharing.allocator()
+        try:
+            encoded = encode(
+                payloads,
+                producer_name=self.name,
+                keys=keys,
+                attributes=attributes,
+                publish_time_us=wall_us(),
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+                compression=self._compression,
+                schema_id=self._schema_id,
+                schema_version=self._schema_version,
+                allocate=allocator,
+            )
+        except BaseException:
+            if allocator is not None:
+                allocator.leave()
+            raise
+        outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.slot)
         outgoing.group = group
         self.in_flight_bytes += outgoing.size
         self.in_flight_batches += 1
@@ -341,6 +349,7 @@ class Outbox:
         except BaseException:
             self.in_flight_bytes -= outgoing.size
             self.in_flight_batches -= 1
+            outgoing.take_back(b"")
             raise
         return outgoing
 

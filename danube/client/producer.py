@@ -11,7 +11,7 @@ from danube.client.ack import Ack
 from danube.client.connection import Connection
 from danube.client.group import SendFuture
 from danube.client.outbox import Outbox
-from danube.client.publishing import Outgoing
+from danube.client.outgoing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import Reply, all_settled
 from danube.client.setup import ProducerOptions, open_producer

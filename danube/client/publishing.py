@@ -21,9 +21,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from danube.client.ack import Ack
+from danube.client.outgoing import Outgoing
 from danube.client.reply import Reply
 from danube.client.requests import Request
 from danube.client.session import Session
@@ -56,37 +57,6 @@ _EPOCH: Final = struct.Struct("<I")
 _EPOCH_POSITION: Final = 80 - BODY_CRC_START
 _BODY_CRC: Final = struct.Struct("<I")
 _BODY_CRC_POSITION: Final = 28
-
-
-class Outgoing(Reply):
-    """One batch on its way; settles with its Ack."""
-
-    __slots__ = (
-        "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "order", "partition",
-        "producer_id", "record_count", "sent", "size",
-    )  # fmt: skip
-
-    def __init__(self, partition: PartitionProducer, head: bytes, body: bytes, record_count: int) -> None:
-        super().__init__()
-        self.partition = partition
-        self.head = head
-        self.body = body
-        self.record_count = record_count
-        self.size = wire.FRAME_HEADER_BYTES + len(head) + len(body)
-        self.order = 0  # in which it was given to the partition, whatever its sequence becomes
-        self.base_sequence = 0
-        self.producer_id = 0
-        self.epoch = 0
-        self.correlation = 0  # 0: not out on this connection
-        self.sent = False  # under this epoch: it may be in the log, so its number is taken
-        self.deadline_ns = 0
-        self.group: Any = None  # whose records they are, where someone wants to be told
-
-    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
-        self.partition.on_published(self, flags, wire.decode_published(body))
-
-    def on_error(self, error: DanubeError) -> None:
-        self.partition.on_refused(self, error)
 
 
 _order = attrgetter("order")
@@ -178,7 +148,7 @@ class PartitionProducer:
                 or outgoing.producer_id != self.producer_id
             ):
                 self._stamp(outgoing)
-            outgoing.correlation = session.publish(outgoing, self._handle, outgoing.head, outgoing.body)
+            outgoing.correlation = session.publish(outgoing, self._handle)
             outgoing.sent = True
             unacked.append(outgoing)
             self._sent_sequence += outgoing.record_count
@@ -188,7 +158,7 @@ class PartitionProducer:
         body = bytearray(outgoing.body)
         _PRODUCER.pack_into(body, _PRODUCER_POSITION, self.producer_id, self._sent_sequence)
         _EPOCH.pack_into(body, _EPOCH_POSITION, self.epoch)
-        outgoing.body = bytes(body)
+        outgoing.take_back(bytes(body))
         head = bytearray(outgoing.head)
         _BODY_CRC.pack_into(head, _BODY_CRC_POSITION, crc32c(outgoing.body))
         outgoing.head = bytes(head)
@@ -224,6 +194,7 @@ class PartitionProducer:
 
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
         """An ERROR answered this batch: it is not in the log."""
+        outgoing.take_back(bytes(outgoing.body))  # before another batch gets the memory where it lies
         if isinstance(error, OwnerMoved):
             outgoing.correlation = 0
             credit = self.session.credit
@@ -267,7 +238,8 @@ class PartitionProducer:
             self._open_anew()
 
     def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
-        outgoing.head = outgoing.body = b""  # whoever keeps the outcome does not keep the bytes
+        outgoing.head = b""  # whoever keeps the outcome does not keep the bytes
+        outgoing.take_back(b"")
         if error is None:
             outgoing.resolve(ack)
         else:

@@ -26,6 +26,7 @@ from danube.client.credit import PublishCredit
 from danube.client.dialling import refuse_http2
 from danube.client.handles import Handles
 from danube.client.opened import Awaited, Opened
+from danube.client.outgoing import Outgoing
 from danube.client.requests import ANSWERS, Request, Statistics
 from danube.client.shared_memory import Sharing
 from danube.client.timers import Timer, Timers
@@ -87,9 +88,9 @@ class Session(Timers):
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
         self._open = False
-        self._sharing = Sharing(lambda offer: self.request(Kind.SHARE_MEMORY, offer, repeatable=False))
+        self.sharing = Sharing(lambda offer: self.request(Kind.SHARE_MEMORY, offer, repeatable=False))
         self._decoder = wire.FrameDecoder()
-        self._output: list[bytes] = []
+        self._output: list[bytes | memoryview] = []
         self._awaited: dict[int, Awaited] = {}
         self._handles = Handles()
         self._opened: dict[Opened, None] = {}
@@ -114,7 +115,7 @@ class Session(Timers):
     def connected(self, near: bool = False) -> None:
         """A socket is open; greet.  ``near``: the other side is on this host."""
         self._open = True
-        self._sharing.connected(near)
+        self.sharing.connected(near)
         self._decoder = wire.FrameDecoder()
         self._output.clear()
         self._write(wire.control_frame(Kind.HELLO, self._hello))
@@ -125,7 +126,7 @@ class Session(Timers):
         Raises DanubeError when the peer broke the protocol or bytes are damaged: the shell then
         closes the socket and calls disconnected() with that error.
         """
-        decoder, sharing = self._decoder, self._sharing
+        decoder, sharing = self._decoder, self.sharing
         if not self._heard:
             refuse_http2(view[start:end])
         self._heard = True
@@ -149,7 +150,7 @@ class Session(Timers):
         if not self._open:
             return
         self._open = self.ready = False
-        self._sharing.disconnected()
+        self.sharing.disconnected()
         if self._listening is not None:
             self._listening.cancel()
         if self._lost_since_ns < 0:
@@ -164,7 +165,7 @@ class Session(Timers):
         for opened in list(self._opened):
             opened.on_disconnected()
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[bytes | memoryview]:
         """Buffers to write, in order; acknowledgements that were merged meanwhile go along."""
         if self._dirty:
             self.flush_acks()
@@ -210,7 +211,7 @@ class Session(Timers):
         self.failure = error
         self.ready = self._open = False
         self._output.clear()
-        self._sharing.disconnected()
+        self.sharing.disconnected()
         requests = [one for one in self._awaited.values() if isinstance(one, Request)]
         requests += self._waiting
         self._awaited.clear()
@@ -226,7 +227,7 @@ class Session(Timers):
         """Refuse every later call with ``error`` and write nothing more; nobody is told."""
         self.failure = error
         self.ready = self._open = False
-        self._sharing.disconnected()
+        self.sharing.disconnected()
         self._output = []
         self._dirty = {}
 
@@ -361,25 +362,25 @@ class Session(Timers):
         for one in buffers:
             self._write(one)
 
-    def publish(self, awaited: Awaited, handle: int, head: bytes, body: bytes) -> int:
+    def publish(self, outgoing: Outgoing, handle: int) -> int:
         """Queue a PUBLISH frame; return its correlation.  The caller took credit before."""
         correlation = self.next_correlation()
-        self._awaited[correlation] = awaited
-        size = len(head) + len(body)
-        header = wire.frame_header(_PUBLISH, size, correlation, handle)
+        self._awaited[correlation] = outgoing
+        size = outgoing.size - wire.FRAME_HEADER_BYTES
+        start = wire.frame_header(_PUBLISH, size, correlation, handle) + outgoing.head
         if size < 16_384:
-            self._write(header + head + body)
+            self._write(start + outgoing.body)
             return correlation
-        shared = self._sharing.place(correlation, header, head, body)
-        self._write(shared or header + head)
+        shared = self.sharing.place(correlation, start, outgoing)
+        self._write(shared or start)
         if shared is None:
-            self._output.append(body)
+            self._output.append(outgoing.body)
         return correlation
 
     def forget(self, correlation: int) -> None:
         """An answer is no longer waited for."""
         self._awaited.pop(correlation, None)
-        self._sharing.forgotten(correlation)
+        self.sharing.forgotten(correlation)
 
     def mark_dirty(self, consumer: Any) -> None:
         """``consumer.write_acks()`` is called before the next output is taken."""
@@ -462,7 +463,7 @@ class Session(Timers):
 
     def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
         if correlation:
-            self._sharing.answered(correlation)
+            self.sharing.answered(correlation)
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:
                 awaited.on_error(error)

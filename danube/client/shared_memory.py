@@ -16,15 +16,22 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from danube.client.requests import Request
 from danube.core import wire
+from danube.core.batch import BODY_CRC_START
+from danube.core.kernels.objects import CONTENT
 from danube.errors import DanubeError
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_SLOT_BYTES, SHARED_SLOTS
 
+if TYPE_CHECKING:
+    from danube.client.outgoing import Outgoing
+
 _FIRST_SLOT: Final = 4096  # behind the token, and aligned
 _BYTES: Final = _FIRST_SLOT + SHARED_SLOTS * SHARED_SLOT_BYTES
+_START_BYTES: Final = wire.FRAME_HEADER_BYTES + BODY_CRC_START  # what a PUBLISH frame has in front of a body
+_SHIFT: Final = 64
 
 
 class SharedMemory:
@@ -53,16 +60,37 @@ class SharedMemory:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def place(self, correlation: int, header: bytes, head: bytes, body: bytes) -> bytes | None:
-        """Write a frame into a slot; return the one that stands for it, or None where it has no room."""
-        size = len(header) + len(head) + len(body)
-        if not self._free or size > SHARED_SLOT_BYTES:
+    def place(self, correlation: int, start: bytes, body: bytes | memoryview) -> bytes | None:
+        """Copy a frame into a slot; return the one that stands for it, or None where it has no room."""
+        size = len(start) + len(body)
+        if not self._free or size > SHARED_SLOT_BYTES - _SHIFT:
             return None
-        position = self._taken[correlation] = self._free.pop()
-        view, start = self._view, position + len(header) + len(head)
-        view[position:start] = header + head
-        view[start : position + size] = body
+        slot = self._free.pop()
+        position = slot + _shift(body, slot + len(start))
+        self._taken[correlation] = slot
+        view, place = self._view, position + len(start)
+        view[position:place] = start
+        view[place : position + size] = body
         return wire.shared_frame(position, size)
+
+    def reserve(self, body_size: int) -> Slot | None:
+        """A slot where a body of so many bytes is made; None where there is no room."""
+        if not self._free or _START_BYTES + body_size > SHARED_SLOT_BYTES:
+            return None
+        position = self._free.pop()
+        place = position + _START_BYTES
+        return Slot(self, position, self._view[place : place + body_size])
+
+    def complete(self, correlation: int, start: bytes, slot: Slot) -> bytes:
+        """Write what a frame has in front of the body that was made in ``slot``; return the one for it."""
+        position = self._taken[correlation] = slot.position
+        self._view[position : position + _START_BYTES] = start
+        return wire.shared_frame(position, _START_BYTES + len(slot.body))
+
+    def leave(self, slot: Slot) -> None:
+        """Nothing was sent from there."""
+        if self._descriptor >= 0:
+            self._free.append(slot.position)
 
     def holds(self, correlation: int) -> bool:
         """Whether a frame with this correlation has a slot, and no answer yet."""
@@ -73,6 +101,48 @@ class SharedMemory:
         position = self._taken.pop(correlation, None)
         if position is not None:
             self._free.append(position)
+
+
+class Slot(NamedTuple):
+    """Memory for one frame, and the part of it that is for the batch's body."""
+
+    memory: SharedMemory
+    position: int
+    body: memoryview
+
+    def release(self) -> None:
+        """It is not needed after all."""
+        self.memory.leave(self)
+
+
+class Allocator:
+    """Asked by an encoder for memory of the size that a body turns out to have."""
+
+    __slots__ = ("_memory", "slot")
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self.slot: Slot | None = None
+
+    def __call__(self, size: int) -> memoryview | None:
+        if size < SHARED_BODY_BYTES_MIN:
+            return None
+        self.slot = self._memory.reserve(size)
+        return None if self.slot is None else self.slot.body
+
+    def leave(self) -> None:
+        """The batch could not be made."""
+        if self.slot is not None:
+            self.slot.release()
+
+
+def _shift(body: bytes | memoryview, place: int) -> int:
+    """How much further a slot's frame begins, so that ``body`` is copied to ``place`` at full speed.
+
+    Some processors take ten times as long where the last 12 bits of the target's address are up to 15 more
+    than those of the source's.
+    """
+    return _SHIFT if type(body) is bytes and 0 < (place - id(body) - CONTENT) & 4095 < _SHIFT else 0
 
 
 def _sealed(size: int) -> int:
@@ -110,27 +180,41 @@ class Sharing:
         self._near = False
         self._give_up()
 
-    def place(self, correlation: int, header: bytes, head: bytes, body: bytes) -> bytes | None:
-        """Write a frame into shared memory; return the one that stands for it, None where that cannot be."""
-        if not self._near or len(body) < SHARED_BODY_BYTES_MIN:
-            return None
-        if self._memory is None:
-            self._offer()
-        return None if self._memory is None else self._memory.place(correlation, header, head, body)
+    def allocator(self) -> Allocator | None:
+        """For the memory of a batch that is for this connection, as far as anybody knows yet."""
+        return None if self._memory is None else Allocator(self._memory)
 
-    def _offer(self) -> None:
+    def place(self, correlation: int, start: bytes, outgoing: Outgoing) -> bytes | None:
+        """Have a batch in shared memory; return the frame that stands for it, or None where that cannot be.
+
+        ``start`` is what its PUBLISH frame has in front of the body.
+        """
+        slot, memory = outgoing.slot, self._memory
+        if slot is not None:
+            if slot.memory is memory:
+                outgoing.slot = None  # from now on it is the correlation's
+                return memory.complete(correlation, start, slot)
+            outgoing.take_back(bytes(outgoing.body))  # it was made for another connection
+        if not self._near or len(outgoing.body) < SHARED_BODY_BYTES_MIN:
+            return None
+        if memory is None:
+            memory = self._offer()
+        return None if memory is None else memory.place(correlation, start, outgoing.body)
+
+    def _offer(self) -> SharedMemory | None:
         try:
             memory = SharedMemory()
         except OSError:  # no memory or no descriptor: it works without
             self._near = False
-            return
+            return None
         try:
             request = self._ask(memory.offer)
         except DanubeError:  # too many wait
             memory.decide(False)
-            return
+            return None
         self._memory = memory
         request.when_settled(lambda _: memory.decide(request.error is None))
+        return memory
 
     def answered(self, correlation: int) -> None:
         """An answer came to what had this correlation."""

@@ -28,6 +28,7 @@ from danube.core.batch import (
 from danube.core.checksum import crc32c
 from danube.core.compression import compress
 from danube.core.payload_column import (
+    Allocate,
     ListedColumn,
     PayloadColumn,
     Piece,
@@ -70,9 +71,9 @@ class EncodedBatch:
 
     __slots__ = ("_header", "body", "head", "record_count", "size")
 
-    def __init__(self, head: bytes, body: bytes, record_count: int) -> None:
+    def __init__(self, head: bytes, body: bytes | memoryview, record_count: int) -> None:
         self.head = head
-        self.body = body
+        self.body = body  # a view where the caller of encode() had memory for it
         self.record_count = record_count
         self.size = len(head) + len(body)
         self._header: BatchHeader | None = None
@@ -108,12 +109,14 @@ def encode(
     request_ids: Any = None,
     origin: str = "",
     compression: Compression = Compression.NONE,
+    allocate: Allocate | None = None,
 ) -> EncodedBatch:
     """Encode one record or more as a batch whose stamp (offset, epoch, append time) is still empty.
 
     ``payloads`` is a sequence of bytes, a numpy array, a pyarrow array or a column of them; the other
      sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
-    that compression would not shrink is left uncompressed.
+    that compression would not shrink is left uncompressed.  ``allocate`` may be asked for the body's memory,
+    where the payloads of a list are copied into it and nothing is compressed.
 
     Raises RecordTooLarge or LimitExceeded where a limit is passed and InvalidArgument for
     anything that cannot be encoded; facts hold the record's index.
@@ -141,7 +144,13 @@ def encode(
     if schema_version is not None:
         builder.flags |= _SCHEMA_VERSION
     return builder.finish(
-        schema_version or 0, schema_id or 0, producer_id, base_sequence, publish_time_us, producer_epoch
+        schema_version or 0,
+        schema_id or 0,
+        producer_id,
+        base_sequence,
+        publish_time_us,
+        producer_epoch,
+        allocate,
     )
 
 
@@ -338,6 +347,7 @@ class _Builder:
         base_sequence: int,
         publish_time_us: int,
         producer_epoch: int,
+        allocate: Allocate | None,
     ) -> EncodedBatch:
         """Compress if asked, write the header and join."""
         names_size = len(self.names)
@@ -372,19 +382,21 @@ class _Builder:
             )
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
-        body = self._join(0)
+        body = self._join(0, allocate)
         size = HEADER_BYTES + names_size + inner_size
         if len(body) != size - BODY_CRC_START:
             refuse_type(self.source, "payload")
         return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, crc32c(body), 0), body, self.count)
 
-    def _join(self, first: int) -> bytes:
+    def _join(self, first: int, allocate: Allocate | None = None) -> bytes | memoryview:
         """The pieces from ``first`` on, side by side."""
         place = self.listed_place
         try:
             if self.listed is None:
                 return b"".join(self.pieces[first:])
-            return self.listed.between(b"".join(self.pieces[first:place]), b"".join(self.pieces[place:]))
+            return self.listed.between(
+                b"".join(self.pieces[first:place]), b"".join(self.pieces[place:]), allocate
+            )
         except (TypeError, BufferError):
             refuse_type(self.source, "payload")
 

@@ -39,7 +39,7 @@ def check_ratio(block_bytes: int, columns_size: int) -> None:
         )
 
 
-def compress(kind: Compression, columns: bytes) -> bytes | None:
+def compress(kind: Compression, columns: bytes | memoryview) -> bytes | None:
     """One frame holding ``columns``; None where the frame saves nothing or would be refused as a bomb."""
     library = _library(kind)
     if kind is Compression.LZ4:

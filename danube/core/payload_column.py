@@ -8,7 +8,7 @@ FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
@@ -23,6 +23,7 @@ from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
+Allocate = Callable[[int], memoryview | None]  # writable memory of so many bytes, where there is some
 Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found to fit
 
 RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
@@ -72,11 +73,18 @@ class ListedColumn(NamedTuple):
     def record_count(self) -> int:
         return len(self.bounds) - 1
 
-    def between(self, before: bytes, after: bytes) -> bytes:
-        """All of them, in order; raises InvalidArgument where the list has changed meanwhile."""
-        joined = objects.new_bytes(len(before) + self.total + len(after))
+    def between(self, before: bytes, after: bytes, allocate: Allocate | None) -> bytes | memoryview:
+        """All of them, in order, in what ``allocate`` gives.  InvalidArgument: the list has changed."""
+        size = len(before) + self.total + len(after)
+        place = None if allocate is None else allocate(size)
+        if place is not None and len(place) == size:
+            joined: bytes | memoryview = place
+            target = objects.address_of(place)
+        else:
+            joined = objects.new_bytes(size)
+            target = id(joined) + objects.CONTENT
         filled = kernels.list_kernels().fill(
-            id(joined), id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
+            target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
         )
         if filled != kernels.WELL_FORMED:
             refuse_changed()

@@ -1,7 +1,7 @@
 """One partition's durable log: append, write, sync, read, roll, delete.
 
     append()     queues a stamped batch                            log_end moves
-    write()      one pwritev of all that is queued                 written_end moves
+    write()      all that is queued goes to the file               written_end moves
     sync_job()   run in the syncer's thread, then synced()         synced_end moves
     roll()       a new file from here on; the old one is sealed by a SealJob
     spare        that new file, made in a thread for a log that fills segments quickly

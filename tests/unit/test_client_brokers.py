@@ -13,7 +13,8 @@ import pytest
 import danube
 import danube.sync
 from danube.client.address import Address
-from danube.client.publishing import Outgoing, PartitionProducer
+from danube.client.outgoing import Outgoing
+from danube.client.publishing import PartitionProducer
 from danube.client.session import Session
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
@@ -83,7 +84,7 @@ def opened(session: Session, frame: Frame, epoch: int = 1, next_sequence: int = 
 
 def send(producer: PartitionProducer, payload: bytes) -> Outgoing:
     batch = encode([payload], producer_name="p", publish_time_us=1)
-    outgoing = Outgoing(producer, batch.head, batch.body, 1)
+    outgoing = Outgoing(producer, batch)
     producer.send(outgoing, 0, 0, producer.next_sequence)
     return outgoing
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.client.address import Address, parse_url
-from danube.client.publishing import UNACKED_BATCHES_MAX, Outgoing, PartitionProducer
+from danube.client.outgoing import Outgoing
+from danube.client.publishing import UNACKED_BATCHES_MAX, PartitionProducer
 from danube.client.session import Session
 from danube.core import wire
 from danube.core.batch import body_intact
@@ -103,7 +104,7 @@ def send(producer: PartitionProducer, payload: bytes, count: int = 1) -> Outgoin
         producer_epoch=producer.epoch,
         base_sequence=sequence,
     )
-    outgoing = Outgoing(producer, encoded.head, encoded.body, count)
+    outgoing = Outgoing(producer, encoded)
     producer.send(outgoing, producer.producer_id, producer.epoch, sequence)
     return outgoing
 

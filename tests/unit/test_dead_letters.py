@@ -14,7 +14,7 @@ from danube import clock
 from danube.broker.dead_letters import DeadLetters
 from danube.broker.hosted import HostedPartition
 from danube.broker.worker import Worker
-from danube.client.publishing import Outgoing
+from danube.client.outgoing import Outgoing
 from danube.core import wire
 from danube.core.columns import BatchView
 from danube.core.policy import FailurePolicy

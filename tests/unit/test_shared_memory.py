@@ -14,20 +14,17 @@ import pytest
 
 from danube.broker import shared_memory
 from danube.broker.shared_memory import attach
-from danube.client.publishing import PartitionProducer
 from danube.client.shared_memory import SharedMemory
 from danube.core import wire
-from danube.core.batch import body_intact
 from danube.core.columns import BatchView
 from danube.core.wire import SHARED_TOKEN_BYTES, Kind, ShareMemory
 from danube.errors import ClosedError, InvalidArgument, OwnerMoved, ProtocolError, SequenceGap, StorageFull
 from danube.ipc.region import Region
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_MEMORY_BYTES_MAX, SHARED_SLOT_BYTES, SHARED_SLOTS
 from tests.unit.native_door import Door, FakeTransport, feed, on_loop, publish
+from tests.unit.near_peer import LARGE, NearPeer, near_pair, payload_of, sharing_pair
 from tests.unit.offered_memory import SIZE, Offer, in_memory, mapped
-from tests.unit.test_client_session import Peer, open_pair, opened_at, send
-
-LARGE = bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256 + 1)
+from tests.unit.test_client_session import open_pair, send
 
 
 def descriptors() -> int:
@@ -41,64 +38,6 @@ def descriptors() -> int:
 
 
 # -- the client's half ----------------------------------------------------------------------------
-
-
-class NearPeer(Peer):
-    """A broker on the client's host, which maps what it is offered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory: memoryview | None = None
-        self.offers = 0
-        self.inline = 0
-
-    def connect(self, publish_credit_bytes: int = 0) -> None:
-        self.session.connected(near=True)
-        self.sent()
-        self.feed(wire.control_frame(Kind.WELCOME, wire.Welcome()))
-
-    def batches(self, *, accept: bool = True) -> list[tuple[wire.Frame, bytes]]:
-        """PUBLISH frames since the last call with a copy of their batches; an offer is answered."""
-        found = []
-        for frame, body in self.sent():
-            if frame.kind == Kind.SHARE_MEMORY:
-                self._answer_offer(frame, wire.decode_control(body, ShareMemory), accept)
-            elif frame.kind == Kind.SHARED:
-                inner, memory = wire.read_shared(body, self.memory)
-                found.append((inner, bytes(memory[inner.start : inner.end])))
-            elif frame.kind == Kind.PUBLISH:
-                self.inline += 1
-                found.append((frame, body))
-        for _, batch in found:
-            assert body_intact(batch, BatchView(batch).header)
-        return found
-
-    def _answer_offer(self, frame: wire.Frame, offer: ShareMemory, accept: bool) -> None:
-        self.offers += 1
-        if accept:
-            self.memory = attach(offer)
-            self.feed(wire.result_frame(True, frame.correlation))
-        else:
-            self.refuse(frame, InvalidArgument("not here"))
-
-
-def near_pair() -> tuple[NearPeer, PartitionProducer]:
-    peer = NearPeer()
-    return peer, opened_at(peer)
-
-
-def payload_of(batch: bytes) -> bytes:
-    return BatchView(batch).payloads()[0]
-
-
-def sharing_pair() -> tuple[NearPeer, PartitionProducer]:
-    """The offer is accepted and its batch answered."""
-    peer, producer = near_pair()
-    send(producer, LARGE)
-    [(frame, _)] = peer.batches()
-    peer.acknowledge(frame, 0)
-    assert (peer.offers, peer.inline) == (1, 1), "the first did not wait for the answer"
-    return peer, producer
 
 
 def test_large_batches_lie_in_memory_and_small_ones_go_through_the_socket() -> None:
@@ -274,7 +213,8 @@ def test_an_answer_that_comes_late_changes_nothing(accept: bool) -> None:
     memory = SharedMemory()
     memory.give_up()
     memory.decide(accept)
-    assert memory.place(1, b"header", b"head", LARGE) is None
+    assert memory.place(1, b"header and head", LARGE) is None
+    assert memory.reserve(len(LARGE)) is None
     del memory
     assert descriptors() == before
 

@@ -13,6 +13,7 @@ import pytest
 from danube import clock
 from danube.broker.worker import TURNS_HURRIED, UNUSED_TURNS, YIELDED_NS_MAX, Worker
 from danube.errors import RingDamaged
+from danube.limits import WRITE_BYTES_MAX
 
 
 def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_free() -> None:
@@ -23,7 +24,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
 
     worker = Worker.__new__(Worker)
     worker.doors = {"native": SimpleNamespace(hand_over=note("hand over", False), flush=note("free buffers"))}  # type: ignore[dict-item]
-    worker.shard = SimpleNamespace(turn=note("write"))  # type: ignore[assignment]
+    worker.shard = SimpleNamespace(turn=note("write"), taken_bytes=0)  # type: ignore[assignment]
     worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
     worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False))  # type: ignore[assignment]
     worker.channel = SimpleNamespace(  # type: ignore[assignment]
@@ -53,7 +54,7 @@ class Steps:
         worker = self.worker = Worker.__new__(Worker)
         door: Any = SimpleNamespace(hand_over=self._step("hand over", False), flush=self._step("flush"))
         worker.doors = {"native": door}
-        worker.shard = SimpleNamespace(turn=self._step("write"))  # type: ignore[assignment]
+        worker.shard = SimpleNamespace(turn=self._step("write"), taken_bytes=0)  # type: ignore[assignment]
         worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
         worker.remote = SimpleNamespace(take=self._step("take"), flush=self._step("answer"))  # type: ignore[assignment]
         self.records: list[Any] = []
@@ -93,6 +94,28 @@ def test_only_what_a_turn_has_passed_asks_for_another(step: str, turns: int) -> 
     steps.records = []
     steps.during.clear()
     assert steps.turns_asked() == 0
+
+
+def test_what_others_sent_is_answered_as_soon_as_a_write_is_worth_it() -> None:
+    steps, order = Steps(), []
+    worker = steps.worker
+    shard: Any = worker.shard
+    worker.channel.flush.side_effect = lambda: order.append("publish") or True  # type: ignore[attr-defined]
+
+    def take() -> None:
+        order.append("take")
+        shard.taken_bytes += WRITE_BYTES_MAX // 2
+
+    def write() -> None:
+        order.append("write")
+        shard.taken_bytes = 0
+
+    steps.during = {"take": take, "write": write, "answer": lambda: order.append("answer")}
+    steps.records = [(1, 1, memoryview(b""))] * 5
+    worker._turn()
+    round_of_two = ["take", "take", "write", "answer", "publish"]
+    assert order == [*round_of_two, *round_of_two, "take", "write", "answer", "publish"]
+    assert worker.channel.release.call_count == 1, "the ring's space is given back when all is written"  # type: ignore[attr-defined]
 
 
 def test_rings_that_nobody_uses_are_left_alone_until_a_bell_rings_or_something_is_sent() -> None:

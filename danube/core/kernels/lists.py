@@ -41,12 +41,12 @@ def measure(payloads: Any, bytes_type: Any, start: Any, overhead: Any, bytes_max
 def fill(
     target: Any, before: Any, payloads: Any, bytes_type: Any, start: Any, offsets: Any, after: Any
 ) -> Any:
-    """Fill ``target`` with ``before``, the payloads that were measured, and ``after``: three ``bytes``.
+    """Write ``before``, the payloads that were measured and ``after`` to the address ``target``.
 
     Returns WELL_FORMED, or MALFORMED where the list has changed since.
     """
     size = jit.load_at(before + SIZE)
-    position = target + CONTENT
+    position = target
     jit.copy_at(position, before + CONTENT, size)
     position += size
     count = len(offsets) - 1

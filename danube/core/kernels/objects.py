@@ -49,6 +49,11 @@ def _word(thing: object, position: int) -> int:
     return ctypes.c_ssize_t.from_address(id(thing) + position).value
 
 
+def address_of(view: memoryview) -> int:
+    """Where the first of a writable view's bytes lies, as long as the view is held."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
 def new_bytes(size: int) -> bytes:
     """``bytes`` that nobody else has seen yet, for a kernel to fill; what they hold is undefined."""
     global _new_bytes

@@ -1,8 +1,9 @@
 """Memory shared with a broker on this host, so that large batches need not go through the socket.
 
-A slot holds one whole PUBLISH frame.  It is written once, stands for as long as the broker may read it, and
-is free again when the answer has come.  Where a frame may never be answered (its handle or the connection is
-gone) nobody knows when the broker is done with it: all of this memory is given up then, and new is made.
+A slot holds one whole PUBLISH frame, whose batch is made there if its payloads are copied into it anyway.  It
+stands for as long as the broker may read it, and is free again when the answer has come.  Where a frame may
+never be answered (its handle or the connection is gone) nobody knows when the broker is done with it: all of
+this memory is given up then, and new is made.
 
 A memfd has no name to guess and goes with the last process that maps it.  Its size is sealed, so that no
 mapping of it can raise SIGBUS.  Its descriptor stays open as long as batches are put there: another worker

@@ -349,7 +349,7 @@ class Outbox:
         except BaseException:
             self.in_flight_bytes -= outgoing.size
             self.in_flight_batches -= 1
-            outgoing.take_back(b"")
+            outgoing.take_back(bytes(outgoing.body))
             raise
         return outgoing
 

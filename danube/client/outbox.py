@@ -338,7 +338,7 @@ class Outbox:
             )
         except BaseException:
             if allocator is not None:
-                allocator.leave()
+                allocator.release()
             raise
         outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.slot)
         outgoing.group = group

@@ -88,7 +88,7 @@ class SharedMemory:
         self._view[position : position + _START_BYTES] = start
         return wire.shared_frame(position, _START_BYTES + len(slot.body))
 
-    def leave(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """Nothing was sent from there."""
         if self._descriptor >= 0:
             self._free.append(slot.position)
@@ -113,7 +113,7 @@ class Slot(NamedTuple):
 
     def release(self) -> None:
         """It is not needed after all."""
-        self.memory.leave(self)
+        self.memory.release(self)
 
 
 class Allocator:
@@ -131,7 +131,7 @@ class Allocator:
         self.slot = self._memory.reserve(size)
         return None if self.slot is None else self.slot.body
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """The batch could not be made."""
         if self.slot is not None:
             self.slot.release()

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,15 @@ import pytest
 
 import danube
 from danube import sync
-from danube.core import kernels
 from danube.core.placement import owner_of
 from danube.core.wire import SHARED_MEMORY_NAME
 from tests.broker_process import BrokerProcess
-from tests.unit.conftest import kernels_kept, load_kernels
+from tests.unit.conftest import kernels_or_twins as kernels_or_twins
 
-pytestmark = pytest.mark.e2e
+# Without kernels clients copy batches into the memory; with them they make them there.
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("kernels_or_twins")]
 
 PAYLOADS = [b"%06d " % number + bytes(200) for number in range(3_000)]  # two batches of 0.5 MiB
-
-
-@pytest.fixture(autouse=True, params=["copied", "made there"])
-def batches(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without kernels clients copy batches into the memory; with them they make them there."""
-    with kernels_kept():
-        if request.param == "copied":
-            kernels.unload()
-        else:
-            load_kernels()
-        yield
 
 
 def counted(broker: BrokerProcess, name: str) -> int:

@@ -186,12 +186,15 @@ class Router:
         self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError
     ) -> bool:
         """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
-        if self.parked is not None and self.parked.take(session, frame, buffer, error):
+        if self.parked is None or self.peers is None:
+            return False
+        if self.parked.take(session, frame, buffer, error):
             return True
-        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved) or self.peers is None:
+        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved):
             return False
         request = wire.decode_control(buffer[frame.start : frame.end], Admin)
-        return self.peers.forward(error, request, self._answer_to(session, frame.correlation))
+        answer = self._answer_to(session, frame.correlation)
+        return self.peers.forward(error, request, self.parked.unless_refused(session, frame, buffer, answer))
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
         """Remember a handle that lives at another worker; all others live here."""

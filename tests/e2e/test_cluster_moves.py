@@ -17,6 +17,7 @@ import pytest
 
 from danube import sync
 from danube.core.cluster_commands import Ownership, UnloadPartitions
+from danube.errors import Unavailable
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.test_cluster_owners import TOPIC, Running
@@ -134,7 +135,10 @@ class Moves:
         with sync.connect(cluster.owner(TOPIC).address, timeout=20) as client:
 
             def whole() -> bool:
-                [described] = client.admin.describe_topic(TOPIC).partitions
+                try:
+                    [described] = client.admin.describe_topic(TOPIC).partitions
+                except Unavailable:  # brokers did not agree within a second whose it is
+                    return False
                 return not any(hole["kind"] == "open" for hole in described["holes"])
 
             wait_until(whole, 60, "no records are away")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from danube import clock
 from danube.broker.directory import Directory
+from danube.broker.operations import Answer
 from danube.broker.parked import WAIT_NS, Parked
 from danube.broker.peers import Peers
 from danube.broker.router import Router
@@ -28,7 +30,7 @@ from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
 from danube.core.wire import Admin, FrameDecoder, Kind, OpenProducer
 from danube.errors import DanubeError, OwnerMoved, Unavailable
-from tests.unit.broker_parts import RecordingSession
+from tests.unit.broker_parts import RecordingSession, RoutedBench
 
 TOPIC = "/default/orders"
 
@@ -171,6 +173,94 @@ def test_what_does_not_wait(now: list[int]) -> None:
     session.closed = True
     routes.parked.offer()
     assert not routes.taken and not len(routes.parked)
+
+
+class Elsewhere:
+    """Who is asked next: what the directory says of every partition, and the questions other brokers got."""
+
+    def __init__(self) -> None:
+        self.owner: DanubeError | None = None
+        self.answers: list[Answer] = []
+
+    def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None:
+        return self.owner
+
+    def forward(self, moved: OwnerMoved, request: Admin, answer: Answer) -> bool:
+        self.answers.append(answer)
+        return True
+
+
+class Asked:
+    """A router that asked the broker it takes for the owner, and who asked it."""
+
+    def __init__(self, root: Path) -> None:
+        self.bench, self.elsewhere, self.session = RoutedBench(root), Elsewhere(), RecordingSession()
+        router = self.bench.router
+        self.parked = Parked(router)
+        router.directory = cast(Directory, self.elsewhere)
+        router.peers, router.parked = cast(Peers, self.elsewhere), self.parked
+        self.elsewhere.owner = OwnerMoved("broker 2 has it", address="b2:1")
+        topic = self.bench.name_owned_by(0)
+        self.bench.request(self.session, Kind.ADMIN, Admin("describe_partition", topic, {}))
+
+    def answer(self, outcome: object) -> None:
+        """The last one that was asked answers."""
+        self.elsewhere.answers[-1](outcome)
+
+    def refuse(self) -> None:
+        self.answer(OwnerMoved("broker 1 has it", address="b1:1"))
+
+
+@pytest.fixture
+def asked(tmp_path: Path, now: list[int]) -> Iterator[Asked]:
+    made = Asked(tmp_path)
+    yield made
+    made.bench.shard.close()
+
+
+def test_a_question_to_the_former_owner_is_answered_here_once_this_broker_knows_that_it_owns(
+    asked: Asked,
+) -> None:
+    asked.refuse()
+    assert not asked.session.take() and len(asked.parked) == 1
+    asked.elsewhere.owner = None
+    asked.parked.offer()
+    asked.bench.turn()
+    assert asked.session.only(Kind.RESULT) and len(asked.elsewhere.answers) == 1 and not len(asked.parked)
+
+
+def test_an_owner_that_does_not_know_yet_is_asked_again_at_each_tick(asked: Asked, now: list[int]) -> None:
+    asked.refuse()
+    asked.parked.tick(now[0])
+    asked.parked.tick(now[0])
+    assert len(asked.elsewhere.answers) == 2, "one question at a time"
+    asked.answer({"end": 5})
+    assert wire.decode_result(asked.session.only(Kind.RESULT).body) == {"end": 5}
+
+
+def test_asking_again_has_one_deadline(asked: Asked, now: list[int]) -> None:
+    now[0] += WAIT_NS - 1
+    asked.refuse()
+    asked.parked.tick(now[0])
+    now[0] += 1
+    asked.refuse()
+    assert isinstance(asked.session.only(Kind.ERROR).error, OwnerMoved) and not len(asked.parked)
+
+
+@pytest.mark.parametrize(
+    "outcome", [OwnerMoved("the connection is closed"), Unavailable("nobody owns it")], ids=["lost", "nobody"]
+)
+def test_what_may_have_been_done_or_waited_already_is_not_asked_again(
+    asked: Asked, outcome: DanubeError
+) -> None:
+    asked.answer(outcome)
+    assert type(asked.session.only(Kind.ERROR).error) is type(outcome) and not len(asked.parked)
+
+
+def test_only_so_many_questions_wait(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("danube.broker.parked.PARKED_MAX", 0)
+    asked.refuse()
+    assert asked.session.only(Kind.ERROR)
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ class Outbox:
             if allocator is not None:
                 allocator.release()
             raise
-        outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.slot)
+        outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.take())
         outgoing.group = group
         self.in_flight_bytes += outgoing.size
         self.in_flight_batches += 1

@@ -31,7 +31,7 @@ class Outgoing(Reply):
         super().__init__()
         self.partition = partition
         self.head = encoded.head
-        self.body = encoded.body
+        self.body = encoded.body if slot is None else slot.body
         self.slot = slot
         self.record_count = encoded.record_count
         self.size = wire.FRAME_HEADER_BYTES + encoded.size

@@ -1,9 +1,10 @@
 """Memory shared with a broker on this host, so that large batches need not go through the socket.
 
-A slot holds one whole PUBLISH frame, whose batch is made there if its payloads are copied into it anyway.  It
-stands for as long as the broker may read it, and is free again when the answer has come.  Where a frame may
-never be answered (its handle or the connection is gone) nobody knows when the broker is done with it: all of
-this memory is given up then, and new is made.
+A slot holds one whole PUBLISH frame, whose batch is made there if its payloads are copied into it anyway; or
+beside it, where what goes past the caches is there sooner (:mod:`copying`).  It stands for as long as the
+broker may read it, and is free again when the answer has come.  Where a frame may never be answered (its
+handle or the connection is gone) nobody knows when the broker is done with it: all of this memory is given up
+then, and new is made.
 
 A memfd has no name to guess and goes with the last process that maps it.  Its size is sealed, so that no
 mapping of it can raise SIGBUS.  Its descriptor stays open as long as batches are put there: another worker
@@ -19,8 +20,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from danube import clock
+from danube.client.copying import CopyChoice
 from danube.client.requests import Request
-from danube.core import wire
+from danube.core import kernels, wire
 from danube.core.batch import BODY_CRC_START
 from danube.core.kernels.objects import CONTENT
 from danube.errors import DanubeError
@@ -44,6 +50,10 @@ class SharedMemory:
         token = os.urandom(wire.SHARED_TOKEN_BYTES)
         self._view[: len(token)] = token
         self.offer = wire.ShareMemory(os.getpid(), self._descriptor, _BYTES, token)
+        self.made = CopyChoice()  # batches of lists
+        self._copied = CopyChoice()  # others
+        self._octets = np.frombuffer(self._view, np.uint8)
+        self._draft = np.empty(SHARED_SLOT_BYTES, np.uint8)  # where a batch is made that is streamed
         self._free: list[int] = []  # positions; none until the broker reads them
         self._taken: dict[int, int] = {}  # correlation -> position
 
@@ -71,8 +81,24 @@ class SharedMemory:
         self._taken[correlation] = slot
         view, place = self._view, position + len(start)
         view[position:place] = start
-        view[place : position + size] = body
+        streamed, began_ns = self._copied.streams(), clock.monotonic_ns()
+        if streamed:
+            self._stream(place, np.frombuffer(body, np.uint8))
+        else:
+            view[place : position + size] = body
+        self._copied.took(streamed, size, clock.monotonic_ns() - began_ns)
         return wire.shared_frame(position, size)
+
+    def draft(self, size: int) -> memoryview:
+        """Memory of this process alone, the same each time, so that it is in the caches."""
+        return self._draft.data[:size]
+
+    def stream(self, slot: Slot) -> None:
+        """Copy to a slot what was made as a draft for it."""
+        self._stream(slot.position + _START_BYTES, self._draft[: len(slot.body)])
+
+    def _stream(self, position: int, source: NDArray[np.uint8]) -> None:
+        kernels.streaming_kernels().stream(self._octets, position, source)
 
     def reserve(self, body_size: int) -> Slot | None:
         """A slot where a body of so many bytes is made; None where there is no room."""
@@ -119,22 +145,36 @@ class Slot(NamedTuple):
 class Allocator:
     """Asked by an encoder for memory of the size that a body turns out to have."""
 
-    __slots__ = ("_memory", "slot")
+    __slots__ = ("_began_ns", "_memory", "_slot", "_streamed")
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
-        self.slot: Slot | None = None
+        self._slot: Slot | None = None
 
     def __call__(self, size: int) -> memoryview | None:
         if size < SHARED_BODY_BYTES_MIN:
             return None
-        self.slot = self._memory.reserve(size)
-        return None if self.slot is None else self.slot.body
+        memory = self._memory
+        self._slot = slot = memory.reserve(size)
+        if slot is None:
+            return None
+        self._streamed = memory.made.streams()
+        self._began_ns = clock.monotonic_ns()
+        return memory.draft(size) if self._streamed else slot.body
+
+    def take(self) -> Slot | None:
+        """The slot with the body that was made; None where the encoder has it elsewhere."""
+        slot, memory = self._slot, self._memory
+        if slot is not None:
+            if self._streamed:
+                memory.stream(slot)
+            memory.made.took(self._streamed, len(slot.body), clock.monotonic_ns() - self._began_ns)
+        return slot
 
     def release(self) -> None:
         """The batch could not be made."""
-        if self.slot is not None:
-            self.slot.release()
+        if self._slot is not None:
+            self._slot.release()
 
 
 def _shift(body: bytes | memoryview, place: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from danube.client.copying import CopyChoice
 from danube.client.outbox import Outbox
 from danube.client.outgoing import Outgoing
 from danube.client.publishing import PartitionProducer
@@ -80,8 +81,16 @@ def payloads(number: int) -> list[bytes]:
     return [bytes([number]) * SIZE] * COUNT
 
 
+@pytest.fixture(params=["usual", "streamed"])
+def streams(with_kernels: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """How batches come into the memory, whatever it costs."""
+    streamed = bool(request.param == "streamed")
+    monkeypatch.setattr(CopyChoice, "streams", lambda _: streamed)
+    return streamed
+
+
 @pytest.fixture
-def sender(with_kernels: None) -> Sender:
+def sender(streams: bool) -> Sender:
     return Sender()
 
 
@@ -270,16 +279,17 @@ def test_a_copy_never_begins_a_little_behind_where_its_source_does(start: int) -
     assert _shift(memoryview(body), place) == 0, "nobody knows where that lies"
 
 
-def test_a_shifted_frame_is_where_its_place_says() -> None:
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_a_frame_is_where_its_place_says(streams: bool, kind: Callable[[bytes], bytes | memoryview]) -> None:
     memory = SharedMemory()
     memory.decide(accepted=True)
-    body = bytes(SHARED_BODY_BYTES_MIN)
-    for length in range(8, 4_104, 8):  # one of them makes a copy that would be slow
+    body = kind(bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256) + b"the end")
+    for length in range(8, 4_104, 8):  # one of them makes a usual copy that would be slow
         start = bytes(length - 4)
         shared = memory.place(length, start, body)
         assert shared is not None
         position, size = wire._SHARED.unpack(shared[wire.FRAME_HEADER_BYTES :])
-        assert memory._view[position : position + size] == start + body
+        assert memory._view[position : position + size] == start + bytes(body)
         memory.answered(length)
     assert len(memory._free) == SHARED_SLOTS
     memory.give_up()

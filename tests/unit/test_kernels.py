@@ -139,8 +139,9 @@ def test_a_scan_refuses_headers_that_are_well_summed_and_malformed(kernels_or_tw
 
 @needs_kernels
 def test_the_checksum_kernel_is_crc32c_at_every_size_and_alignment(source: random.Random) -> None:
-    data = source.randbytes(40_000)
+    data = source.randbytes(300_000)
     sizes = [*range(70), 191, 192, 575, 576, 577, 583, 6143, 6144, 6145, 6720, 39_000]
+    sizes += [98_303, 98_304, 98_305, 98_880, 105_199, 250_001]
     for size in sizes:
         for start in (0, 1, 7):
             expected = google_crc32c.value(data[start : start + size])
@@ -168,8 +169,8 @@ import google_crc32c
 from danube.core.kernels import jit
 jit.hardware_crc = False
 from danube.core.kernels import crc
-data = bytes(range(256)) * 50
-for size in (0, 1, 8, 9, 600, 7000, 12_345):
+data = bytes(range(256)) * 500
+for size in (0, 1, 8, 9, 600, 7000, 12_345, 123_456):
     assert crc.crc32c_of(memoryview(data[:size])) == google_crc32c.value(data[:size]), size
 print(crc._word is jit.crc_word)
 """

@@ -19,7 +19,7 @@ available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 
-_MODULES: Final = ("crc", "batch", "cursor", "http2", "lists", "messages")
+_MODULES: Final = ("crc", "batch", "cursor", "http2", "lists", "messages", "streaming")
 
 
 class Report(NamedTuple):
@@ -72,6 +72,11 @@ def http2_kernels() -> ModuleType:
 def message_kernels() -> ModuleType:
     """danube.core.kernels.messages; only while ``available``."""
     return sys.modules[f"{__name__}.messages"]
+
+
+def streaming_kernels() -> ModuleType:
+    """danube.core.kernels.streaming; only while ``available``."""
+    return sys.modules[f"{__name__}.streaming"]
 
 
 def unload() -> None:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from danube.core.kernels import jit
 
 _POLYNOMIAL: Final = 0x82F63B78  # Castagnoli, least significant bit first
-_LONG: Final = 2048
+# Three streams that go on for long are what a processor reads ahead: of bytes that are in no cache, blocks of
+# 32 KiB take two fifths of the time that those of 2 KiB took.
+_LONG: Final = 32 * 1024
+_MIDDLE: Final = 2048
 _SHORT: Final = 192
 
 
@@ -47,6 +50,7 @@ def _shift_table(size: int) -> NDArray[np.uint64]:
 
 
 _SHIFT_LONG: Final = _shift_table(_LONG)
+_SHIFT_MIDDLE: Final = _shift_table(_MIDDLE)
 _SHIFT_SHORT: Final = _shift_table(_SHORT)
 # Table k advances a byte over k more bytes; index 0 is the classic table of one byte.
 _STEP: Final = np.concatenate([_shift_table(size + 1)[:256] for size in range(8)])
@@ -85,31 +89,29 @@ def _shifted(table: Any, checksum: Any) -> Any:
     )
 
 
+@jit.inline
+def _blocks(checksum: Any, data: Any, start: Any, end: Any, size: Any, shift: Any) -> Any:
+    """Advance over as many times three blocks of ``size`` bytes as there are; how far that is."""
+    position = start
+    while end - position >= 3 * size:
+        second = np.uint64(0)
+        third = np.uint64(0)
+        for place in range(position, position + size, 8):
+            checksum = _word(checksum, jit.load_word(data, place))
+            second = _word(second, jit.load_word(data, place + size))
+            third = _word(third, jit.load_word(data, place + 2 * size))
+        checksum = _shifted(shift, checksum) ^ second
+        checksum = _shifted(shift, checksum) ^ third
+        position += 3 * size
+    return checksum, position
+
+
 @jit.jit("uint32(const uint8[::1], int64, int64)")
 def crc32c(data: Any, start: Any, end: Any) -> Any:
     """CRC32C of ``data[start:end]``; the caller knows that this lies inside."""
-    checksum = np.uint64(0xFFFFFFFF)
-    position = start
-    while end - position >= 3 * _LONG:
-        second = np.uint64(0)
-        third = np.uint64(0)
-        for place in range(position, position + _LONG, 8):
-            checksum = _word(checksum, jit.load_word(data, place))
-            second = _word(second, jit.load_word(data, place + _LONG))
-            third = _word(third, jit.load_word(data, place + 2 * _LONG))
-        checksum = _shifted(_SHIFT_LONG, checksum) ^ second
-        checksum = _shifted(_SHIFT_LONG, checksum) ^ third
-        position += 3 * _LONG
-    while end - position >= 3 * _SHORT:
-        second = np.uint64(0)
-        third = np.uint64(0)
-        for place in range(position, position + _SHORT, 8):
-            checksum = _word(checksum, jit.load_word(data, place))
-            second = _word(second, jit.load_word(data, place + _SHORT))
-            third = _word(third, jit.load_word(data, place + 2 * _SHORT))
-        checksum = _shifted(_SHIFT_SHORT, checksum) ^ second
-        checksum = _shifted(_SHIFT_SHORT, checksum) ^ third
-        position += 3 * _SHORT
+    checksum, position = _blocks(np.uint64(0xFFFFFFFF), data, start, end, _LONG, _SHIFT_LONG)
+    checksum, position = _blocks(checksum, data, position, end, _MIDDLE, _SHIFT_MIDDLE)
+    checksum, position = _blocks(checksum, data, position, end, _SHORT, _SHIFT_SHORT)
     while end - position >= 8:
         checksum = _word(checksum, jit.load_word(data, position))
         position += 8

@@ -231,6 +231,29 @@ if not reason:
 
         return types.void(types.intp, types.intp, types.intp), generate
 
+    @intrinsic  # type: ignore[untyped-decorator]
+    def stream_line(typing_context: Any, target: Any, source: Any) -> Any:
+        """Copy 64 bytes to an address that is a multiple of 64, past the caches (a non-temporal store)."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            line = ir.VectorType(_WORD, 8).as_pointer()
+            to, origin = (builder.inttoptr(address, line) for address in values)
+            past = builder.module.add_metadata([ir.Constant(_HALF, 1)])
+            builder.store(builder.load(origin, align=1), to, align=64).set_metadata("nontemporal", past)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), generate
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fence(typing_context: Any) -> Any:
+        """What was stored before, past the caches too, is seen before whatever is stored afterwards."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            builder.fence("seq_cst")
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
     def _crc_instruction(x86_name: str, arm_name: str, width: Any, value_type: Any) -> Any:
         """The CPU's CRC32C step: ``(checksum, value) -> checksum``, all in 64-bit numbers."""
 

@@ -18,8 +18,8 @@ from danube.broker.lossy_host import LossyHost
 from danube.broker.producers import ProducerLink, Producers, Waiting
 from danube.broker.subscription_settings import failure_for, follow, max_unacked_for
 from danube.broker.traffic import TrafficCounters
-from danube.core.batch import COMPRESSION_MASK, BatchHeader, body_intact, read_header, stamp, unpack_header
-from danube.core.columns import BatchView, check_columns
+from danube.core.batch import BatchHeader, stamp, unpack_header
+from danube.core.columns import check_columns, check_published
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
 from danube.core.holed_subscription import HoledSubscription
@@ -30,7 +30,6 @@ from danube.core.wire import FrameFlag
 from danube.errors import (
     DanubeError,
     InvalidArgument,
-    ProtocolError,
     StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
@@ -147,19 +146,9 @@ class HostedPartition:
     ) -> None:
         """Check a client's batch and take it."""
         self._follow_metadata()
-        header = read_header(batch)
-        if header.size != len(batch):
-            raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
+        header = check_published(batch, self.record.policy.max_record_bytes)
         if header.producer_id and header.producer_id != link.producer_id:
             raise InvalidArgument("the batch names another producer than its handle")
-        if not body_intact(batch, header):
-            raise ProtocolError(
-                "batch fails its checksum", hint="the bytes changed on the way; send it again"
-            )
-        check_columns(batch, header, self.policy.max_record_bytes)
-        if header.flags & COMPRESSION_MASK:
-            # A batch that cannot be inflated would stop every consumer that needs part of it.
-            BatchView(batch, header).check()
         self._take(session, handle, correlation, batch, header, now_us)
 
     def publish_own(

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import struct
 from io import BytesIO
-from types import ModuleType
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from danube.core import kernels
-from danube.core.batch import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, Flag, padded, read_header
+from danube.core.batch import (
+    COMPRESSION_MASK,
+    HEADER_BYTES,
+    BatchHeader,
+    Flag,
+    body_intact,
+    padded,
+    read_header,
+    unpack_header,
+)
 from danube.core.batch_builder import Attributes, EncodedBatch, Keys, encode
 from danube.core.batch_scan import ScanResult, StopReason, scan
 from danube.core.checksum import key_hash
@@ -376,6 +384,27 @@ def key_partitions(keys: list[bytes], partitions: int) -> NDArray[np.int64]:
     return (hashes % np.uint64(partitions)).astype(np.int64)
 
 
+def check_published(batch: memoryview, max_record_bytes: int) -> BatchHeader:
+    """The header of a batch as a producer sent it, which can be stored and read.
+
+    Raises ProtocolError, LimitExceeded, RecordTooLarge, or what decompression raises: a batch that cannot be
+    inflated would stop every consumer that needs part of it.
+    """
+    if kernels.available:
+        sound = kernels.column_kernels().batch_is_sound
+        if sound(np.frombuffer(batch, np.uint8), max_record_bytes):
+            return unpack_header(batch)
+    header = read_header(batch)
+    if header.size != len(batch):
+        raise ProtocolError("PUBLISH does not hold exactly one batch", size=header.size, body=len(batch))
+    if not body_intact(batch, header):
+        raise ProtocolError("batch fails its checksum", hint="the bytes changed on the way; send it again")
+    check_columns(batch, header, max_record_bytes)
+    if header.flags & COMPRESSION_MASK:
+        BatchView(batch, header).check()
+    return header
+
+
 def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes: int) -> None:
     """What the owner verifies before it stores a producer's batch: structure and record sizes.
 
@@ -387,51 +416,19 @@ def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes:
     data = view.data if isinstance(view, BatchView) else view
     if len(data) < header.size:
         raise ProtocolError("batch is cut", size=header.size, present=len(data))
-    start = HEADER_BYTES + padded(header.name_size + header.origin_size)
-    if _holds_one_payload(header, start):
-        _check_plain(data, header, start, start, max_record_bytes)
-        return
-    layout = layout_of(header)
+    if kernels.available:
+        sound = kernels.column_kernels().columns_are_sound
+        if sound(np.frombuffer(data, np.uint8), max_record_bytes):
+            return
+    layout_of(header)
     if header.flags & COMPRESSION_MASK:
-        check_ratio(header.size - start, header.columns_size)
+        inner_size = header.size - HEADER_BYTES - padded(header.name_size + header.origin_size)
+        check_ratio(inner_size, header.columns_size)
         if header.payload_bytes > max_record_bytes * header.record_count:
             _refuse_record(0, -(-header.payload_bytes // header.record_count), max_record_bytes)
         return
-    _check_plain(data, header, start, start + layout.payload_offsets, max_record_bytes)
-
-
-def _holds_one_payload(header: BatchHeader, start: int) -> bool:
-    """Whether the sizes are those of one record with a payload and nothing else; else ask layout_of()."""
-    columns_size = 8 + padded(header.payload_bytes)
-    return (
-        header.record_count == 1
-        and not (header.flags & _MORE_THAN_PAYLOADS or header.key_bytes or header.attribute_bytes)
-        and header.columns_size == columns_size
-        and header.size == start + columns_size
-    )
-
-
-def _check_plain(data: Data, header: BatchHeader, start: int, offsets: int, max_record_bytes: int) -> None:
-    """Check columns that begin at ``start``; those of the payloads' ``offsets`` are at that position."""
-    if header.name_size or header.origin_size:
-        _check_names(data, header)
-    count, flags = header.record_count, header.flags
-    if count == 1 and not flags & (_KEYS | _ATTRIBUTES):
-        # perf/kernels.py: from two records on a kernel is faster than anything else.
-        if _ONE.unpack_from(data, offsets) != (0, header.payload_bytes):
-            raise ProtocolError("offsets of a column do not ascend from 0 to its size")
-        if header.payload_bytes > max_record_bytes:
-            _refuse_record(0, header.payload_bytes, max_record_bytes)
-    elif not kernels.available:
-        check_columns_twin(BatchView(data, header), max_record_bytes)
-    else:
-        octets = np.frombuffer(data, np.uint8)
-        check = kernels.batch_kernels().check_offsets
-        found = check(octets, offsets, count, header.payload_bytes, max_record_bytes)
-        if found != kernels.WELL_FORMED:
-            _refuse_found(found, BatchView(data, header).payload_offsets, max_record_bytes, "payload")
-        if flags & (_KEYS | _ATTRIBUTES):
-            _check_rest(BatchView(data, header), octets, start, kernels.batch_kernels())
+    _check_names(data, header)
+    check_columns_twin(BatchView(data, header), max_record_bytes)
 
 
 def _check_names(data: Data, header: BatchHeader) -> None:
@@ -440,28 +437,6 @@ def _check_names(data: Data, header: BatchHeader) -> None:
     _decode(names[HEADER_BYTES:middle])
     if header.origin_size:
         _decode(names[middle : middle + header.origin_size])
-
-
-def _check_rest(view: BatchView, octets: NDArray[np.uint8], start: int, batch: ModuleType) -> None:
-    """Keys and attributes, by kernels."""
-    header, layout, count = view.header, view.layout, view.record_count
-    if header.flags & _KEYS:
-        position = start + layout.key_offsets
-        found = batch.check_offsets(octets, position, count, header.key_bytes, KEY_BYTES_MAX)
-        if found != kernels.WELL_FORMED:
-            _refuse_found(found, view._key_column()[0], KEY_BYTES_MAX, "key")
-        if header.flags & _NULL_KEYS:
-            found = batch.check_nulls(octets, start + layout.key_validity, position, count)
-            if found != kernels.WELL_FORMED:
-                raise ProtocolError("a record without a key has key bytes")
-    if header.flags & _ATTRIBUTES:
-        position = start + layout.attribute_offsets
-        found = batch.check_offsets(octets, position, count, header.attribute_bytes, ATTRIBUTE_BYTES_MAX)
-        if found != kernels.WELL_FORMED:
-            _refuse_found(found, view._attribute_column()[0], ATTRIBUTE_BYTES_MAX, "attributes")
-        if batch.check_attributes(octets, position, start + layout.attributes, count) != kernels.WELL_FORMED:
-            view.attributes_list()  # says what is wrong
-            raise ProtocolError("attributes of a record are malformed")
 
 
 def check_columns_twin(view: BatchView, max_record_bytes: int) -> None:
@@ -473,11 +448,6 @@ def check_columns_twin(view: BatchView, max_record_bytes: int) -> None:
     if header.flags & _ATTRIBUTES:
         _refuse_larger(view._attribute_column()[0], ATTRIBUTE_BYTES_MAX, "attributes")
     view.check()
-
-
-def _refuse_found(found: int, offsets: NDArray[np.int32], limit: int, what: str) -> NoReturn:
-    """Raise for what a kernel found; reading ``offsets`` raises for those that do not ascend."""
-    _refuse_record(found, int(offsets[found + 1]) - int(offsets[found]), limit, what)
 
 
 def _refuse_larger(offsets: NDArray[np.int32], limit: int, what: str) -> None:

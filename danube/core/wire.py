@@ -353,10 +353,10 @@ def read_shared(body: bytes | memoryview, memory: memoryview | None) -> tuple[Fr
     end = position + size
     if position < SHARED_TOKEN_BYTES or position & 7 or size < FRAME_HEADER_BYTES or end > len(memory):
         raise ProtocolError("SHARED names no frame of the memory", position=position, size=size)
-    frame = next(FrameDecoder().frames(memory, position, end), None)
-    if frame is None or frame.kind != _KIND_PUBLISH or frame.end != end:
+    found, kind, flags, tail, correlation, handle = _FRAME.unpack_from(memory, position)
+    if (found, kind, tail) != (size, _KIND_PUBLISH, 0) or size & 7 or size > FRAME_BYTES_MAX:
         raise ProtocolError("SHARED stands for something else than one PUBLISH frame", position=position)
-    return frame, memory
+    return _new(Frame, (kind, flags, correlation, handle, position + FRAME_HEADER_BYTES, end)), memory
 
 
 def ack_frame(handle: int, ranges: bytes, correlation: int = 0, flags: int = 0) -> bytes:

@@ -19,7 +19,7 @@ available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 
-_MODULES: Final = ("crc", "batch", "cursor", "http2", "lists", "messages", "streaming")
+_MODULES: Final = ("crc", "batch", "columns", "cursor", "http2", "lists", "messages", "streaming")
 
 
 class Report(NamedTuple):
@@ -57,6 +57,11 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
 def batch_kernels() -> ModuleType:
     """danube.core.kernels.batch; only while ``available``."""
     return sys.modules[f"{__name__}.batch"]
+
+
+def column_kernels() -> ModuleType:
+    """danube.core.kernels.columns; only while ``available``."""
+    return sys.modules[f"{__name__}.columns"]
 
 
 def list_kernels() -> ModuleType:

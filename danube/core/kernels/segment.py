@@ -13,25 +13,20 @@ import numpy as np
 from danube.core.batch import (
     BODY_CRC_START,
     COMPRESSION_MASK,
-    FLAGS_KNOWN,
     HEADER_BYTES,
     MAGIC,
     STAMPED_BYTES,
     Flag,
 )
-from danube.core.kernels import WELL_FORMED, jit
-from danube.core.kernels.batch import check_attributes, check_nulls, check_offsets
+from danube.core.kernels import jit
+from danube.core.kernels.columns import BODY, FINE, judge_columns
 from danube.core.kernels.crc import crc32c
-from danube.limits import ATTRIBUTE_BYTES_MAX, BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KEY_BYTES_MAX
+from danube.limits import BATCH_BYTES_MAX
 
-FINE, BODY, SHAPE, PAYLOADS, KEYS, ATTRIBUTES, DELTAS = range(7)  # verdicts of a row
 END, CUT, BAD_HEADER = range(3)  # why it stopped
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _TIMES: Final = int(Flag.TIMES)
-_KEYS: Final = int(Flag.KEYS)
-_NULL_KEYS: Final = int(Flag.NULL_KEYS)
-_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
 _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
 
@@ -45,71 +40,6 @@ def _header_is_intact(data: Any, position: Any) -> Any:
     if np.int64(jit.load_word(data, position + 8)) < 0:
         return False
     return crc32c(data, position, position + STAMPED_BYTES) == jit.load_half(data, position + 32)
-
-
-@jit.jit("int64(const uint8[::1], int64, int64)")
-def judge_columns(data: Any, position: Any, size: Any) -> Any:
-    """The verdict of a batch whose checksums hold; compressed columns are not looked into."""
-    flags = np.int64(jit.load_short(data, position + 36))
-    count = np.int64(jit.load_half(data, position + 40))
-    payload_bytes = np.int64(jit.load_half(data, position + 84))
-    key_bytes = np.int64(jit.load_half(data, position + 88))
-    attribute_bytes = np.int64(jit.load_half(data, position + 92))
-    columns_size = np.int64(jit.load_half(data, position + 96))
-    names = np.int64(jit.load_short(data, position + 38)) + np.int64(jit.load_short(data, position + 100))
-    start = position + HEADER_BYTES + ((names + 7) & ~7)
-    if count <= 0 or count > BATCH_RECORDS_MAX or flags & ~FLAGS_KNOWN or columns_size > BATCH_BYTES_MAX:
-        return SHAPE
-    if jit.load_short(data, position + 102) != 0 or start > position + size:
-        return SHAPE
-    if flags & COMPRESSION_MASK > 2 or (flags & _NULL_KEYS and not flags & _KEYS):
-        return SHAPE
-    if (key_bytes and not flags & _KEYS) or (attribute_bytes and not flags & _ATTRIBUTES):
-        return SHAPE
-    offsets_size = (4 * (count + 1) + 7) & ~7
-    place = start
-    if flags & _TIMES:
-        place += 8 * count
-    if flags & _REQUEST_IDS:
-        place += 8 * count
-    selected = place
-    if flags & _SELECTED:
-        place += (4 * count + 7) & ~7
-    payloads = place
-    place += offsets_size + ((payload_bytes + 7) & ~7)
-    validity = place
-    if flags & _NULL_KEYS:
-        place += (count + 63) // 64 * 8
-    keys = place
-    if flags & _KEYS:
-        place += offsets_size + ((key_bytes + 7) & ~7)
-    attributes = place
-    if flags & _ATTRIBUTES:
-        place += offsets_size + ((attribute_bytes + 7) & ~7)
-    if place - start != columns_size:
-        return SHAPE
-    if flags & COMPRESSION_MASK:
-        return FINE
-    if place != position + size:
-        return SHAPE
-    if check_offsets(data, payloads, count, payload_bytes, BATCH_BYTES_MAX) != WELL_FORMED:
-        return PAYLOADS
-    if flags & _KEYS:
-        if check_offsets(data, keys, count, key_bytes, KEY_BYTES_MAX) != WELL_FORMED:
-            return KEYS
-        if flags & _NULL_KEYS and check_nulls(data, validity, keys, count) != WELL_FORMED:
-            return KEYS
-    if flags & _ATTRIBUTES:
-        if check_offsets(data, attributes, count, attribute_bytes, ATTRIBUTE_BYTES_MAX) != WELL_FORMED:
-            return ATTRIBUTES
-        if check_attributes(data, attributes, attributes + offsets_size, count) != WELL_FORMED:
-            return ATTRIBUTES
-    if flags & _SELECTED:
-        for index in range(1, count):
-            before = np.int64(jit.load_half(data, selected + 4 * index - 4))
-            if np.int64(jit.load_half(data, selected + 4 * index)) <= before:
-                return DELTAS
-    return FINE
 
 
 @jit.inline
@@ -152,7 +82,7 @@ def examine_batches(data: Any, start: Any, end: Any, rows: Any, result: Any) -> 
         body = crc32c(data, position + BODY_CRC_START, position + size)
         verdict = BODY
         if body == jit.load_half(data, position + 28):
-            verdict = judge_columns(data, position, size)
+            verdict = judge_columns(data, position, size, BATCH_BYTES_MAX)
         records = np.int64(jit.load_half(data, position + 40))
         base = np.int64(jit.load_word(data, position + 8))
         rows[count, 0] = position

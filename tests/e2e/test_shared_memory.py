@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 import danube
 from danube import sync
+from danube.client.copying import CopyChoice
+from danube.core import kernels
 from danube.core.placement import owner_of
 from danube.core.wire import SHARED_MEMORY_NAME
 from tests.broker_process import BrokerProcess
@@ -52,6 +55,28 @@ def test_an_asyncio_client_on_the_host_shares_memory(broker: Any) -> None:
     asyncio.run(publish())
     assert counted(process, "shared_in") >= 10
     assert read_back(process.address, "/default/t", 30_000) == PAYLOADS * 10
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_threads_of_one_client_do_not_write_over_each_others_batches(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.setattr(CopyChoice, "streams", lambda _: streamed and kernels.available)
+    process = broker(workers=1)
+    with sync.connect(process.address) as client, client.producer("/default/t") as producer:
+
+        def publish(letter: bytes) -> None:
+            for _ in range(20):
+                producer.send_many([letter * 300] * 500)
+
+        threads = [threading.Thread(target=publish, args=(letter,)) for letter in (b"a", b"b", b"c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = Counter(read_back(process.address, "/default/t", 30_000))
+    assert found == {letter * 300: 10_000 for letter in (b"a", b"b", b"c")}
+    assert counted(process, "shared_in") >= 57, "all but what came before the broker had mapped the memory"
 
 
 def owned_by_each(client: Any, count: int = 8) -> list[str]:

@@ -59,7 +59,6 @@ _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
 _SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
 _SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
-_MORE_THAN_PAYLOADS: Final = ~(_SCHEMA_ID | _SCHEMA_VERSION)
 _OFFSET_MAX: Final = 2**63 - 1 - 2**32
 _ONE: Final = struct.Struct("<ii")
 _ATTRIBUTE: Final = struct.Struct("<HI")

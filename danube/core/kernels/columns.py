@@ -15,7 +15,7 @@ from danube.core.kernels.batch import check_attributes, check_nulls, check_offse
 from danube.core.kernels.crc import crc32c
 from danube.limits import ATTRIBUTE_BYTES_MAX, BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KEY_BYTES_MAX
 
-FINE, BODY, SHAPE, PAYLOADS, KEYS, ATTRIBUTES, DELTAS = range(7)  # verdicts
+FINE, BODY, SHAPE, PAYLOADS, KEYS, ATTRIBUTES, DELTAS = range(7)  # verdicts; BODY: a checksum
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _TIMES: Final = int(Flag.TIMES)
@@ -28,7 +28,7 @@ _SELECTED: Final = int(Flag.SELECTED)
 
 @jit.jit("int64(const uint8[::1], int64, int64, int64)")
 def judge_columns(data: Any, position: Any, size: Any, max_record_bytes: Any) -> Any:
-    """The verdict of a batch whose checksums hold; compressed columns are not looked into."""
+    """The verdict of a batch whose ``size`` bytes are at hand; compressed columns are not looked into."""
     flags = np.int64(jit.load_short(data, position + 36))
     count = np.int64(jit.load_half(data, position + 40))
     payload_bytes = np.int64(jit.load_half(data, position + 84))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from danube import limits
+from danube import limits, local_socket
 from danube.config_sections import (
     AUTOMATIC,
     AdminConfig,
@@ -91,6 +91,13 @@ class BrokerConfig:
         if self.server.busy_poll_us != AUTOMATIC:
             return self.server.busy_poll_us
         return 0 if cpu_quota() is not None or usable_cores() == 1 else limits.BUSY_POLL_US
+
+    @property
+    def local_socket(self) -> bool:
+        """As told; automatically where its buffers may be as large as those of loopback."""
+        if self.server.local_socket == "auto":
+            return local_socket.has_room()
+        return self.server.local_socket == "on"
 
     def topic_policy(self, *, reliable: bool | None = None, durability: str = "") -> TopicPolicy:
         """Policy of a topic that is made with these two choices; None and "" take the defaults."""

@@ -239,6 +239,7 @@ class ServerConfig:
     ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
     one serves; without it that is where it listens.  ``busy_poll_us`` is how long a worker looks at its
     sockets before it sleeps, where requests follow each other that closely (danube/broker/busy_poll.py).
+    ``local_socket``: whether clients of this host find one beside the port (danube/local_socket.py).
     """
 
     host: str = declare("127.0.0.1", "host", parse_text)
@@ -247,6 +248,7 @@ class ServerConfig:
     busy_poll_us: int = declare(
         AUTOMATIC, "busy_poll_us", parse_busy_poll, show=show_busy_poll, most=limits.BUSY_POLL_US_MAX
     )
+    local_socket: str = _choice("auto", "local_socket", "auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
+from danube import local_socket
+
 RTO_MAX_MS: Final = 1_000  # the least that the kernel takes
 _CONGESTION: Final = getattr(socket, "TCP_CONGESTION", 13)
 _THIN_LINEAR_TIMEOUTS: Final = 16  # linux/tcp.h
@@ -27,7 +29,7 @@ def tune(raw: Any) -> bool:
     if sys.platform != "linux":
         return True
     options: list[tuple[int, int | bytes]] = [(_THIN_LINEAR_TIMEOUTS, 1), (_RTO_MAX_MS, RTO_MAX_MS)]
-    if on_loopback(raw):
+    if on_this_host(raw):
         options.append((_CONGESTION, b"cubic"))  # made for no loss: others pace what needs no pace
     for option, value in options:
         with suppress(OSError):  # an older kernel: right too, only slower
@@ -35,8 +37,10 @@ def tune(raw: Any) -> bool:
     return True
 
 
-def on_loopback(raw: Any) -> bool:
-    """Whether the other side is on this host."""
+def on_this_host(raw: Any) -> bool:
+    """Whether the other side is on this host, as far as its address tells."""
+    if local_socket.local(raw):
+        return True
     try:
         address = str(raw.getpeername()[0])
     except (OSError, IndexError):

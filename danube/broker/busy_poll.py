@@ -24,15 +24,15 @@ class BusyPoll:
     """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
 
     __slots__ = (
-        "_asker", "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking",
-        "_rests_until_ns",
+        "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_rests_until_ns",
+        "asker",
     )  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], limit_us: int, busy: Callable[[], bool]
     ) -> None:
         """``limit_us`` 0 never looks longer; while a thread of this worker is ``busy`` it does not either."""
-        self._asker: object = None  # of the last turn
+        self.asker: object = None  # who alone had a part in the last turn
         self._busy = busy
         self._call_soon = call_soon
         self._limit_ns = limit_us * 1_000
@@ -44,9 +44,9 @@ class BusyPoll:
     def turn_ended(self, began_ns: int, asker: object) -> None:
         """``asker``: who alone had a part in this turn; None where several had, or another worker."""
         near = began_ns - self._ended_ns < self._limit_ns
-        again = asker is not None and asker is self._asker
+        again = asker is not None and asker is self.asker
         self._ended_ns = now_ns = clock.monotonic_ns()
-        self._asker = asker
+        self.asker = asker
         if not (near and again) or self._looking or now_ns < self._rests_until_ns or self._busy():
             return
         self._looking = True

@@ -33,6 +33,7 @@ class SupervisorSettings:
     host: str = "127.0.0.1"
     native_port: int = 6660
     extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
+    local_socket: bool = False  # beside the native port
     metrics_port: int = NO_PORT
     heartbeat_timeout_ms: int = 10_000
     start_timeout_ms: int = 120_000  # from the fork to the first heartbeat

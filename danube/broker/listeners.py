@@ -1,5 +1,7 @@
 """Listening sockets: made by the supervisor, one per worker and door, all on one port.
 
+Beside the native port there may be a Unix socket for each worker (danube/local_socket.py).
+
 SO_REUSEPORT lets the kernel spread connections over the workers.  The supervisor keeps every socket
 open, so connections that wait in the backlog of a dead worker are accepted by its replacement; once it is
 told to stop it closes them, as no worker is replaced any more.
@@ -13,8 +15,10 @@ import socket
 from collections.abc import Mapping
 from typing import Final, cast
 
+from danube import local_socket
 from danube.errors import AlreadyRunning, ConfigInvalid
 
+LOCAL: Final = "local"  # the door of Unix sockets (danube/local_socket.py)
 BACKLOG: Final = 4096  # the kernel cuts it to net.core.somaxconn
 
 Address = tuple[str | int, ...]
@@ -22,9 +26,12 @@ Address = tuple[str | int, ...]
 _OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - names them, listens nowhere
 
 
-def open_listeners(host: str, ports: Mapping[str, int], workers: int) -> list[dict[str, socket.socket]]:
+def open_listeners(
+    host: str, ports: Mapping[str, int], workers: int, local: bool = False
+) -> list[dict[str, socket.socket]]:
     """For each worker its sockets by door name.  Port 0 takes a free port, the same for all workers.
 
+    ``local``: with a Unix socket beside the native port, where clients look for one.
     Raises AlreadyRunning when a port is taken and ConfigInvalid when the address cannot be used.
     """
     opened: list[dict[str, socket.socket]] = [{} for _ in range(workers)]
@@ -36,6 +43,8 @@ def open_listeners(host: str, ports: Mapping[str, int], workers: int) -> list[di
             for sockets in opened:
                 sockets[door] = _listen(family, address, door)
                 address = (address[0], sockets[door].getsockname()[1], *address[2:])
+        if local:
+            _open_local(opened)
     except BaseException:
         close_listeners(opened)
         raise
@@ -46,6 +55,11 @@ def close_listeners(opened: list[dict[str, socket.socket]]) -> None:
     for sockets in opened:
         for listener in sockets.values():
             listener.close()
+
+
+def addresses(sockets: Mapping[str, socket.socket]) -> dict[str, str]:
+    """Where each port listens, by door, as a user types it."""
+    return {door: address_text(listener) for door, listener in sockets.items() if door != LOCAL}
 
 
 def address_text(listener: socket.socket) -> str:
@@ -74,6 +88,15 @@ def _refuse_taken(family: socket.AddressFamily, address: Address, door: str) -> 
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(probe, address, door)
+
+
+def _open_local(opened: list[dict[str, socket.socket]]) -> None:
+    for worker, sockets in enumerate(opened):
+        host, port = sockets["native"].getsockname()[:2]
+        listener = local_socket.listen(host, port, worker, BACKLOG)
+        if listener is None:
+            return
+        sockets[LOCAL] = listener
 
 
 def _listen(family: socket.AddressFamily, address: Address, door: str) -> socket.socket:

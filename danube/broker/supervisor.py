@@ -35,7 +35,7 @@ from danube.broker.contexts import (
 )
 from danube.broker.controller_side import ControllerSide, dismissal
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
-from danube.broker.listeners import address_text, close_listeners, open_listeners
+from danube.broker.listeners import address_text, addresses, close_listeners, open_listeners
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
 from danube.broker.service_notify import ServiceNotifier
 from danube.broker.side_process import SideProcess
@@ -142,7 +142,7 @@ class Supervisor:
         _load_kernels(self._settings.progress)
         settings = self._settings
         ports = {"native": settings.native_port, **settings.extra_ports}
-        self._listeners = open_listeners(settings.host, ports, self._count)
+        self._listeners = open_listeners(settings.host, ports, self._count, settings.local_socket)
         self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
         self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._workers = [_Worker(index, self._region) for index in range(self._count)]
@@ -400,7 +400,7 @@ class Supervisor:
 
     def _addresses(self) -> dict[str, str]:
         metrics = {"metrics": self._metrics_address} if self._metrics_address else {}
-        return {door: address_text(listener) for door, listener in self._listeners[0].items()} | metrics
+        return addresses(self._listeners[0]) | metrics
 
     def _write_state(self) -> None:
         self._state_changed = False

@@ -24,7 +24,7 @@ from danube.broker.dead_letters import DeadLetters
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.link_client import LinkClient
-from danube.broker.listeners import address_text
+from danube.broker.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.measuring import Measuring
 from danube.broker.plan_settings import compaction_settings
 from danube.broker.proposals import Proposals, open_metadata
@@ -246,6 +246,12 @@ class Worker:
         self._asked += 1
         self._need_turn()
 
+    def claim_turn(self, asker: object) -> bool:
+        """Whether the next turn is for ``asker`` alone, as the last one was: run_turn() must follow."""
+        claimed = not self._turn_scheduled and asker is self.busy_poll.asker
+        self._turn_scheduled |= claimed
+        return claimed
+
     def _need_turn(self) -> None:
         """Run a turn as soon as the loop has handled what is ready."""
         if not self._turn_scheduled:
@@ -261,20 +267,21 @@ class Worker:
         if self.context.workers == 1 or not (self._crowded or self._asked > 1) or self._hurried:
             if self._hurried:
                 self._hurried -= 1
-            self._turn()
+            self.run_turn()
             return
         asked_ns = clock.monotonic_ns()
         os.sched_yield()
         if clock.monotonic_ns() - asked_ns > YIELDED_NS_MAX:
             self._hurried = TURNS_HURRIED
-        self.loop.call_soon(self._turn)
+        self.loop.call_soon(self.run_turn)
 
     def _on_bell(self) -> None:
         self.channel.disarm()
         self.rings_due = True
         self.schedule_turn()
 
-    def _turn(self) -> None:
+    def run_turn(self) -> None:
+        """Take what came, write, answer, deliver."""
         began_ns = clock.monotonic_ns()
         self._crowded, self._asked = self._asked > 1, 0
         asker, self._asker = self._asker, None
@@ -393,7 +400,7 @@ class Worker:
             "version": __version__,
             "supervisor_pid": os.getppid(),
             "data_dir": str(self.data_dir),
-            **{name: address_text(listener) for name, listener in self.context.listeners.items()},
+            **addresses(self.context.listeners),
             **({"metrics": self.context.metrics_address} if self.context.metrics_address else {}),
             "topics": self.metadata.state.topic_count,
             "workers": [
@@ -430,6 +437,9 @@ class Worker:
                     door.factory, sock=listener, ssl=context, ssl_handshake_timeout=limit_s
                 )
             )
+        if LOCAL in self.context.listeners:
+            factory, listener = doors["native"].factory, self.context.listeners[LOCAL]
+            self._servers.append(await loop.create_unix_server(factory, sock=listener, backlog=BACKLOG))
         if arrivals is not None:
             arrivals.start()
         self.housekeeping.start()

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Final
 
-from danube import tcp
+from danube import local_socket, tcp
 from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.session import Session
@@ -37,13 +37,13 @@ class BlockingLink:
     def connect(self, address: Address, timeout_s: float) -> None:
         """Open a socket and greet; the answer comes with what is read."""
         try:
-            sock = socket.create_connection(address, timeout_s)
+            sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
         except OSError as error:
             raise refused(address, error) from None
         tcp.tune(sock)
         self.socket = sock
         self._start = self._end = 0
-        self.session.connected(tcp.on_loopback(sock))
+        self.session.connected(tcp.on_this_host(sock))
         self.flush()
 
     def shake(self, address: Address) -> None:

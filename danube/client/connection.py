@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from danube import clock, tcp
+from danube import clock, local_socket, tcp
 from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.reply import Plan, Reply
@@ -301,13 +301,11 @@ class Connection:
     async def _connect_to(self, address: Address) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, link = await self._loop.create_connection(
-                    lambda: Link(self.session), address.host, address.port, family=socket.AF_UNSPEC
-                )
+                link = await self._linked(address)
         except (OSError, TimeoutError) as error:
             raise refused(address, error) from None
         self._link = link
-        self.session.connected(tcp.on_loopback(link.socket))
+        self.session.connected(tcp.on_this_host(link.socket))
         self.flush()
         try:
             async with asyncio.timeout(greeting_s(self.session)):
@@ -323,6 +321,15 @@ class Connection:
         except asyncio.CancelledError:
             link.abort(ConnectionFailed("connecting was cancelled"))
             raise
+
+    async def _linked(self, address: Address) -> Link:
+        def made() -> Link:
+            return Link(self.session)
+
+        near = local_socket.dial(*address)
+        if near is not None:
+            return (await self._loop.create_unix_connection(made, sock=near))[1]
+        return (await self._loop.create_connection(made, *address, family=socket.AF_UNSPEC))[1]
 
     def _welcome(self) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()

@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any, Final
 
-from danube import tcp
+from danube import local_socket, tcp
 
 GONE_MS: Final = 30_000
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # 25 s in all
@@ -25,6 +25,7 @@ _LAST_ACK_RECEIVED: Final = struct.Struct("=56xI")  # milliseconds ago
 def tune_socket(raw: Any) -> None:
     """What every connection wants, and to find out who is gone."""
     if not tcp.tune(raw):
+        local_socket.tune(raw)
         return
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in KEEPALIVE.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from danube import __version__, clock, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
@@ -44,7 +44,16 @@ ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
+ALONE_BYTES_MAX = 16 * 1024  # of who has a turn for itself: of more, what follows it is to be part
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
+
+
+class Turns(Protocol):
+    """When the worker does what its connections brought (:class:`danube.broker.worker.Worker`)."""
+
+    def schedule_turn(self, asker: object = None) -> None: ...
+    def claim_turn(self, asker: object) -> bool: ...
+    def run_turn(self) -> None: ...
 
 
 class NativeServer:
@@ -57,7 +66,7 @@ class NativeServer:
         *,
         connections_max: int,
         handshake_timeout_s: float,
-        schedule_turn: Callable[[object], None],
+        turns: Turns,
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
         passing: ConnectionPassing | None = None,
@@ -73,7 +82,7 @@ class NativeServer:
         self.connections: dict[int, NativeConnection] = {}
         self.buffers = ReceiveBuffers()
         self.count = count
-        self.schedule_turn = schedule_turn
+        self.turns = turns
         self.draining = False
         self._connections_max = connections_max
         self._handshake_timeout_s = handshake_timeout_s
@@ -125,7 +134,7 @@ class NativeServer:
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
         if not self._flush_due:
-            self.schedule_turn(connection)
+            self.turns.schedule_turn(connection)
 
     def block(self, connection: NativeConnection) -> None:
         self._blocked[connection] = None
@@ -162,7 +171,7 @@ class NativeServer:
         if self._resting:
             self._blocked.update(self._resting)
             self._resting.clear()
-            self.schedule_turn(None)
+            self.turns.schedule_turn(None)
 
     def sweep(self, now_s: float) -> None:
         """Close connections that did not finish the handshake in time, and those whose peer is gone."""
@@ -219,7 +228,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         raw = transport.get_extra_info("socket")
         tune_socket(raw)
-        self.peer = str(transport.get_extra_info("peername"))
+        self.peer = str(transport.get_extra_info("peername") or "a process of this host")
         self._server.opened(self, asyncio.get_running_loop().time())
         if self._unread and not self._transport.is_closing():
             unread, self._unread = self._unread, b""
@@ -263,8 +272,16 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if buffer is None:
             return
         buffer.end += nbytes
-        if not self._blocked:
+        if self._blocked:
+            return
+        turns = self._server.turns
+        if nbytes > ALONE_BYTES_MAX or not turns.claim_turn(self):
             self._consume(buffer)
+            return
+        try:
+            self._consume(buffer)
+        finally:
+            turns.run_turn()
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -327,7 +344,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self.refuse(error)
             return
         server.buffers.lend(buffer)
-        server.schedule_turn(self)
+        server.turns.schedule_turn(self)
         if buffer.start == buffer.end:
             server.buffers.give_back(buffer)
             self._buffer = None
@@ -363,7 +380,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         """Read batches in this memory from now on; frames before this one meant what was shared before."""
         transport = self._transport
         try:
-            if transport is None or not tcp.on_loopback(transport.get_extra_info("socket")):
+            if transport is None or not tcp.on_this_host(transport.get_extra_info("socket")):
                 raise InvalidArgument("memory is shared on one host, over loopback")
             self.memory = ClientMemory(wire.decode_control(view[frame.start : frame.end], ShareMemory))
         except InvalidArgument as error:
@@ -382,7 +399,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._server.buffers.lend(buffer)
         self._blocked = True
         self._set_reading(False)
-        self._server.schedule_turn(None)
+        self._server.turns.schedule_turn(None)
 
     def unblock(self) -> None:
         self._blocked = False

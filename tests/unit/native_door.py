@@ -19,13 +19,19 @@ DESCRIPTOR = 77  # of every fake transport
 
 
 class FakeSocket:
-    family = socket.AF_UNIX
+    family = socket.AF_INET
 
     def fileno(self) -> int:
         return DESCRIPTOR
 
     def getpeername(self) -> tuple[str, int]:
         return ("192.0.2.1", 40_000)
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        """Whatever is wanted of it."""
+
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        return b""  # as a kernel that does not tell
 
 
 class FakeTransport:
@@ -105,10 +111,21 @@ class Door:
     def __init__(self, connections_max: int = 10, passing: ConnectionPassing | None = None) -> None:
         self.router = FakeRouter()
         self.counted: dict[str, int] = {}
+        self.alone = False  # whether a connection gets a turn for itself
+        self.turns: list[str] = []
         self.server = NativeServer(
             0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
-            schedule_turn=lambda asker: None, count=self._count, passing=passing,
+            turns=self, count=self._count, passing=passing,
         )  # fmt: skip
+
+    def schedule_turn(self, asker: object = None) -> None:
+        self.turns.append("asked")
+
+    def claim_turn(self, asker: object) -> bool:
+        return self.alone
+
+    def run_turn(self) -> None:
+        self.turns.append("run")
 
     def _count(self, name: str, amount: int) -> None:
         self.counted[name] = self.counted.get(name, 0) + amount

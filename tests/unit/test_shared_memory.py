@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,7 +20,7 @@ from danube.core.wire import SHARED_TOKEN_BYTES, Kind, ShareMemory
 from danube.errors import ClosedError, InvalidArgument, OwnerMoved, ProtocolError, SequenceGap, StorageFull
 from danube.ipc.region import Region
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_MEMORY_BYTES_MAX, SHARED_SLOT_BYTES, SHARED_SLOTS
-from tests.unit.native_door import Door, FakeTransport, feed, on_loop, publish
+from tests.unit.native_door import Door, FakeSocket, FakeTransport, feed, on_loop, publish
 from tests.unit.near_peer import LARGE, NearPeer, near_pair, payload_of, sharing_pair
 from tests.unit.offered_memory import SIZE, Offer, in_memory, mapped
 from tests.unit.test_client_session import open_pair, send
@@ -285,9 +284,7 @@ def test_memory_that_cannot_be_mapped_is_refused(monkeypatch: pytest.MonkeyPatch
 # -- the door -------------------------------------------------------------------------------------
 
 
-class LoopbackSocket:
-    family = socket.AF_UNIX  # no options are set on it
-
+class LoopbackSocket(FakeSocket):
     def getpeername(self) -> tuple[str, int]:
         return ("127.0.0.1", 40_000)
 

@@ -81,4 +81,4 @@ def test_what_is_no_tcp_socket_is_left_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_loopback_is_known_by_its_addresses(address: Any, near: bool) -> None:
-    assert tcp.on_loopback(OldSocket(address)) is near
+    assert tcp.on_this_host(OldSocket(address)) is near

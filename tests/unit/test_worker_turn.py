@@ -39,7 +39,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
     worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
     worker._unused_turns = 0
-    worker._turn()
+    worker.run_turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
     for freed in ("free buffers", "free ring"):
@@ -77,7 +77,7 @@ class Steps:
         """How many turns are scheduled after one that was."""
         self.worker.schedule_turn()
         self.loop.call_soon.reset_mock()
-        self.worker._turn()
+        self.worker.run_turn()
         return int(self.loop.call_soon.call_count)
 
 
@@ -112,7 +112,7 @@ def test_what_others_sent_is_answered_as_soon_as_a_write_is_worth_it() -> None:
 
     steps.during = {"take": take, "write": write, "answer": lambda: order.append("answer")}
     steps.records = [(1, 1, memoryview(b""))] * 5
-    worker._turn()
+    worker.run_turn()
     round_of_two = ["take", "take", "write", "answer", "publish"]
     assert order == [*round_of_two, *round_of_two, "take", "write", "answer", "publish"]
     assert worker.channel.release.call_count == 1, "the ring's space is given back when all is written"  # type: ignore[attr-defined]
@@ -142,11 +142,11 @@ def test_rings_that_nobody_uses_are_left_alone_until_a_bell_rings_or_something_i
     assert len(polls) == 2 * UNUSED_TURNS and not worker.rings_due
     worker._on_bell()
     assert worker.rings_due and steps.loop.call_soon.called
-    worker._turn()
+    worker.run_turn()
     assert len(polls) == 2 * UNUSED_TURNS + 1 and not worker.rings_due
     steps.records = [(1, 1, memoryview(b""))]
     worker._on_bell()
-    worker._turn()
+    worker.run_turn()
     assert worker.rings_due and worker._unused_turns == 0
 
 
@@ -169,11 +169,11 @@ def test_polling_is_told_who_asked_alone() -> None:
         worker.rings_due, worker._unused_turns = due, UNUSED_TURNS
         for asker in askers:
             worker.schedule_turn(asker)
-        worker._turn()
+        worker.run_turn()
         told.assert_called_with(ANY, alone)
     worker.channel.touched = True  # type: ignore[misc]
     worker.schedule_turn("b")
-    worker._turn()
+    worker.run_turn()
     told.assert_called_with(ANY, None)
 
 
@@ -229,11 +229,11 @@ def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other(
     ask(1)
     assert turns == ["turn"] and not soon.called
     ask(2)
-    assert turns == ["turn"] and soon.call_args.args == (worker._turn,)
-    worker._turn()
+    assert turns == ["turn"] and soon.call_args.args == (worker.run_turn,)
+    worker.run_turn()
     ask(1)
     assert len(turns) == 2, "there were several before"
-    worker._turn()
+    worker.run_turn()
     ask(1)
     assert len(turns) == 4
     worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
@@ -268,7 +268,7 @@ def test_nobody_waits_where_somebody_else_keeps_the_processor(monkeypatch: pytes
         soon.reset_mock()
         worker._begin_turn()
         if soon.called:
-            worker._turn()
+            worker.run_turn()
 
     for _ in range(2 * TURNS_HURRIED + 2):
         turn()

@@ -283,7 +283,8 @@ class Danube:
         return f"{danube.__version__}, {self.workers} worker{'s' if self.workers > 1 else ''}"
 
     def start(self, setting: Setting, directory: Path) -> Running:
-        broker = BrokerProcess(directory / "data", workers=self.workers).start()
+        over_tcp = {"DANUBE_SERVER__LOCAL_SOCKET": "off"}  # as everybody else
+        broker = BrokerProcess(directory / "data", workers=self.workers, environment=over_tcp).start()
         return RunningDanube(
             setting=setting,
             directory=directory,

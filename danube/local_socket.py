@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from danube.limits import WORKERS_MAX
 
-# What a TCP socket on loopback grows to.  With the 208 KiB that Linux before 6.18 gives, many megabytes on
-# their way to a consumer take twice as long as over loopback.
+# What a TCP socket on loopback grows to, and what Linux 6.18 allows.  With the 208 KiB of older kernels many
+# megabytes on their way to a consumer take twice as long as over loopback.
 BUFFER_BYTES: Final = 4 << 20
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - names them, listens nowhere
 _LOCALHOST: Final = ("127.0.0.1", "::1")

@@ -125,6 +125,20 @@ def test_another_users_listener_is_left_alone(
         assert accepted.recv(1) == b"", "it was told nothing"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_who_is_another_user_takes_tcp(listen: Listen, port: int) -> None:
+    listen(HOST, port)
+    child = os.fork()
+    if not child:
+        try:
+            os.setuid(65_534)
+            os._exit(int(reached(HOST, port)))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert reached(HOST, port)
+
+
 def test_a_full_backlog_is_left_alone(listen: Listen, port: int) -> None:
     listen(HOST, port, backlog=1)
     with ExitStack() as stack:

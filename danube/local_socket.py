@@ -10,22 +10,20 @@ user listens: whoever may not bind the port could still bind the name.  Linux on
 from __future__ import annotations
 
 import errno
-import os
 import random
 import socket
-import struct
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
 from danube.limits import WORKERS_MAX
+from danube.unix_peer import same_user
 
 # What a TCP socket on loopback grows to, and what Linux 6.18 allows.  With the 208 KiB of older kernels many
 # megabytes on their way to a consumer take twice as long as over loopback.
 BUFFER_BYTES: Final = 4 << 20
-_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - names them, listens nowhere
+OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - names them, listens nowhere
 _LOCALHOST: Final = ("127.0.0.1", "::1")
-_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred, unix(7): process, user, group
 
 
 def has_room() -> bool:
@@ -42,7 +40,7 @@ def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | N
 
     Also where somebody else has the name: clients have the port.
     """
-    host = _WILDCARDS.get(host, host)
+    host = OWN_HOSTS.get(host, host)
     if sys.platform != "linux" or not _loopback(host):
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -68,7 +66,7 @@ def dial(host: str, port: int) -> socket.socket | None:
     for one in hosts:
         for worker in _draws():
             if raw.connect_ex(_name(one, port, worker)) == 0:
-                if _user_of(raw) == os.geteuid():
+                if same_user(raw):
                     tune(raw)
                     return raw
                 raw.close()
@@ -79,11 +77,12 @@ def dial(host: str, port: int) -> socket.socket | None:
 
 def tune(raw: Any) -> None:
     """What both sides of a connection want; TCP sockets are left as they are."""
-    if local(raw):
+    if unix(raw):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
 
-def local(raw: Any) -> bool:
+def unix(raw: Any) -> bool:
+    """Whether it is a Unix socket; None is no socket."""
     return raw is not None and sys.platform != "win32" and raw.family == socket.AF_UNIX
 
 
@@ -101,9 +100,3 @@ def _draws() -> Iterator[int]:
     while bound:
         yield random.randrange(bound)  # noqa: S311 - no secret
         bound //= 2
-
-
-def _user_of(raw: socket.socket) -> int:
-    """Who called listen() on the other side."""
-    told = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(told)[1])

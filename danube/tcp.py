@@ -39,7 +39,7 @@ def tune(raw: Any) -> bool:
 
 def on_this_host(raw: Any) -> bool:
     """Whether the other side is on this host, as far as its address tells."""
-    if local_socket.local(raw):
+    if local_socket.unix(raw):
         return True
     try:
         address = str(raw.getpeername()[0])

@@ -14,9 +14,9 @@ import msgspec
 
 from danube import clock, telemetry
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
-from danube.broker.owner_link import same_user
 from danube.core.measured import Measured
 from danube.errors import DanubeError
+from danube.unix_peer import same_user
 
 ROUND_MAX_S: Final = 3.0  # who scrapes waits 10 s by default
 FRESH_NS: Final = 1_000_000_000  # a round that ended less than this ago is told again

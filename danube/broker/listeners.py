@@ -23,8 +23,6 @@ BACKLOG: Final = 4096  # the kernel cuts it to net.core.somaxconn
 
 Address = tuple[str | int, ...]
 
-_OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - names them, listens nowhere
-
 
 def open_listeners(
     host: str, ports: Mapping[str, int], workers: int, local: bool = False
@@ -64,14 +62,17 @@ def addresses(sockets: Mapping[str, socket.socket]) -> dict[str, str]:
 
 def address_text(listener: socket.socket) -> str:
     """``host:port`` as a user types it."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return _text(*listener.getsockname()[:2])
 
 
 def own_address(listener: socket.socket) -> str:
     """Where this host's own processes reach it, whatever is advertised to others."""
-    host, _, port = address_text(listener).rpartition(":")
-    return f"{_OWN_HOSTS.get(host, host)}:{port}"
+    host, port = listener.getsockname()[:2]
+    return _text(local_socket.OWN_HOSTS.get(host, host), port)
+
+
+def _text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Address]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from danube import telemetry
 from danube.broker.mover_link import Frame, FrameReader, encode_frame
 from danube.errors import DanubeError
+from danube.unix_peer import peer_of, same_user
 
 if TYPE_CHECKING:
     from danube.broker.mover_partition import MovedPartition
 
 FETCHES_MAX: Final = 256  # of one worker, waiting or under way; then its connection is not read
-_PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 _log = telemetry.events("mover")
 
@@ -104,17 +101,6 @@ class OwnerLink(asyncio.Protocol):
     def close(self) -> None:
         self.closed = True
         self._transport.close()
-
-
-def same_user(peer: socket.socket) -> bool:
-    """An abstract address has no permissions: whoever guesses it can connect."""
-    return peer_of(peer)[1] == os.geteuid()
-
-
-def peer_of(peer: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
-    pid, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return pid, user
 
 
 def link_factory(mover: Mover) -> Callable[[], OwnerLink]:

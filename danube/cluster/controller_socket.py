@@ -8,18 +8,16 @@ asks is not read while REQUESTS_MAX requests of it are under way, nor while it d
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from danube import telemetry
 from danube.cluster.link_frames import Frame, FrameReader, Kind, Lane, pack_frame
 from danube.errors import ProtocolError
+from danube.unix_peer import same_user
 
 REQUESTS_MAX: Final = 64  # of one connection, under way; then it is not read
-_PEER: Final = struct.Struct("3i")  # pid, uid, gid
 _MORE: Final = pack_frame(Kind.MESSAGE)
 
 _log = telemetry.events("cluster.controller")
@@ -44,7 +42,7 @@ class HostLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._links.add(self)
-        if not _same_user(transport.get_extra_info("socket")):
+        if not same_user(transport.get_extra_info("socket")):
             _log.warning("a connection of another user is refused")
             self._transport.abort()
 
@@ -155,9 +153,3 @@ async def serve_host(listener: socket.socket, asked: Asked) -> HostDoor:
     links: set[HostLink] = set()
     loop = asyncio.get_running_loop()
     return HostDoor(await loop.create_unix_server(lambda: HostLink(asked, links), sock=listener), links)
-
-
-def _same_user(peer: socket.socket) -> bool:
-    """An abstract address has no permissions: whoever guesses it can connect."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(credentials)[1] == os.geteuid())

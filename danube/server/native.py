@@ -44,7 +44,7 @@ ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
-ALONE_BYTES_MAX = 16 * 1024  # of who has a turn for itself: of more, what follows it is to be part
+ALONE_BYTES_MAX = 16 * 1024  # of a read that has a turn of its own; more is likely to follow a longer one
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
 
 

@@ -13,7 +13,7 @@ from danube.core import kernels
 
 TRIED: Final = 4  # how many copies past the caches tell what one costs
 STREAMED: Final = 64  # after how many of them a usual one is tried again
-TIMES: Final = 1.5  # as long as the best of them: what a usual one may take
+TIMES: Final = 1.75  # as long as the best of them: what a usual one may take
 
 
 class CopyChoice:

@@ -1,10 +1,9 @@
 """Memory shared with a broker on this host, so that large batches need not go through the socket.
 
-A slot holds one whole PUBLISH frame, whose batch is made there if its payloads are copied into it anyway; or
-beside it, where what goes past the caches is there sooner (:mod:`copying`).  It stands for as long as the
-broker may read it, and is free again when the answer has come.  Where a frame may never be answered (its
-handle or the connection is gone) nobody knows when the broker is done with it: all of this memory is given up
-then, and new is made.
+A slot holds one whole PUBLISH frame, whose batch is made there if its payloads are copied into it anyway,
+past the caches where that is faster (:mod:`copying`).  It stands for as long as the broker may read it, and
+is free again when the answer has come.  Where a frame may never be answered (its handle or the connection is
+gone) nobody knows when the broker is done with it: all of this memory is given up then, and new is made.
 
 A memfd has no name to guess and goes with the last process that maps it.  Its size is sealed, so that no
 mapping of it can raise SIGBUS.  Its descriptor stays open as long as batches are put there: another worker
@@ -29,6 +28,7 @@ from danube.client.requests import Request
 from danube.core import kernels, wire
 from danube.core.batch import BODY_CRC_START
 from danube.core.kernels.objects import CONTENT
+from danube.core.payload_column import Place
 from danube.errors import DanubeError
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_SLOT_BYTES, SHARED_SLOTS
 
@@ -53,7 +53,7 @@ class SharedMemory:
         self.made = CopyChoice()  # batches of lists
         self._copied = CopyChoice()  # others
         self._octets = np.frombuffer(self._view, np.uint8)
-        self._draft = np.empty(SHARED_SLOT_BYTES, np.uint8)  # where a batch is made that is streamed
+        self._near: NDArray[np.uint8] | None = None  # where small payloads meet before they are streamed
         self._free: list[int] = []  # positions; none until the broker reads them
         self._taken: dict[int, int] = {}  # correlation -> position
 
@@ -83,22 +83,17 @@ class SharedMemory:
         view[position:place] = start
         streamed, began_ns = self._copied.streams(), clock.monotonic_ns()
         if streamed:
-            self._stream(place, np.frombuffer(body, np.uint8))
+            kernels.streaming_kernels().stream(self._octets, place, np.frombuffer(body, np.uint8))
         else:
             view[place : position + size] = body
         self._copied.took(streamed, size, clock.monotonic_ns() - began_ns)
         return wire.shared_frame(position, size)
 
-    def draft(self, size: int) -> memoryview:
-        """Memory of this process alone, the same each time, so that it is in the caches."""
-        return self._draft.data[:size]
-
-    def stream(self, slot: Slot) -> None:
-        """Copy to a slot what was made as a draft for it."""
-        self._stream(slot.position + _START_BYTES, self._draft[: len(slot.body)])
-
-    def _stream(self, position: int, source: NDArray[np.uint8]) -> None:
-        kernels.streaming_kernels().stream(self._octets, position, source)
+    def near(self) -> NDArray[np.uint8]:
+        """Memory of this process alone, in its caches, for what goes past them."""
+        if self._near is None:
+            self._near = np.empty(kernels.list_kernels().NEAR_BYTES, np.uint8)
+        return self._near
 
     def reserve(self, body_size: int) -> Slot | None:
         """A slot where a body of so many bytes is made; None where there is no room."""
@@ -151,7 +146,7 @@ class Allocator:
         self._memory = memory
         self._slot: Slot | None = None
 
-    def __call__(self, size: int) -> memoryview | None:
+    def __call__(self, size: int) -> Place | None:
         if size < SHARED_BODY_BYTES_MIN:
             return None
         memory = self._memory
@@ -160,15 +155,13 @@ class Allocator:
             return None
         self._streamed = memory.made.streams()
         self._began_ns = clock.monotonic_ns()
-        return memory.draft(size) if self._streamed else slot.body
+        return Place(slot.body, memory.near() if self._streamed else None)
 
     def take(self) -> Slot | None:
         """The slot with the body that was made; None where the encoder has it elsewhere."""
-        slot, memory = self._slot, self._memory
+        slot = self._slot
         if slot is not None:
-            if self._streamed:
-                memory.stream(slot)
-            memory.made.took(self._streamed, len(slot.body), clock.monotonic_ns() - self._began_ns)
+            self._memory.made.took(self._streamed, len(slot.body), clock.monotonic_ns() - self._began_ns)
         return slot
 
     def release(self) -> None:

@@ -356,7 +356,7 @@ class _Builder:
             refuse_batch(HEADER_BYTES + names_size + inner_size)
         flags = self.flags
         if self.compression:
-            block = compress(self.compression, self._join(_COLUMNS))
+            block = compress(self.compression, self._join(_COLUMNS)[0])
             if block is not None:
                 self.listed = None
                 flags |= self.compression
@@ -382,18 +382,20 @@ class _Builder:
             )
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
-        body = self._join(0, allocate)
+        body, checksum = self._join(0, allocate)
         size = HEADER_BYTES + names_size + inner_size
         if len(body) != size - BODY_CRC_START:
             refuse_type(self.source, "payload")
-        return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, crc32c(body), 0), body, self.count)
+        if checksum is None:
+            checksum = crc32c(body)
+        return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, checksum, 0), body, self.count)
 
-    def _join(self, first: int, allocate: Allocate | None = None) -> bytes | memoryview:
-        """The pieces from ``first`` on, side by side."""
+    def _join(self, first: int, allocate: Allocate | None = None) -> tuple[bytes | memoryview, int | None]:
+        """The pieces from ``first`` on, side by side, and their checksum where that came along."""
         place = self.listed_place
         try:
             if self.listed is None:
-                return b"".join(self.pieces[first:])
+                return b"".join(self.pieces[first:]), None
             return self.listed.between(
                 b"".join(self.pieces[first:place]), b"".join(self.pieces[place:]), allocate
             )

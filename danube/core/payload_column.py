@@ -20,17 +20,16 @@ from numpy.typing import NDArray
 from danube.core import kernels
 from danube.core.kernels import objects
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
-from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX, SHARED_BODY_BYTES_MIN
 
 Piece = bytes | bytearray | memoryview
-Allocate = Callable[[int], memoryview | None]  # writable memory of so many bytes, where there is some
 Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found to fit
 
 RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
 
 # perf/kernels.py: for so few numpy is slower than plain Python, and from so many on kernels are faster.
 _FEW: Final = 128
-_LISTED_MIN: Final = 24
+_LISTED_MIN: Final = 24  # or as much as may be made in shared memory, and so is copied once instead of twice
 _SAMPLE: Final = 16
 _LISTS_CAN_BE_READ: Final = objects.layout_is_known()
 
@@ -40,6 +39,19 @@ _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "large_binary": np.dtype(np.int64),
     "large_string": np.dtype(np.int64),
 }
+
+
+class Place(NamedTuple):
+    """Writable memory that somebody gives for a batch's body.
+
+    ``near`` has ``lists.NEAR_BYTES`` where it is to be written past the caches: another processor reads it.
+    """
+
+    memory: memoryview
+    near: NDArray[np.uint8] | None = None
+
+
+Allocate = Callable[[int], Place | None]  # of so many bytes, where there is some
 
 
 class PayloadColumn(NamedTuple):
@@ -73,22 +85,27 @@ class ListedColumn(NamedTuple):
     def record_count(self) -> int:
         return len(self.bounds) - 1
 
-    def between(self, before: bytes, after: bytes, allocate: Allocate | None) -> bytes | memoryview:
-        """All of them, in order, in what ``allocate`` gives.  InvalidArgument: the list has changed."""
+    def between(
+        self, before: bytes, after: bytes, allocate: Allocate | None
+    ) -> tuple[bytes | memoryview, int | None]:
+        """All of them, in order, in what ``allocate`` gives, with their CRC32C where that came along.
+
+        InvalidArgument: the list has changed.
+        """
         size = len(before) + self.total + len(after)
         place = None if allocate is None else allocate(size)
-        if place is not None and len(place) == size:
-            joined: bytes | memoryview = place
-            target = objects.address_of(place)
+        if place is None or len(place.memory) != size:
+            joined: bytes | memoryview = objects.new_bytes(size)
+            target, near = id(joined) + objects.CONTENT, None
         else:
-            joined = objects.new_bytes(size)
-            target = id(joined) + objects.CONTENT
-        filled = kernels.list_kernels().fill(
-            target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
-        )
-        if filled != kernels.WELL_FORMED:
+            joined, near = place
+            target = objects.address_of(joined)
+        source = target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
+        lists = kernels.list_kernels()
+        found = lists.fill(*source) if near is None else lists.fill_past(*source, near)
+        if found == kernels.MALFORMED:
             refuse_changed()
-        return joined
+        return joined, None if near is None else int(found)
 
 
 Column = PayloadColumn | ListedColumn
@@ -141,8 +158,12 @@ def _measured(
     pieces: Sequence[Any], start: int, count: int, overhead: int, bytes_max: int
 ) -> NDArray[np.int32] | None:
     """Offsets of as many of ``count`` pieces from ``start`` on as fit; None where kernels do not apply."""
-    if count < _LISTED_MIN or type(pieces) is not list or not _LISTS_CAN_BE_READ or not kernels.available:
+    if type(pieces) is not list or not _LISTS_CAN_BE_READ or not kernels.available:
         return None
+    if count < _LISTED_MIN:
+        first = pieces[start]
+        if type(first) is not bytes or count * len(first) < SHARED_BODY_BYTES_MIN:
+            return None
     bounds = np.empty(count + 1, np.int32)
     taken = kernels.list_kernels().measure(id(pieces), id(bytes), start, overhead, bytes_max, bounds)
     return None if taken < 1 else bounds[: taken + 1]

@@ -17,6 +17,7 @@ from danube.core.batch_builder import encode
 from danube.core.columns import BatchView
 from danube.core.kernels import MALFORMED
 from danube.core.kernels.objects import CONTENT
+from danube.core.payload_column import Place
 from danube.core.wire import Frame
 from danube.errors import DanubeError, InvalidArgument, OperationTimeout, OwnerMoved, SequenceGap, StorageFull
 from danube.limits import SHARED_BODY_BYTES_MIN, SHARED_SLOT_BYTES, SHARED_SLOTS
@@ -211,11 +212,14 @@ def test_a_batch_that_is_never_sent_leaves_its_slot(
 
 def _changed_list(monkeypatch: pytest.MonkeyPatch) -> None:
     class Changed:
+        NEAR_BYTES = kernels.list_kernels().NEAR_BYTES
         measure = staticmethod(kernels.list_kernels().measure)
 
         @staticmethod
         def fill(*_: object) -> int:
             return MALFORMED
+
+        fill_past = fill
 
     monkeypatch.setattr(kernels, "list_kernels", lambda: Changed)
 
@@ -265,7 +269,7 @@ def test_a_compressed_batch_is_copied(with_kernels: None) -> None:
 
 
 def test_memory_of_the_wrong_size_is_not_used(with_kernels: None) -> None:
-    made = encode(payloads(1), publish_time_us=1, allocate=lambda _: memoryview(bytearray(8)))
+    made = encode(payloads(1), publish_time_us=1, allocate=lambda _: Place(memoryview(bytearray(8))))
     assert type(made.body) is bytes
 
 

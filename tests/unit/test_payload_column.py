@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.core import kernels
+from danube.core.checksum import crc32c
 from danube.core.columns import BatchView, encode
 from danube.core.compression import Compression
 from danube.core.kernels import MALFORMED, objects
@@ -23,11 +24,12 @@ from danube.core.payload_column import (
     RECORD_OVERHEAD,
     ListedColumn,
     PayloadColumn,
+    Place,
     leading_column,
     payload_column,
 )
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
-from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX, SHARED_BODY_BYTES_MIN
 from tests.unit.conftest import kernels_kept, load_kernels
 
 ROWS = [b"abc", b"def", b"ghi", b"jkl"]
@@ -104,7 +106,8 @@ def _many(source: random.Random, count: int, size_max: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("count", "size_max"), [(1, 9), (128, 50), (129, 1), (129, 50), (3_000, 300), (200, 9_000)]
+    ("count", "size_max"),
+    [(1, 9), (23, 50), (5, 1 << 16), (128, 50), (129, 1), (129, 50), (3_000, 300), (200, 9_000)],
 )
 def test_lists_of_any_length_are_laid_out_alike(
     kernels_or_twins: str, source: random.Random, count: int, size_max: int
@@ -113,7 +116,8 @@ def test_lists_of_any_length_are_laid_out_alike(
     column = payload_column(payloads)
     assert np.frombuffer(column.offsets, "<i4").tolist() == [0, *accumulate(map(len, payloads))]
     assert (column.record_count, column.total) == (count, sum(map(len, payloads)))
-    assert isinstance(column, ListedColumn) == (kernels_or_twins == "kernels" and count > 24)
+    listed = count > 24 or count * len(payloads[0]) >= SHARED_BODY_BYTES_MIN
+    assert isinstance(column, ListedColumn) == (kernels_or_twins == "kernels" and listed)
     assert BatchView(encode(payloads, publish_time_us=1).to_bytes()).payloads() == payloads
     half = leading_column(payloads, count // 2, column.total // 4)
     some = payloads[count // 2 : count // 2 + half.record_count]
@@ -173,8 +177,10 @@ def test_a_list_that_changes_while_it_is_encoded_is_refused(
     payloads = [b"%03d" % number for number in range(200)]
     column = payload_column(payloads)
     change(payloads)
-    with pytest.raises(InvalidArgument, match="changed while it was encoded"):
-        encode(column, publish_time_us=1, compression=compression)
+    near = np.empty(kernels.list_kernels().NEAR_BYTES, np.uint8)
+    for allocate in (None, lambda size: Place(memoryview(bytearray(size)), near)):
+        with pytest.raises(InvalidArgument, match="changed while it was encoded"):
+            encode(column, publish_time_us=1, compression=compression, allocate=allocate)
 
 
 @pytest.mark.parametrize("start", [3, 4])
@@ -200,6 +206,34 @@ def test_kernels_of_lists_stop_at_what_is_no_bytes_and_at_the_end_of_their_room(
         payloads[9] = wrong
         assert measure(0, 200)[0] == MALFORMED and measure(9, 1)[0] == MALFORMED
         assert measure(0, 200, 98)[0] == 8 and measure(10, 200)[0] == 190
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 300), st.integers(8_000, 13_000), st.integers(0, 40_000)), max_size=40),
+    st.integers(0, 130),
+    st.integers(0, 130),
+    st.integers(0, 3),
+)
+def test_what_is_made_past_the_caches_is_the_same_with_its_checksum(
+    sizes: list[int], before_size: int, shift: int, start: int
+) -> None:
+    source = random.Random(len(sizes))
+    payloads = [source.randbytes(size) for size in [*[5] * start, *sizes]]
+    before, after = source.randbytes(before_size), source.randbytes(source.randrange(8))
+    expected = b"".join([before, *payloads[start:], after])
+    bounds = np.array([0, *accumulate(sizes)], np.int32)
+    with kernels_kept():
+        load_kernels()
+        room = bytearray(len(expected) + 256)
+        place = memoryview(room)[shift : shift + len(expected)]
+        near = np.empty(kernels.list_kernels().NEAR_BYTES + 1, np.uint8)
+        near[-1] = 77
+        column = ListedColumn(bounds, payloads, start)
+        joined, checksum = column.between(before, after, lambda _: Place(place, near[:-1]))
+        assert joined is place and bytes(joined) == expected and checksum == crc32c(expected)
+        assert not any(room[:shift]) and not any(room[shift + len(expected) :]) and near[-1] == 77
+        usual, unknown = column.between(before, after, lambda _: Place(place))
+        assert usual is place and bytes(usual) == expected and unknown is None
 
 
 class _Named(bytes):

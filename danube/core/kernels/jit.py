@@ -211,14 +211,21 @@ if not reason:
 
         return types.void(target, types.intp, source, types.intp, types.intp), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def load_at(typing_context: Any, address: Any) -> Any:
-        """The number of eight bytes at an address."""
+    def _fetcher(width: Any, result: Any) -> Any:
+        def typed(typing_context: Any, address: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                loaded = builder.load(builder.inttoptr(values[0], width.as_pointer()))
+                loaded.align = 1
+                return loaded
 
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.load(builder.inttoptr(values[0], _WORD.as_pointer()))
+            return result(types.intp), generate
 
-        return types.intp(types.intp), generate
+        return intrinsic(typed)
+
+    #: ``x_at(address)``: what lies there, at any alignment; ``load_at`` as a signed number.
+    load_at = _fetcher(_WORD, types.intp)
+    word_at = _fetcher(_WORD, types.uint64)
+    octet_at = _fetcher(_BYTE, types.uint8)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def copy_at(typing_context: Any, target: Any, source: Any, size: Any) -> Any:

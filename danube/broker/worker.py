@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from danube import __version__, clock, telemetry
 from danube.broker import last_resort
@@ -21,6 +21,7 @@ from danube.broker.busy_poll import BusyPoll
 from danube.broker.cluster_parts import ClusterParts
 from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
+from danube.broker.doors import Arrivals, Door
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.link_client import LinkClient
@@ -65,32 +66,6 @@ TURNS_HURRIED = 200
 UNUSED_TURNS = 16  # rings that had no part in so many are left alone until a bell rings
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
-
-
-class Door(Protocol):
-    """A protocol's server on this worker (see :mod:`danube.server`)."""
-
-    draining: bool
-
-    def factory(self) -> asyncio.BaseProtocol: ...
-    def session(self, connection_id: int) -> RoutedSession | None: ...
-    def worker_restarted(self, worker: int) -> None: ...
-    def hand_over(self) -> bool: ...
-    def flush(self) -> None: ...
-    def sweep(self, now_s: float) -> None: ...
-    def drain(self) -> None: ...
-    def close_all(self) -> None: ...
-    def abort_all(self) -> None: ...
-
-    @property
-    def connections(self) -> Any: ...
-
-
-class Arrivals(Protocol):
-    """Connections that other workers pass to this one (see :mod:`danube.server.arrivals`)."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 class Worker:
@@ -158,6 +133,8 @@ class Worker:
         self.housekeeping = Housekeeping(self)
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
+        self._blocked = False  # a door waits for room in a ring
+        self.flush_follows = False  # in a turn that will flush its doors
         self._asker: object = None  # the connection that did, if it was only one
         self._crowded = False  # several times before that
         self._hurried = 0  # so many turns begin at once
@@ -247,10 +224,11 @@ class Worker:
         self._need_turn()
 
     def claim_turn(self, asker: object) -> bool:
-        """Whether the next turn is for ``asker`` alone, as the last one was: run_turn() must follow."""
-        claimed = not self._turn_scheduled and asker is self.busy_poll.asker
-        self._turn_scheduled |= claimed
-        return claimed
+        """Whether the next turn is for ``asker`` alone, as the last one was; then run_turn() must follow."""
+        if self._turn_scheduled or asker is not self.busy_poll.asker or self._blocked:
+            return False
+        self._turn_scheduled, self._asker, self._asked = True, asker, 1
+        return True
 
     def _need_turn(self) -> None:
         """Run a turn as soon as the loop has handled what is ready."""
@@ -280,28 +258,29 @@ class Worker:
         self.rings_due = True
         self.schedule_turn()
 
-    def run_turn(self) -> None:
+    def run_turn(self, *, claimed: bool = False) -> None:
         """Take what came, write, answer, deliver."""
         began_ns = clock.monotonic_ns()
         self._crowded, self._asked = self._asked > 1, 0
         asker, self._asker = self._asker, None
-        doors = self.doors.values()
+        self.flush_follows = True
         try:
-            received, blocked = self._take()
+            received = self._take(claimed)
         finally:
             self._turn_scheduled = False  # what asked for a turn up to here is part of this one
         self.shard.turn()
-        for door in doors:
+        self.flush_follows = False
+        for door in self.doors.values():
             door.flush()
         self.counters.block.add(_TURNS)
-        if self.context.workers > 1 and not self._leave_rings(received, blocked):
+        if self.context.workers > 1 and not self._leave_rings(received):
             asker = None
         self.busy_poll.turn_ended(began_ns, asker)
 
-    def _leave_rings(self, received: bool, blocked: bool) -> bool:
+    def _leave_rings(self, received: bool) -> bool:
         """Send what others are to have, listen for the bell; True where rings had no part in this turn."""
         channel = self.channel
-        full = self.remote.flush() or blocked
+        full = self.remote.flush() or self._blocked
         unused = not (received or full or channel.touched)
         self._unused_turns = self._unused_turns + 1 if unused else 0
         if unused and not self.rings_due:
@@ -315,16 +294,17 @@ class Worker:
         self.rings_due = self._turn_scheduled or self._unused_turns < UNUSED_TURNS
         return unused
 
-    def _take(self) -> tuple[bool, bool]:
-        """Give the shard what rings and doors have; whether rings had records, and whether one is full."""
-        doors = self.doors.values()
-        self.router.received()
-        received = self._take_from_rings() if self.rings_due else []
-        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
-        blocked = False
-        for door in doors:
-            blocked |= door.hand_over()
-        return bool(received), blocked
+    def _take(self, claimed: bool) -> bool:
+        """Give the shard what rings and doors have; whether rings had records."""
+        if self.rings_due or not claimed:
+            self.router.received()
+        received = bool(self._take_from_rings()) if self.rings_due else False
+        if not claimed:  # else doors have nothing: who has something asks for a turn
+            # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+            self._blocked = False
+            for door in self.doors.values():
+                self._blocked |= door.hand_over()
+        return received
 
     def _take_from_rings(self) -> list[tuple[int, int, memoryview]]:
         for worker in self.channel.peers_restarted():

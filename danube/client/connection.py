@@ -41,6 +41,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)  # else uvloop writes after all callbacks
         self.socket = transport.get_extra_info("socket")
         tcp.tune(self.socket)
 

@@ -30,6 +30,7 @@ from danube.client.records import (
 )
 from danube.client.reply import Reply, all_settled, settled_reply
 from danube.clock import wall_us
+from danube.core.batch_builder import encode_plain
 from danube.core.columns import encode, key_partitions
 from danube.core.payload_column import RECORD_OVERHEAD, leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
@@ -154,7 +155,22 @@ class Outbox:
         if len(payload) > self.record_bytes_max:
             self._refuse_record(len(payload))
         self._check_open()
-        return self._send(self._turn(), [payload], None, None)
+        partition = self._turn()
+        if self._compression:
+            return self._send(partition, [payload], None, None)
+        sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
+        encoded = encode_plain(
+            payload,
+            producer_name=self.name,
+            origin="",
+            publish_time_us=wall_us(),
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            schema_id=self._schema_id,
+            schema_version=self._schema_version,
+        )
+        return self._hand_on(Outgoing(partition, encoded), producer_id, epoch, sequence)
 
     def _add_extras(
         self, group: Group, index: int, key: str | bytes | None, attributes: Attributes | None
@@ -342,10 +358,14 @@ class Outbox:
             raise
         outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.take())
         outgoing.group = group
+        return self._hand_on(outgoing, producer_id, epoch, sequence)
+
+    def _hand_on(self, outgoing: Outgoing, producer_id: int, epoch: int, sequence: int) -> Outgoing:
+        """Give a batch that was encoded with these numbers to its partition."""
         self.in_flight_bytes += outgoing.size
         self.in_flight_batches += 1
         try:
-            partition.send(outgoing, producer_id, epoch, sequence)
+            outgoing.partition.send(outgoing, producer_id, epoch, sequence)
         except BaseException:
             self.in_flight_bytes -= outgoing.size
             self.in_flight_batches -= 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from danube import clock
+from danube.broker.doors import Turns
 from danube.core.http2_settings import Http2Settings
 from danube.errors import LimitExceeded
 from danube.server.broker_session import CONNECTION_ID, BrokerSession
@@ -61,7 +62,7 @@ class GrpcDoor:
         connections_max: int,
         message_bytes_max: int,
         handshake_timeout_ms: int,
-        schedule_turn: Callable[[object], None],
+        turns: Turns,
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
         placing: Placing | None = None,
@@ -77,14 +78,13 @@ class GrpcDoor:
         )
         self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
         self.connections: dict[GrpcSocket, None] = {}
-        self.schedule_turn = schedule_turn
+        self.turns = turns
         self.count = count
         self.draining = False
         self.placing = placing
         self._data = data
         self._connections_max = connections_max
         self._dirty: dict[GrpcSocket, None] = {}
-        self._flush_due = False  # the turn that runs will come to flush()
         self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
 
     # -- connections ------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class GrpcDoor:
             if self._data is not None:
                 self._data.consuming.connection_lost(connection)
                 self._data.publishing.connection_lost(connection)
-            self.schedule_turn(None)
+            self.turns.schedule_turn(None)
 
     def leave(self, consumer: GrpcConsumer) -> None:
         """The client dropped the stream of this consumer."""
@@ -137,8 +137,8 @@ class GrpcDoor:
 
     def has_output(self, connection: GrpcSocket) -> None:
         self._dirty[connection] = None
-        if not self._flush_due:
-            self.schedule_turn(connection)
+        if not self.turns.flush_follows:
+            self.turns.schedule_turn(connection)
 
     # -- the worker's door ------------------------------------------------------------------------
 
@@ -150,12 +150,10 @@ class GrpcDoor:
             self._data.session.worker_restarted(worker)
 
     def hand_over(self) -> bool:
-        self._flush_due = True
         return self._data.hand_over() if self._data is not None else False
 
     def flush(self) -> None:
         """Hand the output of this turn to the sockets."""
-        self._flush_due = False
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:

@@ -67,7 +67,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
             connections_max=share,
             message_bytes_max=message_bytes_max,
             handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
-            schedule_turn=worker.schedule_turn,
+            turns=worker,
             count=worker.counters.add,
             **more,
         )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from danube import __version__, clock, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
+from danube.broker.doors import Turns
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shared_memory import ClientMemory
 from danube.core import wire
@@ -31,6 +32,7 @@ from danube.limits import (
     PUBLISH_CREDIT_BYTES,
 )
 from danube.server.half_open import gone, tune_socket
+from danube.server.output import answers_in, sent_at_once
 from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
 
 _log = telemetry.events("native")
@@ -46,14 +48,6 @@ FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
 ALONE_BYTES_MAX = 16 * 1024  # of a read that has a turn of its own; more is likely to follow a longer one
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
-
-
-class Turns(Protocol):
-    """When the worker does what its connections brought (:class:`danube.broker.worker.Worker`)."""
-
-    def schedule_turn(self, asker: object = None) -> None: ...
-    def claim_turn(self, asker: object) -> bool: ...
-    def run_turn(self) -> None: ...
 
 
 class NativeServer:
@@ -92,7 +86,6 @@ class NativeServer:
         self._resting: dict[NativeConnection, None] = {}  # have frames for the next turn
         self._unswept: list[NativeConnection] = []  # what is left of a round over all of them
         self._shaking: dict[NativeConnection, float] = {}
-        self._flush_due = False  # the turn that runs will come to flush()
 
     def factory(self) -> NativeConnection:
         self._next_id += 1
@@ -133,7 +126,7 @@ class NativeServer:
 
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
-        if not self._flush_due:
+        if not self.turns.flush_follows:
             self.turns.schedule_turn(connection)
 
     def block(self, connection: NativeConnection) -> None:
@@ -153,7 +146,6 @@ class NativeServer:
 
     def hand_over(self) -> bool:
         """Go on with what waited for this turn, or for room in a ring; True when a ring is still full."""
-        self._flush_due = True
         if self._blocked:
             blocked, self._blocked = self._blocked, {}
             for connection in blocked:
@@ -162,7 +154,6 @@ class NativeServer:
 
     def flush(self) -> None:
         """Hand the output of this turn to the transports; the receive buffers are free again."""
-        self._flush_due = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:
@@ -219,6 +210,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._unread = b""  # read by the worker that passed it on
         self._blocked = False
         self._reading = True
+        self._descriptor = -1
         self.peer = ""
 
     # -- transport --------------------------------------------------------------------------------
@@ -228,6 +220,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         raw = transport.get_extra_info("socket")
         tune_socket(raw)
+        self._descriptor = raw.fileno()
         self.peer = str(transport.get_extra_info("peername") or "a process of this host")
         self._server.opened(self, asyncio.get_running_loop().time())
         if self._unread and not self._transport.is_closing():
@@ -278,10 +271,13 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if nbytes > ALONE_BYTES_MAX or not turns.claim_turn(self):
             self._consume(buffer)
             return
+        taken = False
         try:
-            self._consume(buffer)
+            taken = self._take(buffer)
         finally:
-            turns.run_turn()
+            turns.run_turn(claimed=taken)  # what was not taken waits as it would with others
+            if taken:
+                self._leave_empty(buffer)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -309,6 +305,20 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     # -- frames -----------------------------------------------------------------------------------
 
     def _consume(self, buffer: ReceiveBuffer) -> None:
+        """Take the frames in ``buffer`` and have the next turn do what they ask for."""
+        if self._take(buffer):
+            self._server.buffers.lend(buffer)
+            self._server.turns.schedule_turn(self)
+            self._leave_empty(buffer)
+
+    def _leave_empty(self, buffer: ReceiveBuffer) -> None:
+        """Give a buffer back that holds nothing any more."""
+        if buffer is self._buffer and buffer.start == buffer.end:
+            self._server.buffers.give_back(buffer)
+            self._buffer = None
+
+    def _take(self, buffer: ReceiveBuffer) -> bool:
+        """Take the whole frames; False where they end with a refusal, a full ring or this turn's share."""
         server = self._server
         router = server.router
         view = buffer.view
@@ -321,7 +331,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     frame, data = self._in_memory(received, view)
                 if not self._placed and self._settle(frame, buffer):
                     if self.closed:
-                        return  # another worker goes on from this frame
+                        return False  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
                 elif frame.kind == _SHARE_MEMORY:
@@ -331,23 +341,19 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 elif not router.route(self, frame, data):
                     self._stop_at(buffer, received.start - wire.FRAME_HEADER_BYTES)
                     server.block(self)
-                    return
+                    return False
                 elif data is not view:
                     server.count("shared_in", 1)
                 taken += 1
                 if taken % FRAMES_AT_ONCE == 0 and clock.monotonic_ns() >= end_ns:
                     self._stop_at(buffer, self._decoder.position)
                     server.rest(self)
-                    return
+                    return False
             buffer.start = self._decoder.position
         except DanubeError as error:
             self.refuse(error)
-            return
-        server.buffers.lend(buffer)
-        server.turns.schedule_turn(self)
-        if buffer.start == buffer.end:
-            server.buffers.give_back(buffer)
-            self._buffer = None
+            return False
+        return True
 
     def _settle(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
         """Take a frame that comes before this connection is placed; False: route it as any other."""
@@ -446,7 +452,12 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if transport is None or not output:
             return
         if not self._placed:
-            self._owed -= _answers_in(b"".join(output))
+            self._owed -= answers_in(b"".join(output))
+        if len(output) == 1 and not (transport.get_write_buffer_size() or transport.is_closing()):
+            sent = sent_at_once(self._descriptor, output[0])
+            if sent == len(output[0]):
+                return
+            output = [memoryview(output[0])[sent:]]
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
             _log.limited("slow client closed", source=self.peer)
@@ -476,9 +487,3 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
-
-
-def _answers_in(output: bytes) -> int:
-    """How many requests after HELLO are answered by these whole frames."""
-    frames = FrameDecoder().frames(output, 0, len(output))
-    return sum(1 for frame in frames if frame.correlation and frame.kind != Kind.WELCOME)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +16,7 @@ from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.native import NativeConnection, NativeServer
 from tests.unit.broker_parts import Received, frames_in
 
-DESCRIPTOR = 77  # of every fake transport
+DESCRIPTOR = os.open(os.devnull, os.O_RDONLY)  # of every fake transport, which takes what this refuses
 
 
 class FakeSocket:
@@ -113,6 +114,7 @@ class Door:
         self.counted: dict[str, int] = {}
         self.alone = False  # whether a connection gets a turn for itself
         self.turns: list[str] = []
+        self.flush_follows = False
         self.server = NativeServer(
             0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
             turns=self, count=self._count, passing=passing,
@@ -124,8 +126,8 @@ class Door:
     def claim_turn(self, asker: object) -> bool:
         return self.alone
 
-    def run_turn(self) -> None:
-        self.turns.append("run")
+    def run_turn(self, *, claimed: bool = False) -> None:
+        self.turns.append("claimed" if claimed else "run")
 
     def _count(self, name: str, amount: int) -> None:
         self.counted[name] = self.counted.get(name, 0) + amount

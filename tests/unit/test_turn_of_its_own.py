@@ -72,6 +72,38 @@ def test_what_asks_during_the_turn_gets_another(steps: Steps) -> None:
     steps.loop.call_soon.assert_called_once_with(worker._begin_turn)
 
 
+def test_doors_are_not_asked_in_a_claimed_turn(steps: Steps) -> None:
+    worker, one, steps_taken = steps.worker, object(), list[str]()
+    turn_of(steps, one)
+    for step in ("hand over", "write", "flush"):
+        steps.during[step] = lambda step=step: steps_taken.append(step)
+    assert worker.claim_turn(one)
+    worker.run_turn(claimed=True)
+    assert steps_taken == ["write", "flush"]
+    steps_taken.clear()
+    turn_of(steps, one)
+    assert steps_taken == ["hand over", "write", "flush"]
+
+
+def test_while_a_door_waits_for_room_in_a_ring_nobody_has_a_turn_of_its_own(steps: Steps) -> None:
+    one = object()
+    steps.during["hand over"] = lambda: True
+    turn_of(steps, one)
+    assert not steps.worker.claim_turn(one)
+    del steps.during["hand over"]
+    turn_of(steps, one)
+    assert steps.worker.claim_turn(one)
+
+
+def test_output_of_a_turn_is_flushed_in_it(steps: Steps) -> None:
+    follows = {}
+    for step in ("hand over", "write", "flush", "answer"):
+        steps.during[step] = lambda step=step: follows.__setitem__(step, steps.worker.flush_follows)
+    steps.worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
+    turn_of(steps, object())
+    assert follows == {"hand over": True, "write": True, "flush": False, "answer": False}
+
+
 def alone(connections: int = 1) -> tuple[Door, list[NativeConnection]]:
     door = Door()
     opened = [door.connect()[0] for _ in range(connections)]
@@ -85,7 +117,10 @@ def test_a_connection_alone_runs_the_turn_when_its_frames_are_taken() -> None:
         door, (connection,) = alone()
         door.router.received = lambda: door.turns.append("frames")  # type: ignore[method-assign]
         feed(connection, publish(1, 104) + publish(2, 104))
-        assert door.turns == ["frames", "asked", "run"]
+        assert door.turns == ["frames", "claimed"]
+        assert connection._buffer is None and len(door.server.buffers._free) == 1, (
+            "nothing lies in it any more"
+        )
         assert [correlation for correlation, _ in door.router.taken] == [1, 2]
 
     on_loop(test)

@@ -38,7 +38,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
     worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
-    worker._unused_turns = 0
+    worker._unused_turns, worker._blocked = 0, False
     worker.run_turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -64,7 +64,7 @@ class Steps:
         worker.loop = self.loop = MagicMock()
         worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
         worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
-        worker._unused_turns = 0
+        worker._unused_turns, worker._blocked, worker.flush_follows = 0, False, False
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from danube.client.copying import STREAMED, TRIED, CopyChoice
+from danube.client.copying import SLOW_IN_A_ROW, STREAMED, TIMES, TRIED, CopyChoice
 from danube.core import kernels
 
 SIZE = 1 << 19
@@ -36,21 +36,28 @@ def test_a_usual_copy_that_is_as_fast_stays(choice: CopyChoice) -> None:
 
 def test_where_usual_ones_are_slow_one_is_tried_now_and_then(choice: CopyChoice) -> None:
     copies(choice, TRIED, SLOW_NS)
-    round_of_both = "u" + "s" * STREAMED
+    round_of_both = "u" * SLOW_IN_A_ROW + "s" * STREAMED
     assert copies(choice, 3 * len(round_of_both), SLOW_NS) == 3 * round_of_both
     assert copies(choice, 100, FAST_NS) == "u" * 100, "until they are as fast again"
 
 
 def test_what_one_past_the_caches_costs_is_found_anew_each_time(choice: CopyChoice) -> None:
     copies(choice, TRIED, SLOW_NS)
-    copies(choice, 1 + STREAMED, SLOW_NS, streamed_ns=3 * FAST_NS)
+    copies(choice, SLOW_IN_A_ROW + STREAMED, SLOW_NS, streamed_ns=3 * FAST_NS)
     assert copies(choice, 100, SLOW_NS) == "u" * 100, "200 us are not much more than 150"
 
 
 def test_one_that_was_held_up_does_not_hide_what_others_cost(choice: CopyChoice) -> None:
     choice.took(True, SIZE, 100 * FAST_NS)
     copies(choice, TRIED - 1, SLOW_NS)
-    assert copies(choice, 2, SLOW_NS) == "us"
+    assert copies(choice, SLOW_IN_A_ROW + 1, SLOW_NS) == "u" * SLOW_IN_A_ROW + "s"
+
+
+def test_a_usual_one_that_was_held_up_changes_nothing(choice: CopyChoice) -> None:
+    copies(choice, TRIED, FAST_NS)
+    for _ in range(50):
+        choice.took(False, SIZE, int(10 * TIMES * FAST_NS))
+        assert copies(choice, 3, FAST_NS) == "uuu"
 
 
 def test_without_kernels_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Whether bytes for another processor are stored as usual, or past the caches (kernels/streaming.py).
 
 Both are right, on one host and minutes apart.  Where reader and writer share caches, what is stored as usual
-is read from there, and past them the writer is as fast but the reader has to fetch it from memory.  Where they share none, each line waits for the other processor to let go of it, five
-times as long as the whole copy takes past the caches; a virtual host is moved from one to the other.
+is read from there, and what went past them has to be fetched from memory.  Where they share none, each line
+waits for the other processor to let go of it, five times as long as the whole copy takes past the caches; a
+virtual host is moved from one to the other.
 """
 
 from __future__ import annotations

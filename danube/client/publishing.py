@@ -126,32 +126,35 @@ class PartitionProducer:
         outgoing.epoch = epoch
         outgoing.base_sequence = base_sequence
         outgoing.deadline_ns = self.session.now_ns() + self._timeout_ns
-        self._queue.append(outgoing)
         if self._expiry is None:
             self._expiry = self.session.call_at(outgoing.deadline_ns, self._expire)
-        if self._state is State.OPEN:
-            self.transmit()
+        if self._queue or not self._goes_out(outgoing):
+            self._queue.append(outgoing)
 
     def transmit(self) -> None:
         """Send what the window and the connection's publish credit allow."""
-        queue, unacked, session = self._queue, self._unacked, self.session
-        if self._state is not State.OPEN:
-            return
-        while queue and len(unacked) < UNACKED_BATCHES_MAX:
-            outgoing = queue[0]
-            if not session.credit.take(outgoing.size, self):
-                return
+        queue = self._queue
+        while queue and self._goes_out(queue[0]):
             queue.popleft()
-            if (
-                outgoing.base_sequence != self._sent_sequence
-                or outgoing.epoch != self.epoch
-                or outgoing.producer_id != self.producer_id
-            ):
-                self._stamp(outgoing)
-            outgoing.correlation = session.publish(outgoing, self._handle)
-            outgoing.sent = True
-            unacked.append(outgoing)
-            self._sent_sequence += outgoing.record_count
+
+    def _goes_out(self, outgoing: Outgoing) -> bool:
+        """Send the batch that is next, if it may go now."""
+        unacked, session = self._unacked, self.session
+        if self._state is not State.OPEN or len(unacked) >= UNACKED_BATCHES_MAX:
+            return False
+        if not session.credit.take(outgoing.size, self):
+            return False
+        if (
+            outgoing.base_sequence != self._sent_sequence
+            or outgoing.epoch != self.epoch
+            or outgoing.producer_id != self.producer_id
+        ):
+            self._stamp(outgoing)
+        outgoing.correlation = session.publish(outgoing, self._handle)
+        outgoing.sent = True
+        unacked.append(outgoing)
+        self._sent_sequence += outgoing.record_count
+        return True
 
     def _stamp(self, outgoing: Outgoing) -> None:
         """Give a batch the numbers that hold now."""

@@ -100,7 +100,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if buffer.start == buffer.end:
             self._door.buffers.give_back(buffer)
             self._buffer = None
-        elif len(buffer) - buffer.end < ROOM_MIN:
+        elif buffer.size - buffer.end < ROOM_MIN:
             unread = buffer.end - buffer.start
             buffer.view[:unread] = bytes(buffer.view[buffer.start : buffer.end])
             buffer.start, buffer.end = 0, unread

@@ -252,7 +252,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         else:
             unread = buffer.end - buffer.start
             wanted = max(self._decoder.wanted - unread, ROOM_MIN)
-            if len(buffer) - buffer.end < wanted:
+            if buffer.size - buffer.end < wanted:
                 larger = buffers.take(unread + wanted)
                 larger.data[:unread] = buffer.view[buffer.start : buffer.end]
                 larger.start, larger.end = 0, unread

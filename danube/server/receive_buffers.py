@@ -14,17 +14,15 @@ KEPT_MAX = 8
 class ReceiveBuffer:
     """A writable buffer with the unread bytes ``start`` .. ``end``."""
 
-    __slots__ = ("data", "end", "lent", "start", "view")
+    __slots__ = ("data", "end", "lent", "size", "start", "view")
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self.data = bytearray(size)
         self.view = memoryview(self.data)
         self.start = 0
         self.end = 0
         self.lent = False  # batches of this turn lie in it
-
-    def __len__(self) -> int:
-        return len(self.data)
 
 
 class ReceiveBuffers:
@@ -50,7 +48,7 @@ class ReceiveBuffers:
     def give_back(self, buffer: ReceiveBuffer) -> None:
         """The connection needs the buffer no more; it is reused when its batches are written."""
         buffer.start = buffer.end = 0
-        if not buffer.lent and len(buffer) == self._size and len(self._free) < KEPT_MAX:
+        if not buffer.lent and buffer.size == self._size and len(self._free) < KEPT_MAX:
             self._free.append(buffer)
         elif buffer.lent:
             buffer.start = -1  # free at the end of the turn

@@ -61,7 +61,7 @@ def test_only_a_few_buffers_of_the_usual_size_are_kept() -> None:
     buffers = ReceiveBuffers(SIZE)
     taken = [buffers.take() for _ in range(KEPT_MAX + 5)]
     large = buffers.take(SIZE + 1)
-    assert len(large) == SIZE + 1
+    assert large.size == len(large.data) == SIZE + 1
     for buffer in [large, *taken]:
         buffers.give_back(buffer)
     kept = [buffers.take() for _ in range(KEPT_MAX + 5)]

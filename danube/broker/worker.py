@@ -118,11 +118,8 @@ class Worker:
         self.router.operations.store = self.shard.tiers.store if self.shard.tiers is not None else None
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         region = context.region
-        tails = {
-            peer: TailReader(*region.tail_memory(peer))
-            for peer in range(context.workers)
-            if peer != context.worker
-        }
+        others = (peer for peer in range(context.workers) if peer != context.worker)
+        tails = {peer: TailReader(*region.tail_memory(peer)) for peer in others}
         self.remote = RemoteSessions(
             self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
             self.refresh_metadata,

@@ -136,7 +136,8 @@ def leading_column(payloads: Any, start: int, bytes_max: int) -> Column:
     if count < 1:
         refuse_changed()
     if type(payloads) is list:
-        bounds = _measured(payloads, start, count, RECORD_OVERHEAD, bytes_max)
+        overhead = RECORD_OVERHEAD if count >= _LISTED_MIN else 0
+        bounds = _measured(payloads, start, count, overhead, bytes_max)
         if bounds is not None:
             return ListedColumn(bounds, payloads, start)
         count = count if count <= _FEW else min(count, _likely_count(payloads, start, bytes_max))

@@ -100,9 +100,9 @@ class ListedColumn(NamedTuple):
         else:
             joined, near = place
             target = objects.address_of(joined)
-        source = target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
+        parts = target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
         lists = kernels.list_kernels()
-        found = lists.fill(*source) if near is None else lists.fill_past(*source, near)
+        found = lists.fill(*parts) if near is None else lists.fill_past(*parts, near)
         if found == kernels.MALFORMED:
             refuse_changed()
         return joined, None if near is None else int(found)

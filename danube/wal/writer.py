@@ -131,8 +131,6 @@ class SegmentWriter:
 
 def _write_whole(fd: int, buffers: Sequence[Buffer], position: int, size: int) -> None:
     """One pwritev for each group of buffers; what a short write left over is written after it."""
-    if len(buffers) == 1 and files.pwritev(fd, buffers, position) == size:
-        return
     for group, wanted in _groups(buffers, size):
         taken = files.pwritev(fd, group, position)
         if taken < wanted:

@@ -351,6 +351,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     return False
             buffer.start = self._decoder.position
         except DanubeError as error:
+            server.buffers.lend(buffer)  # what was taken before lies in it until it is written
+            server.turns.schedule_turn(None)
             self.refuse(error)
             return False
         return True

@@ -117,6 +117,23 @@ def test_a_full_ring_keeps_the_frame_stops_reading_and_loses_nothing(run: Any) -
     run(test)
 
 
+def test_batches_before_a_frame_that_is_refused_lie_there_until_they_are_written(run: Any) -> None:
+    def test() -> None:
+        door = Door()
+        connection, transport = door.connect()
+        door.turns.clear()
+        feed(connection, publish(1, 304) + b"\xff" * 64)
+        assert transport.closed and door.turns == ["asked"]
+        connection.connection_lost(None)
+        other, _ = door.connect()
+        feed(other, publish(7, 304))
+        assert [bytes(body) for _, body in door.router.taken] == [b"\x01" * 304, b"\x07" * 304]
+        door.server.flush()
+        assert len(door.server.buffers._free) == 2, "then it is free"
+
+    run(test)
+
+
 def next_turn(door: Door) -> bool:
     door.server.flush()
     return door.server.hand_over()

@@ -208,8 +208,8 @@ class HostedPartition:
         """What others committed before the batch was received holds for it."""
         metadata = self.metadata
         if metadata is not None and not metadata.fresh:
-            self.read_metadata()
-            metadata.fresh = True
+            metadata.freshen()
+        self.check_exists()
 
     def read_metadata(self) -> None:
         """Follow what others committed; raises TopicNotFound where the topic was deleted."""

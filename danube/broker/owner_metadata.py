@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from danube.broker.hosted import HostedPartition
     from danube.broker.operations import Operations
     from danube.broker.schema_gate import SchemaGate
+    from danube.cluster.local_log import LocalLog
     from danube.core.wire import Admin
 
 _log = telemetry.events("metadata")
@@ -23,11 +24,20 @@ _log = telemetry.events("metadata")
 class OwnerMetadata:
     """The metadata as one worker's partitions know it."""
 
-    def __init__(self, gate: SchemaGate, read: Callable[[], None], operations: Operations) -> None:
+    def __init__(
+        self, gate: SchemaGate, log: LocalLog, read: Callable[[], None], operations: Operations
+    ) -> None:
         self.gate = gate
         self.read = read
-        self.fresh = False  # it was read since the last bytes were received
+        self.fresh = False  # nothing that was committed before the last bytes were received is unread
+        self._log = log
         self._operations = operations
+
+    def freshen(self) -> None:
+        """Read what others committed, where they may have."""
+        if self._log.changed:
+            self.read()
+        self.fresh = True
 
     def after_operation(self, hosted: HostedPartition, request: Admin) -> None:
         """Let the topic's other partitions and the next start know what an operation changed here."""

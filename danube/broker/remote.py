@@ -231,6 +231,11 @@ class RemoteSessions:
         self._outgoing.pop(session, None)
         self._shard.drop_session(session)
 
+    @property
+    def pending(self) -> bool:
+        """Whether flush() has something for the rings."""
+        return bool(self._outgoing or self._notices)
+
     def flush(self) -> bool:
         """Put what sessions have to say into the rings; True when some ring was full."""
         while self._notices and self._channel.send(

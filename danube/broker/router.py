@@ -97,7 +97,7 @@ class Router:
             compatibility_checks=compatibility_checks,
         )  # fmt: skip
         gate = SchemaGate(metadata, shard.counters)
-        shard.metadata = self._owner_metadata = OwnerMetadata(gate, on_metadata, self.operations)
+        shard.metadata = self._owner_metadata = OwnerMetadata(gate, metadata, on_metadata, self.operations)
         self._worker = worker
         self._workers = workers
         self._shard = shard

@@ -270,8 +270,9 @@ class Worker:
         for door in self.doors.values():
             door.flush()
         self.counters.block.add(_TURNS)
-        if self.context.workers > 1 and not self._leave_rings(received):
-            asker = None
+        if self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched:
+            asker = asker if self._leave_rings(received) else None
+        # Else rings had no part in it, and the bell is armed since an earlier turn.
         self.busy_poll.turn_ended(began_ns, asker)
 
     def _leave_rings(self, received: bool) -> bool:
@@ -280,8 +281,6 @@ class Worker:
         full = self.remote.flush() or self._blocked
         unused = not (received or full or channel.touched)
         self._unused_turns = self._unused_turns + 1 if unused else 0
-        if unused and not self.rings_due:
-            return True  # the bell is armed since an earlier turn
         if full:
             self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
         channel.release()

@@ -16,6 +16,7 @@ from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.reply import Plan, Reply
 from danube.client.session import Session
+from danube.client.waiting import Waiting, Wakeups
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
 from danube.telemetry import events
@@ -28,8 +29,9 @@ _telemetry = events("client")
 class Link(asyncio.BufferedProtocol):
     """One socket's life."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, wakeups: Wakeups) -> None:
         self._session = session
+        self._wakeups = wakeups
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -50,11 +52,17 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._end += count
+        self._wakeups.hold()
         try:
             self._start = self._session.received(self._view, self._start, self._end)
+            self._keep_rest()
         except DanubeError as error:
             self.abort(error)
-            return
+        finally:
+            self._wakeups.run()
+
+    def _keep_rest(self) -> None:
+        """Have room for what comes next, behind the part of a frame that is here already."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > RECEIVE_BUFFER_BYTES:
@@ -119,7 +127,12 @@ class Connection:
     """
 
     def __init__(
-        self, session: Session, addresses: list[Address], connect_timeout_s: float, busy_poll_us: int = 0
+        self,
+        session: Session,
+        addresses: list[Address],
+        connect_timeout_s: float,
+        busy_poll_us: int = 0,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self.session = session
         self._addresses = addresses
@@ -128,6 +141,7 @@ class Connection:
         self._polling = False
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
+        self._wakeups = wakeups or Wakeups(self._loop)  # an owner's link may wake who waits at home
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -145,7 +159,9 @@ class Connection:
 
     def _dial_owner(self, session: Session, address: Address) -> None:
         timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S)
-        owner = self._owners[session] = Connection(session, [address], timeout_s, self._busy_poll_us)
+        owner = self._owners[session] = Connection(
+            session, [address], timeout_s, self._busy_poll_us, self._wakeups
+        )
         owner._keeper = self._loop.create_task(owner._serve_owner(), name="danube client connection")
 
     def _drop_owner(self, session: Session) -> None:
@@ -244,18 +260,7 @@ class Connection:
         if self._busy_poll_us and not self._polling:
             await self._poll(reply)
         if not reply.settled:
-            future: asyncio.Future[None] = self._loop.create_future()
-
-            def wake(_: Reply) -> None:
-                if not future.done():
-                    future.set_result(None)
-
-            reply.when_settled(wake)
-            try:
-                await future
-            except asyncio.CancelledError:
-                reply.forget(wake)
-                raise
+            await Waiting(reply, self._wakeups)
         if reply.error is not None:
             raise reply.error.with_traceback(None)
         return reply.value
@@ -325,7 +330,7 @@ class Connection:
 
     async def _linked(self, address: Address) -> Link:
         def made() -> Link:
-            return Link(self.session)
+            return Link(self.session, self._wakeups)
 
         near = local_socket.dial(*address)
         if near is not None:

@@ -109,7 +109,7 @@ class NumberedPartition(PartitionProducer):
         if isinstance(error, OwnerMoved | Fenced | NotFound):
             super().on_refused(outgoing, error)
             return
-        self._take_from_unacked(outgoing)
+        self._unacked.remove(outgoing)
         self._settle(outgoing, None, error)
         self.session.credit.give_back(outgoing.size)
         self._fail(error)

@@ -22,6 +22,11 @@ class Outgoing(Reply):
     given up stays as it is, so after a lost connection the view still holds the batch.
     """
 
+    base_sequence: int  # this and the next three from when it is given to the partition
+    deadline_ns: int
+    epoch: int
+    producer_id: int
+
     __slots__ = (
         "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "order", "partition",
         "producer_id", "record_count", "sent", "size", "slot",
@@ -36,12 +41,8 @@ class Outgoing(Reply):
         self.record_count = encoded.record_count
         self.size = wire.FRAME_HEADER_BYTES + encoded.size
         self.order = 0  # in which it was given to the partition, whatever its sequence becomes
-        self.base_sequence = 0
-        self.producer_id = 0
-        self.epoch = 0
         self.correlation = 0  # 0: not out on this connection
         self.sent = False  # under this epoch: it may be in the log, so its number is taken
-        self.deadline_ns = 0
         self.group: Any = None  # whose records they are, where someone wants to be told
 
     def take_back(self, body: bytes) -> None:

@@ -129,7 +129,13 @@ class Producer:
             await self._connection.wait(box.room())
         idle = box.idle and not self._linger_s
         if idle and key is None and attributes is None:
-            return await self._send_alone(box, payload)
+            outgoing = self._send_alone(box, payload)
+            try:
+                ack: Ack = await self._connection.wait(outgoing)
+            except asyncio.CancelledError:
+                outgoing.partition.withdraw(outgoing)
+                raise
+            return ack
         group, index = box.add(payload, key, attributes)
         if idle:
             box.flush_group()
@@ -140,19 +146,13 @@ class Producer:
             box.withdraw(group, index)
             raise
 
-    async def _send_alone(self, box: Outbox, payload: bytes) -> Ack:
+    def _send_alone(self, box: Outbox, payload: bytes) -> Outgoing:
         connection = self._connection
         connection.flush_follows()
         try:
-            outgoing = box.send_alone(payload)
+            return box.send_alone(payload)
         finally:
             connection.flush()
-        try:
-            ack: Ack = await connection.wait(outgoing)
-        except asyncio.CancelledError:
-            outgoing.partition.withdraw(outgoing)
-            raise
-        return ack
 
     async def send_many(
         self,

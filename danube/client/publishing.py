@@ -48,7 +48,7 @@ from danube.limits import DEDUP_BATCHES_PER_PRODUCER
 
 UNACKED_BATCHES_MAX: Final = DEDUP_BATCHES_PER_PRODUCER // 2
 _DUPLICATE: Final = int(FrameFlag.DUPLICATE)  # an IntFlag operation costs a microsecond
-_LEVELS: Final = tuple(level.label for level in sorted(Durability))
+_LEVELS: Final = {int(level): level.label for level in Durability}
 
 # Where the numbers lie in the body, which starts at byte 36 of the batch.
 _PRODUCER: Final = struct.Struct("<QQ")
@@ -68,6 +68,9 @@ class State(Enum):
     SETTLING = "settling"
     CLOSED = "closed"
     FAILED = "failed"
+
+
+_OPEN: Final = State.OPEN  # a member of an Enum costs as much to look up as several attributes
 
 
 class PartitionProducer:
@@ -140,7 +143,7 @@ class PartitionProducer:
     def _goes_out(self, outgoing: Outgoing) -> bool:
         """Send the batch that is next, if it may go now."""
         unacked, session = self._unacked, self.session
-        if self._state is not State.OPEN or len(unacked) >= UNACKED_BATCHES_MAX:
+        if self._state is not _OPEN or len(unacked) >= UNACKED_BATCHES_MAX:
             return False
         if not session.credit.take(outgoing.size, self):
             return False
@@ -179,21 +182,22 @@ class PartitionProducer:
     # -- answers --------------------------------------------------------------------------------
 
     def on_published(self, outgoing: Outgoing, flags: int, published: wire.Published) -> None:
-        self._take_from_unacked(outgoing)
-        statistics = self.session.statistics
+        self._unacked.remove(outgoing)
+        session = self.session
+        statistics = session.statistics
         statistics.batches_published += 1
         statistics.records_published += outgoing.record_count
         statistics.bytes_published += outgoing.size
-        duplicate = bool(flags & _DUPLICATE)
-        statistics.duplicates += duplicate
-        level = _LEVELS[published.level] if published.level < len(_LEVELS) else str(published.level)
-        self._settle(
-            outgoing,
-            Ack(published.base_offset, self.index, level, published.epoch, duplicate, outgoing.record_count),
-            None,
-        )
-        self.session.credit.give_back(outgoing.size)
-        self._after_answer()
+        duplicate = flags & _DUPLICATE != 0
+        if duplicate:
+            statistics.duplicates += 1
+        base_offset, epoch, _, number, _ = published
+        level = _LEVELS.get(number) or str(number)
+        ack = Ack(base_offset, self.index, level, epoch, duplicate, outgoing.record_count)
+        self._settle(outgoing, ack, None)
+        session.credit.give_back(outgoing.size)
+        if self._queue or self._state is not _OPEN:
+            self._after_answer()
 
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
         """An ERROR answered this batch: it is not in the log."""
@@ -204,7 +208,7 @@ class PartitionProducer:
             self._reopen(error)
             credit.give_back(outgoing.size)
             return
-        self._take_from_unacked(outgoing)
+        self._unacked.remove(outgoing)
         if isinstance(error, Fenced | NotFound):
             self._settle(outgoing, None, error)
             self.session.credit.give_back(outgoing.size)
@@ -226,17 +230,9 @@ class PartitionProducer:
         """Put batches back where they were in the order of their sending."""
         self._queue = deque(sorted([*batches, *self._queue], key=_order))
 
-    def _take_from_unacked(self, outgoing: Outgoing) -> None:
-        unacked = self._unacked
-        if unacked and unacked[0] is outgoing:
-            unacked.popleft()
-        else:
-            unacked.remove(outgoing)
-
     def _after_answer(self) -> None:
-        if self._state is State.OPEN:
-            if self._queue:
-                self.transmit()
+        if self._state is _OPEN:
+            self.transmit()
         elif self._state is State.SETTLING and not self._unacked:
             self._open_anew()
 

@@ -228,14 +228,20 @@ class LocalLog(Consensus):
 
     # Refresh
 
+    @property
+    def changed(self) -> bool:
+        """Whether refresh() may find something."""
+        locks = self._locks
+        return locks is None or locks.held_since(self._looked_at) or bool(self._changes)
+
     def refresh(self) -> list[Change]:
         """Take in what any process committed since; return all changes since the last refresh.
 
         Each change comes once, in order, own ones too.  Cheap (no system call) when there is none.
         """
         locks = self._locks
-        number = 1 if locks is None else locks.number
-        if number & 1 or number != self._looked_at:
+        if locks is None or locks.held_since(self._looked_at):
+            number = 1 if locks is None else locks.number
             self._look()
             self._looked_at = number
         if not self._changes:

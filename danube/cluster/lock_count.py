@@ -40,6 +40,11 @@ class LockCount:
         """What was read under an even number holds for as long as that number stays."""
         return self._words[0]
 
+    def held_since(self, number: int) -> bool:
+        """Whether the lock was held, or is, since ``number`` was read."""
+        now = self._words[0]
+        return now != number or now & 1 != 0
+
     def begin(self) -> None:
         """The caller holds the lock and has changed nothing yet."""
         number = self._words[0]

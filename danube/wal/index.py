@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from danube.limits import KIB
 from danube.wal.segment import ENTRY_BYTES
+
+if TYPE_CHECKING:
+    from danube.core.batch import BatchHeader
 
 ENTRY_EVERY_BYTES: Final = 64 * KIB
 LOADED_MAX: Final = 256
@@ -37,6 +40,14 @@ class SparseIndex:
             self.offsets.append(base_offset)
             positions.append(position)
             self.times.append(append_time_us)
+
+    def add_all(self, headers: Sequence[BatchHeader], position: int, end: int) -> None:
+        """Offer batches that lie one behind the other from ``position`` to ``end``."""
+        if self.positions and end - self.positions[-1] < ENTRY_EVERY_BYTES:
+            return
+        for header in headers:
+            self.add(header.base_offset, position, header.append_time_us)
+            position += header.size
 
     def below(self, offset: int) -> tuple[int, int] | None:
         """``(base_offset, position)`` of the last entry at or below ``offset``."""

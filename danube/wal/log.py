@@ -65,6 +65,7 @@ class Log:
         self.damage = DamageRegister(directory)
         self._segments: list[StoredSegment] = recovered.segments
         self._bases: list[int] = [segment.base_offset for segment in self._segments]
+        self._unsynced = Unsynced()
         self._writer: SegmentWriter | None = None
         if recovered.active is not None:
             self._writer = self._writer_of(recovered.active, created=False)
@@ -73,7 +74,6 @@ class Log:
         self._headers: list[BatchHeader] = []
         self._pending_bytes = 0
         self._mark = MarkWriter(directory, identity, recovered.mark)
-        self._unsynced = Unsynced()
         self._files_created = self._files_synced = 0
         self._requested_end = self._synced_end
         self._reader = LogReader(self._segments, self._bases, self.damage)
@@ -211,7 +211,7 @@ class Log:
         except DanubeError as error:
             self.discard_pending()
             self._fence(error, error)
-        segment.count_written(self._headers)
+        segment.count_written(self._headers, self._pending_bytes)
         self._written_end = self._log_end
         self._unsynced.wrote(segment.file, self._log_end)
         self.discard_pending()
@@ -239,7 +239,7 @@ class Log:
     def _writer_of(self, segment: StoredSegment, *, created: bool) -> SegmentWriter:
         options = self.options
         return SegmentWriter(
-            segment, options.preallocate_first, options.preallocate_step_max, created=created
+            segment, self._unsynced, options.preallocate_first, options.preallocate_step_max, created=created
         )
 
     def _create_writer(self) -> SegmentWriter:

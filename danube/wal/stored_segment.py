@@ -125,15 +125,19 @@ class StoredSegment:
             index_cache.put(self.file, index)
         return index
 
-    def count_written(self, headers: list[BatchHeader]) -> None:
-        """Count batches that were written at data_end, and move it behind them."""
-        position = self.data_end
-        count = self.count
-        for header in headers:
-            base_offset = header.base_offset
-            count(base_offset, base_offset + header.record_count, position, header.append_time_us)
-            position += header.size
-        self.data_end = position
+    def count_written(self, headers: list[BatchHeader], size: int) -> None:
+        """Count batches of ``size`` bytes that continue the log and were written at data_end; move it."""
+        first, last = headers[0], headers[-1]
+        end = self.data_end + size
+        if not self.batch_count:
+            self.first_append_us = first.append_time_us
+        if self.index is not None:
+            self.index.add_all(headers, self.data_end, end)
+        self.data_end = end
+        self.last_append_us = last.append_time_us
+        self.batch_count += len(headers)
+        self.end_offset = last.base_offset + last.record_count
+        self.record_count += self.end_offset - first.base_offset
 
     def load_snapshot(self) -> bytes | None:
         """The producer snapshot in the footer; Damage when the footer differs."""

@@ -8,7 +8,7 @@ can seal what it holds, and what is sealed can be uploaded and evicted.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from danube import files
@@ -24,6 +24,7 @@ from danube.wal.descriptors import descriptors
 from danube.wal.index import ENTRY_EVERY_BYTES
 from danube.wal.segment import ENTRY_BYTES, HEADER_BYTES, SegmentHeader, pack_header
 from danube.wal.stored_segment import StoredSegment
+from danube.wal.unsynced import Unsynced
 
 _BLOCK_BYTES: Final = 4096
 _FOOTER_ROOM: Final = 4096  # for all of a footer but its index; a larger snapshot of producers waits for room
@@ -48,13 +49,18 @@ def footer_room(entries: int) -> int:
 class SegmentWriter:
     """Appends to one segment.  ``segment.data_end`` is the good end; the caller moves it."""
 
-    __slots__ = ("_allocated", "_headed", "_inode", "_step", "_step_max", "segment")
+    __slots__ = (
+        "_allocated", "_headed", "_inode", "_roomy_end", "_step", "_step_max", "_unsynced", "segment",
+    )  # fmt: skip
 
-    def __init__(self, segment: StoredSegment, step: int, step_max: int, *, created: bool) -> None:
+    def __init__(
+        self, segment: StoredSegment, unsynced: Unsynced, step: int, step_max: int, *, created: bool
+    ) -> None:
         self.segment = segment
+        self._unsynced = unsynced
         self._step = step
         self._step_max = step_max
-        self._allocated = segment.size_bytes
+        self._allocate_to(segment.size_bytes)
         self._headed = not created
         self._inode = 0
         if created:
@@ -69,25 +75,35 @@ class SegmentWriter:
             header = SegmentHeader(segment.identity, segment.epoch, segment.base_offset, created_us)
             buffers = [pack_header(header), *buffers]
             position, size = 0, size + HEADER_BYTES
-        entries = 0 if segment.index is None else len(segment.index.positions)
-        end = position + size + footer_room(entries + size // ENTRY_EVERY_BYTES)
-        if end > self._allocated:
-            self._reserve(fd, end)
+        end = position + size
+        if end > self._roomy_end:
+            entries = 0 if segment.index is None else len(segment.index.positions)
+            self._reserve(fd, end + footer_room(entries + size // ENTRY_EVERY_BYTES))
         try:
-            _write_whole(fd, buffers, position, size)
+            if size <= WRITE_BYTES_MAX and len(buffers) <= files.IOV_MAX:
+                _write_whole(fd, buffers, position, size)
+            else:
+                _write_in_groups(fd, buffers, position)
         except OSError:
             self._cut_back(fd, position)
             raise
         self._headed = True
-        segment.size_bytes = max(self._allocated, position + size)
+        segment.size_bytes = max(self._allocated, end)
         if segment.hasher is not None:  # now that the bytes are in the processor's caches
             for buffer in buffers:
                 segment.hasher.update(buffer)
-            segment.hashed_bytes = position + size
+            segment.hashed_bytes = end
+
+    def _allocate_to(self, size: int) -> None:
+        """The file has ``size`` bytes, up to ``_roomy_end`` with room for any footer behind."""
+        self._allocated = size
+        self._roomy_end = size - footer_room(size // ENTRY_EVERY_BYTES + 1)
 
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""
         file = self.segment.file
+        if self._inode and file in self._unsynced and not file.lost:
+            return file.fd  # pinned since an earlier write
         reopened = file.fd < 0
         fd = descriptors.fd(file)
         if reopened or not self._inode:
@@ -98,8 +114,8 @@ class SegmentWriter:
         return fd
 
     def _reserve(self, fd: int, end: int) -> None:
-        """Grow the file in steps, or only as far as needed where the disk is nearly full."""
-        if self._step <= 0:
+        """Grow the file up to ``end`` in steps, or only as far as needed where the disk is nearly full."""
+        if end <= self._allocated or self._step <= 0:
             return
         wanted = max(end, self._allocated + self._step)
         wanted = -(-wanted // _BLOCK_BYTES) * _BLOCK_BYTES
@@ -115,12 +131,13 @@ class SegmentWriter:
                 if error.errno not in files.FULL_ERRNOS or target == needed:
                     raise
             else:
-                self._allocated = target
+                self._allocate_to(target)
                 self._step = min(self._step * 2, self._step_max)
                 return
 
     def _cut_back(self, fd: int, position: int) -> None:
-        self._allocated = self.segment.size_bytes = position
+        self.segment.size_bytes = position
+        self._allocate_to(position)
         try:
             files.ftruncate(fd, position)
         except OSError as error:
@@ -130,32 +147,28 @@ class SegmentWriter:
 
 
 def _write_whole(fd: int, buffers: Sequence[Buffer], position: int, size: int) -> None:
-    """One pwritev for each group of buffers; what a short write left over is written after it."""
-    for group, wanted in _groups(buffers, size):
-        taken = files.pwritev(fd, group, position)
-        if taken < wanted:
-            if taken <= 0:
-                raise OSError(errno.ENOSPC, "the file takes no more bytes")
-            rest = memoryview(b"".join(group))[taken:]
-            files.write_all(fd, rest, position + taken)
-        position += wanted
+    """One pwritev; what a short write left over is written after it."""
+    taken = files.pwritev(fd, buffers, position)
+    if taken < size:
+        if taken <= 0:
+            raise OSError(errno.ENOSPC, "the file takes no more bytes")
+        rest = memoryview(b"".join(buffers))[taken:]
+        files.write_all(fd, rest, position + taken)
 
 
-def _groups(buffers: Sequence[Buffer], size: int) -> Iterator[tuple[Sequence[Buffer], int]]:
-    """``buffers`` and their ``size`` as groups for one call each; a buffer is never cut.
+def _write_in_groups(fd: int, buffers: Sequence[Buffer], position: int) -> None:
+    """One pwritev for each group of buffers; a buffer is never cut.
 
     For a call of 2 MiB the kernel takes page cache in pieces of 2 MiB, and a host that has taken those back
     from its guest gives them anew in 5 to 9 ms each.
     """
-    if size <= WRITE_BYTES_MAX and len(buffers) <= files.IOV_MAX:
-        yield buffers, size
-        return
     group: list[Buffer] = []
     wanted = 0
     for buffer in buffers:
         if group and (wanted + len(buffer) > WRITE_BYTES_MAX or len(group) == files.IOV_MAX):
-            yield group, wanted
+            _write_whole(fd, group, position, wanted)
+            position += wanted
             group, wanted = [], 0
         group.append(buffer)
         wanted += len(buffer)
-    yield group, wanted
+    _write_whole(fd, group, position, wanted)

@@ -22,6 +22,7 @@ RAFT_SPEAKERS = (
 # (file prefix, word): why this one place may use it.
 ALLOWED: dict[tuple[str, str], str] = {
     ("danube/cli/consume.py", "sub"): "--sub-type is the flag of the upstream command line",
+    ("danube/client/waiting.py", "msg"): "asyncio's tasks pass the reason of a cancellation under this name",
 }
 
 

@@ -322,6 +322,7 @@ class SteppedProposals:
         self.state = Metadata()
         self.waiting: list[tuple[Command, Callable[[Any], None]]] = []
         self.refusal: DanubeError | None = None  # what submit raises
+        self.changed = True  # others may have committed something
 
     def submit(self, command: Command, then: Callable[[Any], None]) -> None:
         if self.refusal is not None:

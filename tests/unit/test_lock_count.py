@@ -87,12 +87,14 @@ def test_nothing_new_takes_no_system_call_and_news_are_seen(
         calls = FaultyOs(("fstat", "pread", "pwrite"))
         monkeypatch.setattr(local_log, "os", calls)
         monkeypatch.setattr(local_log.log_file, "os", calls)
-        assert reader.refresh() == [] and calls.count == 0
+        assert reader.refresh() == [] and not reader.changed and calls.count == 0
         writer.propose(create("a"))
         calls.count = 0
+        assert reader.changed and writer.changed and calls.count == 0
         assert created(reader.refresh()) == ["/default/a"] and calls.count > 0
         calls.count = 0
-        assert reader.refresh() == [] and calls.count == 0
+        assert reader.refresh() == [] and not reader.changed and calls.count == 0
+    assert reader.changed, "refresh() tells that it is closed"
 
 
 def test_readers_look_for_themselves_until_the_next_holder_after_a_dead_one(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_readers_look_for_themselves_until_the_next_holder_after_a_dead_one(tmp_
             patch.setattr(LockCount, "begin", lambda self: None)
             patch.setattr(LockCount, "end", lambda self: None)
             writer.propose(create("b"))
-        assert locks.number & 1
+        assert locks.number & 1 and reader.changed
         assert created(reader.refresh()) == ["/default/b"]
         writer.propose(create("c"))
         assert not locks.number & 1

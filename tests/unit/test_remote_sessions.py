@@ -302,6 +302,21 @@ def test_a_connection_that_only_asked_is_forgotten_with_its_end(tmp_path: Path) 
     ]
 
 
+def test_what_the_rings_have_no_room_for_is_pending(pair: Pair) -> None:
+    assert not pair.owner_end.pending
+    pair.owner_end._session(HOLDER, CONNECTION).send(wire.result_frame(None, 1))
+    assert pair.owner_end.pending, "an answer"
+    pair.to_holder.room = False
+    assert pair.owner_end.flush() and pair.owner_end.pending
+    pair.to_holder.room = True
+    assert not pair.owner_end.flush() and not pair.owner_end.pending
+    pair.to_holder.room = False
+    pair.owner_end.notify(HOLDER, RecordKind.METADATA)
+    assert pair.owner_end.pending, "a notice"
+    pair.to_holder.room = True
+    assert not pair.owner_end.flush() and not pair.owner_end.pending
+
+
 def test_unknown_gone_sessions_change_nothing(pair: Pair) -> None:
     record: Any = memoryview((123).to_bytes(8, "little"))
     pair.owner_end.take(HOLDER, RecordKind.SESSION_GONE, record)

@@ -204,6 +204,10 @@ def test_metadata_is_read_once_for_all_that_was_received_together(
     bench.router.received()
     bench.publish(bench.session, batch(b"1"))
     assert len(reads) == 2
+    bench.proposals.changed = False
+    bench.router.received()
+    bench.publish(bench.session, batch(b"1"))
+    assert len(reads) == 2, "nor where nobody committed anything"
     bench.turn()
 
 

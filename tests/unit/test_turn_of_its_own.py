@@ -21,6 +21,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(clock, "monotonic_ns", itertools.count(0, 10_000_000).__next__)
     steps = Steps()
     steps.worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
+    steps.worker.rings_due, steps.worker.channel.touched = False, False  # type: ignore[misc]
     steps.worker.busy_poll = BusyPoll(steps.loop.call_soon, 0, lambda: False)
     return steps
 
@@ -100,6 +101,7 @@ def test_output_of_a_turn_is_flushed_in_it(steps: Steps) -> None:
     for step in ("hand over", "write", "flush", "answer"):
         steps.during[step] = lambda step=step: follows.__setitem__(step, steps.worker.flush_follows)
     steps.worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
+    steps.worker.rings_due = True
     turn_of(steps, object())
     assert follows == {"hand over": True, "write": True, "flush": False, "answer": False}
 

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from danube import files
-from danube.errors import StorageFull
+from danube.core.batch import read_header
+from danube.errors import StorageFailed, StorageFull
 from danube.limits import MIB, WRITE_BYTES_MAX
 from danube.wal.log import LogOptions
+from danube.wal.stored_segment import StoredSegment
 from danube.wal.verify import verify as verify_directory
-from tests.unit.wal_samples import append, open_log, read_all
+from danube.wal.writer import footer_room
+from tests.unit.wal_samples import IDENTITY, append, batch_of, open_log, read_all
 
 LARGE = LogOptions(segment_bytes=64 * MIB, preallocate_first=MIB, preallocate_step_max=MIB)
 
@@ -117,3 +122,54 @@ def test_what_a_short_write_left_over_comes_before_the_next_call(tmp_path: Path,
     assert read_all(log, 8 * MIB) == (expected, [])
     log.close()
     assert verify_directory(tmp_path).sound
+
+
+@given(turns=st.lists(st.lists(st.integers(1, 90_000), min_size=1, max_size=6), min_size=1, max_size=12))
+def test_batches_of_a_turn_are_counted_as_if_one_at_a_time(turns: list[list[int]]) -> None:
+    together, alone = (StoredSegment(Path("/nowhere"), IDENTITY, 5, 1) for _ in range(2))
+    offset = 5
+    for sizes in turns:
+        headers = []
+        for size in sizes:
+            batch = batch_of([b"x" * (size % 7), bytes(size)], offset)
+            headers.append(read_header(batch))
+            offset += 2
+        for header in headers:
+            alone.count(header.base_offset, header.end_offset, alone.data_end, header.append_time_us)
+            alone.data_end += header.size
+        together.count_written(headers, sum(header.size for header in headers))
+        for field in (
+            "data_end", "end_offset", "record_count", "batch_count", "first_append_us", "last_append_us",
+        ):  # fmt: skip
+            assert getattr(together, field) == getattr(alone, field), field
+        one, other = together.load_index(), alone.load_index()
+        assert (one.offsets, one.positions, one.times) == (other.offsets, other.positions, other.times)
+
+
+@pytest.mark.parametrize("step", [0, 4096, 1 << 20])
+def test_there_is_always_room_for_a_footer_behind_what_is_written(tmp_path: Path, step: int) -> None:
+    log = open_log(tmp_path, options=LogOptions(64 * MIB, step, step))
+    for number in range(300):
+        append(log, payload(number % 256, 10 + number * 397 % 70_000))
+        log.write()
+        active = log.active
+        assert active is not None and active.index is not None
+        size = (tmp_path / active.name).stat().st_size
+        assert active.size_bytes == size
+        if step:
+            assert size >= active.data_end + footer_room(len(active.index.positions))
+    log.close()
+
+
+def test_a_file_that_was_taken_over_is_not_written_any_more_though_it_is_open(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, b"a")
+    log.write()
+    active = log.active
+    assert active is not None and active.file.pins == 1
+    active.file.lost = True
+    append(log, b"b")
+    with pytest.raises(StorageFailed):
+        log.write()
+    assert log.fenced and log.written_end == 1
+    log.abandon()

@@ -26,7 +26,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.doors = {"native": SimpleNamespace(hand_over=note("hand over", False), flush=note("free buffers"))}  # type: ignore[dict-item]
     worker.shard = SimpleNamespace(turn=note("write"), taken_bytes=0)  # type: ignore[assignment]
     worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
-    worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False))  # type: ignore[assignment]
+    worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False), pending=False)  # type: ignore[assignment]
     worker.channel = SimpleNamespace(  # type: ignore[assignment]
         peers_restarted=list,
         poll=lambda: [(1, 1, memoryview(b""))],
@@ -56,7 +56,8 @@ class Steps:
         worker.doors = {"native": door}
         worker.shard = SimpleNamespace(turn=self._step("write"), taken_bytes=0)  # type: ignore[assignment]
         worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
-        worker.remote = SimpleNamespace(take=self._step("take"), flush=self._step("answer"))  # type: ignore[assignment]
+        self.remote = SimpleNamespace(take=self._step("take"), flush=self._step("answer"), pending=False)
+        worker.remote = self.remote  # type: ignore[assignment]
         self.records: list[Any] = []
         worker.channel = MagicMock(peers_restarted=list, poll=self._poll)
         worker.counters = MagicMock()
@@ -140,6 +141,14 @@ def test_rings_that_nobody_uses_are_left_alone_until_a_bell_rings_or_something_i
     for _ in range(UNUSED_TURNS + 1):
         turn()
     assert len(polls) == 2 * UNUSED_TURNS and not worker.rings_due
+    answers: list[int] = []
+    steps.during["answer"] = lambda: answers.append(1)
+    turn()
+    assert not answers
+    steps.remote.pending = True
+    turn()
+    assert answers, "what waits for others goes out also where rings are not due"
+    steps.remote.pending = False
     worker._on_bell()
     assert worker.rings_due and steps.loop.call_soon.called
     worker.run_turn()

@@ -36,6 +36,7 @@ class Link(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self._enlarged = False
         self._reason: DanubeError | None = None
         self.transport: asyncio.Transport | None = None
         self.socket: Any = None
@@ -52,22 +53,23 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._end += count
-        self._wakeups.hold()
+        wakeups = self._wakeups
+        wakeups.due = []
         try:
-            self._start = self._session.received(self._view, self._start, self._end)
-            self._keep_rest()
+            start = self._start = self._session.received(self._view, self._start, self._end)
+            if start == self._end:
+                self._start = self._end = 0
+                if self._enlarged:
+                    self._resize(RECEIVE_BUFFER_BYTES)
+            else:
+                self._keep_rest()
         except DanubeError as error:
             self.abort(error)
         finally:
-            self._wakeups.run()
+            wakeups.run()
 
     def _keep_rest(self) -> None:
         """Have room for what comes next, behind the part of a frame that is here already."""
-        if self._start == self._end:
-            self._start = self._end = 0
-            if len(self._buffer) > RECEIVE_BUFFER_BYTES:
-                self._resize(RECEIVE_BUFFER_BYTES)
-            return
         wanted = self._session.wanted
         if self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
             self._make_room(wanted)
@@ -83,6 +85,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _resize(self, size: int) -> None:
         rest = bytes(self._view[self._start : self._end])
+        self._enlarged = size > RECEIVE_BUFFER_BYTES
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
         self._view[: len(rest)] = rest

@@ -129,7 +129,7 @@ class Session(Timers):
         decoder, sharing = self._decoder, self.sharing
         if not self._heard:
             refuse_http2(view[start:end])
-        self._heard = True
+            self._heard = True
         only = decoder.only(view, start, end)
         frames = decoder.frames(view, start, end) if only is None else (only,)
         for kind, flags, correlation, handle, body_start, body_end in frames:

@@ -18,35 +18,20 @@ from danube.client.reply import Reply
 class Wakeups:
     """The tasks of one loop that go on once the bytes at hand are taken."""
 
-    __slots__ = ("_due", "loop")
+    __slots__ = ("due", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._due: list[Waiting] | None = None  # while bytes are taken
-
-    def hold(self) -> None:
-        """Bytes are taken from now on: nobody goes on before run()."""
-        self._due = []
-
-    def add(self, waiting: Waiting) -> None:
-        """Its reply is settled."""
-        if self._due is None:
-            self.loop.call_soon(waiting.go_on)
-        else:
-            self._due.append(waiting)
+        self.due: list[Waiting] | None = None  # whose replies are settled; a list while bytes are taken
 
     def run(self) -> None:
         """All bytes are taken: who waited for them goes on here, as far as the next wait."""
-        due, self._due = self._due, None
-        if not due:
-            return
-        if asyncio.current_task(self.loop) is not None:  # a task cannot run inside of another
-            for waiting in due:
-                self.loop.call_soon(waiting.go_on)
-            return
-        for waiting in due:
+        due, self.due = self.due, None
+        for waiting in due or ():
             try:
                 waiting.go_on()
+            except RuntimeError:  # a task cannot run inside of another, nor where its context is entered
+                self.loop.call_soon(waiting.go_on)
             except (KeyboardInterrupt, SystemExit) as error:  # it has to end the loop, not the connection
                 self.loop.call_soon(_raise, error)
 
@@ -65,7 +50,7 @@ class Waiting:
     )
 
     _callback: Callable[[Waiting], object]
-    _context: Context | None
+    _context: Context
 
     def __init__(self, reply: Reply, wakeups: Wakeups) -> None:
         self._asyncio_future_blocking = False
@@ -81,9 +66,7 @@ class Waiting:
 
     # -- what a task asks of a future -------------------------------------------------------------
 
-    def add_done_callback(
-        self, callback: Callable[[Waiting], object], *, context: Context | None = None
-    ) -> None:
+    def add_done_callback(self, callback: Callable[[Waiting], object], *, context: Context) -> None:
         self._callback, self._context = callback, context
         self._reply.when_settled(self._settled)
 
@@ -103,14 +86,15 @@ class Waiting:
     # -- inside -----------------------------------------------------------------------------------
 
     def _settled(self, _: Reply) -> None:
-        self._wakeups.add(self)
+        due = self._wakeups.due
+        if due is None:
+            self._loop.call_soon(self.go_on)
+        else:
+            due.append(self)
 
     def go_on(self) -> None:
         """Run the task up to its next wait."""
-        if self._context is None:
-            self._callback(self)
-        else:
-            self._context.run(self._callback, self)
+        self._context.run(self._callback, self)
 
 
 def _raise(error: BaseException) -> NoReturn:

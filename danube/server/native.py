@@ -325,7 +325,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         router.received()
         decoder, start, end = self._decoder, buffer.start, buffer.end
         only = decoder.only(view, start, end)
-        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS
+        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS if only is None else 0
         try:
             for received in decoder.frames(view, start, end) if only is None else (only,):
                 frame, data = received, view

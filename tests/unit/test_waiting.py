@@ -75,7 +75,7 @@ def test_who_waited_goes_on_when_all_bytes_are_taken_and_not_before(run: Any, ta
         tasks = await bench.started(bench.waits(first, "first"), bench.waits(second, "second"))
 
         def bytes_come() -> None:
-            bench.wakeups.hold()
+            bench.wakeups.due = []
             second.resolve(2)
             first.resolve(1)
             assert bench.seen == []
@@ -122,7 +122,7 @@ def test_bytes_that_a_task_takes_wake_others_when_it_waits(run: Any) -> None:
         bench = Bench()
         reply = Reply()
         (task,) = await bench.started(bench.waits(reply, "x"))
-        bench.wakeups.hold()
+        bench.wakeups.due = []
         reply.resolve(1)
         bench.wakeups.run()
         assert bench.seen == [], "a task cannot run inside of another"
@@ -165,7 +165,7 @@ def test_cancelled_by_one_who_goes_on_first(run: Any, task_type: str) -> None:
         others.append(tasks[1])
 
         def bytes_come() -> None:
-            bench.wakeups.hold()
+            bench.wakeups.due = []
             first.resolve(1)
             second.resolve(2)
             bench.wakeups.run()
@@ -192,7 +192,7 @@ def test_one_who_ends_the_program_holds_up_no_other(run: Any, ending: type[BaseE
         tasks = await bench.started(ends(), bench.waits(second, "second"))
 
         def bytes_come() -> None:
-            bench.wakeups.hold()
+            bench.wakeups.due = []
             first.resolve(1)
             second.resolve(2)
             bench.wakeups.run()
@@ -221,7 +221,7 @@ def test_a_task_keeps_its_context_and_its_deadline(run: Any) -> None:
         tasks = await bench.started(in_context())
 
         def bytes_come() -> None:
-            bench.wakeups.hold()
+            bench.wakeups.due = []
             reply.resolve(1)
             bench.wakeups.run()
             bench.seen.append(variable.get())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
 
+from danube.client.connection import Link
 from danube.client.reply import Reply
+from danube.client.session import Session
 from danube.client.waiting import Waiting, Wakeups
+from danube.errors import DanubeError, ProtocolError
 
 RUNS = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 TASKS = {"C": asyncio.Task, "Python": asyncio.tasks._PyTask}  # type: ignore[attr-defined]
@@ -231,5 +234,40 @@ def test_a_task_keeps_its_context_and_its_deadline(run: Any) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await Waiting(Reply(), bench.wakeups)
+
+    run(test())
+
+
+class Received:
+    """A session that settles what the test wants, and may then find the rest damaged."""
+
+    def __init__(self, reply: Reply, error: DanubeError | None) -> None:
+        self.reply, self.error = reply, error
+        self.wanted = 16
+
+    def received(self, view: memoryview, start: int, end: int) -> int:
+        self.reply.resolve(bytes(view[start:end]))
+        if self.error is not None:
+            raise self.error
+        return end
+
+
+@pytest.mark.parametrize("error", [None, ProtocolError("damaged")])
+def test_a_link_wakes_whose_answers_it_read_also_where_damage_follows(
+    run: Any, error: DanubeError | None
+) -> None:
+    async def test() -> None:
+        bench = Bench()
+        reply = Reply()
+        link = Link(cast(Session, Received(reply, error)), bench.wakeups)
+        await bench.started(bench.waits(reply, "x"))
+
+        def bytes_come() -> None:
+            link.get_buffer(-1)[:5] = b"bytes"
+            link.buffer_updated(5)
+            assert bench.seen == [("x", b"bytes")]
+
+        await bench.outside_of_tasks(bytes_come)
+        assert link.reason is error
 
     run(test())

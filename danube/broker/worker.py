@@ -270,9 +270,9 @@ class Worker:
         for door in self.doors.values():
             door.flush()
         self.counters.block.add(_TURNS)
+        # Else rings had no part in it, and the bell is armed since an earlier turn.
         if self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched:
             asker = asker if self._leave_rings(received) else None
-        # Else rings had no part in it, and the bell is armed since an earlier turn.
         self.busy_poll.turn_ended(began_ns, asker)
 
     def _leave_rings(self, received: bool) -> bool:

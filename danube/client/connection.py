@@ -36,7 +36,6 @@ class Link(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self._enlarged = False
         self._reason: DanubeError | None = None
         self.transport: asyncio.Transport | None = None
         self.socket: Any = None
@@ -59,7 +58,7 @@ class Link(asyncio.BufferedProtocol):
             start = self._start = self._session.received(self._view, self._start, self._end)
             if start == self._end:
                 self._start = self._end = 0
-                if self._enlarged:
+                if len(self._buffer) > RECEIVE_BUFFER_BYTES:
                     self._resize(RECEIVE_BUFFER_BYTES)
             else:
                 self._keep_rest()
@@ -85,7 +84,6 @@ class Link(asyncio.BufferedProtocol):
 
     def _resize(self, size: int) -> None:
         rest = bytes(self._view[self._start : self._end])
-        self._enlarged = size > RECEIVE_BUFFER_BYTES
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
         self._view[: len(rest)] = rest

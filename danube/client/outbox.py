@@ -321,8 +321,6 @@ class Outbox:
 
     def _turn(self) -> PartitionProducer:
         """The partition whose turn it is, round robin."""
-        if len(self.partitions) == 1:
-            return self.partitions[0]
         partition = self.partitions[self._next_partition]
         self._next_partition = (self._next_partition + 1) % len(self.partitions)
         return partition

@@ -15,6 +15,7 @@ from danube.client.outgoing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import Reply, all_settled
 from danube.client.setup import ProducerOptions, open_producer
+from danube.client.waiting import Waiting, Wakeups
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 
 CLOSE_TIMEOUT_S = 5.0
@@ -47,20 +48,8 @@ class AwaitableSend(SendFuture):
 
 async def _settled(reply: Reply) -> None:
     """Wait until the reply is settled, whatever with."""
-    if reply.settled:
-        return
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(_: Reply) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    reply.when_settled(wake)
-    try:
-        await future
-    except asyncio.CancelledError:
-        reply.forget(wake)
-        raise
+    if not reply.settled:
+        await Waiting(reply, Wakeups(asyncio.get_running_loop()))
 
 
 class Producer:

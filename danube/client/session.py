@@ -130,9 +130,7 @@ class Session(Timers):
         if not self._heard:
             refuse_http2(view[start:end])
             self._heard = True
-        only = decoder.only(view, start, end)
-        frames = decoder.frames(view, start, end) if only is None else (only,)
-        for kind, flags, correlation, handle, body_start, body_end in frames:
+        for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
             if kind == _PUBLISHED:
                 sharing.answered(correlation)

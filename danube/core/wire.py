@@ -380,22 +380,19 @@ class FrameDecoder:
         self.position = 0
         self.wanted = FRAME_HEADER_BYTES
 
-    def only(self, buffer: bytearray | bytes | memoryview, start: int, end: int) -> Frame | None:
-        """The frame without a tail that fills ``buffer[start:end]``; None where it is not just that.
-
-        It spares lone requests and answers the generator; what is not taken here is for ``frames()``.
-        """
-        size = end - start
-        if size < FRAME_HEADER_BYTES or size & 7 or size > self.size_max:
-            return None
-        found, kind, flags, tail, correlation, handle = _FRAME.unpack_from(buffer, start)
-        if found != size or tail:
-            return None
-        self.position = end
-        self.wanted = FRAME_HEADER_BYTES
-        return _new(Frame, (kind, flags, correlation, handle, start + FRAME_HEADER_BYTES, end))
-
     def frames(self, buffer: bytearray | bytes | memoryview, start: int, end: int) -> Iterator[Frame]:
+        """As above; a frame without a tail that fills ``buffer[start:end]`` needs no loop."""
+        size = end - start
+        if FRAME_HEADER_BYTES <= size <= self.size_max and not size & 7:
+            found, kind, flags, tail, correlation, handle = _FRAME.unpack_from(buffer, start)
+            if found == size and not tail:
+                self.position = end
+                self.wanted = FRAME_HEADER_BYTES
+                body_start = start + FRAME_HEADER_BYTES
+                return iter((_new(Frame, (kind, flags, correlation, handle, body_start, end)),))
+        return self._cut(buffer, start, end)
+
+    def _cut(self, buffer: bytearray | bytes | memoryview, start: int, end: int) -> Iterator[Frame]:
         unpack = _FRAME.unpack_from
         self.position = start
         while end - start >= FRAME_HEADER_BYTES:

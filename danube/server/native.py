@@ -323,11 +323,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         router = server.router
         view = buffer.view
         router.received()
-        decoder, start, end = self._decoder, buffer.start, buffer.end
-        only = decoder.only(view, start, end)
-        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS if only is None else 0
+        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS
         try:
-            for received in decoder.frames(view, start, end) if only is None else (only,):
+            for received in self._decoder.frames(view, buffer.start, buffer.end):
                 frame, data = received, view
                 if received.kind == _SHARED:
                     frame, data = self._in_memory(received, view)
@@ -348,10 +346,10 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     server.count("shared_in", 1)
                 taken += 1
                 if taken % FRAMES_AT_ONCE == 0 and clock.monotonic_ns() >= end_ns:
-                    self._stop_at(buffer, decoder.position)
+                    self._stop_at(buffer, self._decoder.position)
                     server.rest(self)
                     return False
-            buffer.start = decoder.position
+            buffer.start = self._decoder.position
         except DanubeError as error:
             server.buffers.lend(buffer)  # what was taken before lies in it until it is written
             server.turns.schedule_turn(None)

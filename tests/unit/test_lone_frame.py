@@ -1,8 +1,9 @@
-"""A frame that came alone is taken as the way of all frames would take it, or left to that."""
+"""A frame that came alone is taken as the loop over all frames would take it, or left to that."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator, Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +14,9 @@ from danube.errors import DanubeError
 BODIES = st.binary(max_size=64).map(lambda body: body + bytes(-len(body) % 8))
 
 
-def frames_of(decoder: FrameDecoder, data: bytes, start: int) -> list[Frame] | type[DanubeError]:
+def result_of(frames: Iterator[Frame]) -> list[Frame] | type[DanubeError]:
     try:
-        return list(decoder.frames(data, start, len(data)))
+        return list(frames)
     except DanubeError as error:
         return type(error)
 
@@ -28,7 +29,7 @@ def state(decoder: FrameDecoder) -> tuple[int, int, int]:
     before=st.binary(max_size=9), bodies=st.lists(BODIES, max_size=3), cut=st.integers(0, 40),
     size_max=st.sampled_from((FRAME_HEADER_BYTES, 48, 1 << 20)), kind=st.integers(0, 255),
 )  # fmt: skip
-def test_it_is_the_same_frame_or_none(
+def test_it_is_the_same_frame_with_and_without_the_loop(
     before: bytes, bodies: list[bytes], cut: int, size_max: int, kind: int
 ) -> None:
     data = before + b"".join(frame_header(kind, len(body), 7, kind, 3) + body for body in bodies)
@@ -48,27 +49,25 @@ def test_no_header_is_believed(data: bytes, size: int, tail: int) -> None:
 
 def check(data: bytes, start: int, size_max: int) -> None:
     decoder, other = FrameDecoder(size_max), FrameDecoder(size_max)
-    before = state(decoder)
-    only = decoder.only(data, start, len(data))
-    expected = frames_of(other, data, start)
-    if only is None:
-        assert state(decoder) == before, "nothing was taken"
-        whole = isinstance(expected, list) and len(expected) == 1 and expected[0].end == len(data)
-        assert not whole, "it has no tail and nothing is behind it"
-    else:
-        assert [only] == expected
-        assert state(decoder) == state(other)
+    found = decoder.frames(data, start, len(data))
+    expected = result_of(other._cut(data, start, len(data)))
+    whole = isinstance(expected, list) and len(expected) == 1 and expected[0].end == len(data)
+    assert isinstance(found, Generator) != whole, (
+        "alone are frames without a tail and with nothing behind them"
+    )
+    assert result_of(found) == expected
+    assert state(decoder) == state(other)
 
 
 def test_a_lone_frame_ends_what_was_wanted_for_a_larger_one() -> None:
     frame = frame_header(6, 8, 1, 2) + bytes(8)
     decoder = FrameDecoder()
     assert list(decoder.frames(frame[:-1], 0, len(frame) - 1)) == [] and decoder.wanted == len(frame)
-    assert decoder.only(frame[:-1], 0, len(frame) - 1) is None and decoder.wanted == len(frame)
-    assert decoder.only(frame, 0, len(frame)) is not None and decoder.wanted == FRAME_HEADER_BYTES
+    assert len(list(decoder.frames(frame, 0, len(frame)))) == 1 and decoder.wanted == FRAME_HEADER_BYTES
 
 
 def test_one_with_a_tail_is_left_to_the_others() -> None:
     data = bytearray(frame_header(6, 8, 1, 2) + bytes(8))
     data[6] = 3
-    assert FrameDecoder().only(bytes(data), 0, len(data)) is None
+    found = FrameDecoder().frames(bytes(data), 0, len(data))
+    assert isinstance(found, Generator) and [frame.end for frame in found] == [len(data) - 3]

@@ -54,6 +54,19 @@ class Bench:
         await asyncio.sleep(0)
         return tasks
 
+    def bytes_settle(self, *replies: Reply) -> None:
+        """Bytes are read that answer these, with 1, 2 and so on."""
+        self.wakeups.due = []
+        for number, reply in enumerate(replies, 1):
+            reply.resolve(number)
+        self.wakeups.run()
+
+    async def waiting(self) -> tuple[Reply, asyncio.Task[Any]]:
+        """A task ``x`` that waits for the reply."""
+        reply = Reply()
+        (task,) = await self.started(self.waits(reply, "x"))
+        return reply, task
+
     async def outside_of_tasks(self, callback: Callable[[], None]) -> None:
         """Call it as a transport would; raises what it raises."""
         done = self.loop.create_future()
@@ -95,8 +108,7 @@ def test_who_waited_goes_on_when_all_bytes_are_taken_and_not_before(run: Any, ta
 def test_a_reply_that_no_bytes_settle_wakes_in_the_next_iteration(run: Any) -> None:
     async def test() -> None:
         bench = Bench()
-        reply = Reply()
-        (task,) = await bench.started(bench.waits(reply, "x"))
+        reply, task = await bench.waiting()
 
         def time_is_over() -> None:
             reply.fail(TimeoutError())
@@ -123,11 +135,8 @@ def test_a_reply_that_is_settled_before_the_wait_began_ends_it(run: Any) -> None
 def test_bytes_that_a_task_takes_wake_others_when_it_waits(run: Any) -> None:
     async def test() -> None:
         bench = Bench()
-        reply = Reply()
-        (task,) = await bench.started(bench.waits(reply, "x"))
-        bench.wakeups.due = []
-        reply.resolve(1)
-        bench.wakeups.run()
+        reply, task = await bench.waiting()
+        bench.bytes_settle(reply)
         assert bench.seen == [], "a task cannot run inside of another"
         await task
         assert bench.seen == [("x", 1)]
@@ -139,8 +148,7 @@ def test_bytes_that_a_task_takes_wake_others_when_it_waits(run: Any) -> None:
 def test_cancelled_while_it_waits(run: Any, task_type: str) -> None:
     async def test() -> None:
         bench = Bench(TASKS[task_type])
-        reply = Reply()
-        (task,) = await bench.started(bench.waits(reply, "x"))
+        reply, task = await bench.waiting()
         assert task.cancel("enough")
         assert task.cancel("again"), "the task still has to hear of it"
         with pytest.raises(asyncio.CancelledError):
@@ -168,10 +176,7 @@ def test_cancelled_by_one_who_goes_on_first(run: Any, task_type: str) -> None:
         others.append(tasks[1])
 
         def bytes_come() -> None:
-            bench.wakeups.due = []
-            first.resolve(1)
-            second.resolve(2)
-            bench.wakeups.run()
+            bench.bytes_settle(first, second)
 
         await bench.outside_of_tasks(bytes_come)
         await asyncio.wait(tasks)
@@ -195,10 +200,7 @@ def test_one_who_ends_the_program_holds_up_no_other(run: Any, ending: type[BaseE
         tasks = await bench.started(ends(), bench.waits(second, "second"))
 
         def bytes_come() -> None:
-            bench.wakeups.due = []
-            first.resolve(1)
-            second.resolve(2)
-            bench.wakeups.run()
+            bench.bytes_settle(first, second)
             seen.extend(bench.seen)
             assert type(tasks[0].exception()) is ending
 
@@ -224,9 +226,7 @@ def test_a_task_keeps_its_context_and_its_deadline(run: Any) -> None:
         tasks = await bench.started(in_context())
 
         def bytes_come() -> None:
-            bench.wakeups.due = []
-            reply.resolve(1)
-            bench.wakeups.run()
+            bench.bytes_settle(reply)
             bench.seen.append(variable.get())
 
         await bench.outside_of_tasks(bytes_come)

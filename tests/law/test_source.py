@@ -10,7 +10,7 @@ import pytest
 
 from tests.law.source import ROOT, dotted, name_of, nodes, product_files, tree
 
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 
 # A ratchet: what is longer today, with its length.  A number here may only go down.

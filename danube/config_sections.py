@@ -429,7 +429,7 @@ class TopicsConfig:
     partitions: int = _integer(0, "partitions", 0, limits.PARTITIONS_MAX)
     retention_ms: int = _duration(7 * DAY_MS, "retention_time", 0, 36_500 * DAY_MS)
     retention_bytes: int = _size(0, "retention_size", 0, 1 << 60)
-    max_record_bytes: int = _size(1 * limits.MIB, "max_record_size", 1, limits.RECORD_BYTES_MAX)
+    max_record_bytes: int = _size(limits.RECORD_BYTES_DEFAULT, "max_record_size", 1, limits.RECORD_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ def _agree(condition: bool, reason: str) -> None:
 
 # Records and batches
 RECORD_BYTES_MAX = 8 * MIB
+RECORD_BYTES_DEFAULT = 4 * MIB  # of a topic that names no limit: what official clients send and take
 BATCH_BYTES_MAX = 12 * MIB
 BATCH_RECORDS_MAX = 65_536
 ATTRIBUTES_PER_RECORD_MAX = 64
@@ -117,6 +118,7 @@ WRITE_BYTES_MAX = 1 * MIB  # of one call to the kernel: docs/adr/0032-writes-of-
 SYNC_INTERVAL_MS = 20  # `written`: background sync starts this often, so it stays far less than 100 ms behind
 READ_CHUNK_BYTES = 1 * MIB
 
+_agree(RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX, "the default is allowed")
 _agree(RECORD_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a batch fits a frame")
 _agree(RING_BYTES & (RING_BYTES - 1) == 0, "a ring position is masked: its size is a power of two")
 _agree(TAIL_BYTES & (TAIL_BYTES - 1) == 0, "a tail position is masked")

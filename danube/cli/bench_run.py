@@ -17,6 +17,7 @@ from typing import Any
 from danube.cli.output import note
 from danube.cli.services import Services
 from danube.errors import DanubeError, Unavailable, error_for_code
+from danube.limits import RECORD_BYTES_DEFAULT
 
 ENDING_TIMEOUT_S = 5.0
 
@@ -169,7 +170,7 @@ def _topic(services: Services, plan: Plan) -> Iterator[None]:
                 partitions=plan.partitions,
                 reliable=plan.reliable,
                 durability=plan.durability,
-                max_record_bytes=max(plan.size, 1 << 20),
+                max_record_bytes=max(plan.size, RECORD_BYTES_DEFAULT),
             )
         try:
             yield

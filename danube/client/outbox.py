@@ -33,6 +33,7 @@ from danube.clock import wall_us
 from danube.core.batch_builder import encode_plain
 from danube.core.columns import encode, key_partitions
 from danube.core.payload_column import RECORD_OVERHEAD, leading_column
+from danube.core.policy import larger_record_hint
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
 from danube.limits import (
     BATCH_RECORDS_MAX,
@@ -426,7 +427,7 @@ class Outbox:
         raise RecordTooLarge(
             f"record of {size} bytes is too large",
             why=f"the limit of topic {self.topic} is {self.record_bytes_max} bytes",
-            hint="send smaller records or raise the topic's max_record_bytes",
+            hint=larger_record_hint(size, self.topic),
             size=size,
             limit=self.record_bytes_max,
         )

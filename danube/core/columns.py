@@ -30,6 +30,7 @@ from danube.core.batch_builder import Attributes, EncodedBatch, Keys, encode
 from danube.core.batch_scan import ScanResult, StopReason, scan
 from danube.core.checksum import key_hash
 from danube.core.compression import check_ratio, decompress
+from danube.core.policy import larger_record_hint
 from danube.errors import ProtocolError, RecordTooLarge
 from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, KEY_BYTES_MAX
 
@@ -462,7 +463,7 @@ def _refuse_record(index: int, size: int, limit: int, what: str = "payload") -> 
     raise RecordTooLarge(
         f"{what} of record {index} has {size} bytes",
         why=f"the limit is {limit} bytes",
-        hint="send smaller records or raise the topic's max_record_bytes",
+        hint=larger_record_hint(size) if what == "payload" else f"the limit of {what} is fixed",
         index=index,
         size=size,
         limit=limit,

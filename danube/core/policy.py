@@ -73,6 +73,9 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     (``delete``), whether instead only the latest record of each key is kept (``compact``), or both
     (``compact_delete``).  ``tombstone_retention_ms``: a record with a key and an empty payload goes
     with its key when it is this old.
+
+    A default here is what a stored policy means that leaves the field out, so it never changes.  New topics
+    take theirs from the configuration, which allows larger records.
     """
 
     reliable: bool = True
@@ -125,6 +128,17 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.tombstone_retention_ms < 0:
             raise InvalidArgument("tombstone_retention_ms must not be negative")
         self.failure.check()
+
+
+def larger_record_hint(size_bytes: int, topic: str = "TOPIC") -> str:
+    """Advice for a payload above its topic's limit."""
+    if size_bytes > RECORD_BYTES_MAX:
+        return f"no topic takes more than {RECORD_BYTES_MAX // MIB} MiB; send a reference to large content"
+    raise_to = f"{-(-size_bytes // MIB)}MiB"
+    return (
+        f"raise it with `danube topics update {topic} --max-record-size {raise_to}`;"
+        " topics made later take topics.max_record_size"
+    )
 
 
 def check_max_unacked(max_unacked: int) -> None:

@@ -10,8 +10,9 @@ import danube.sync
 from danube.client.address import Address
 from danube.client.admin import TopicInfo
 from danube.client.dialling import refused
+from danube.core.policy import larger_record_hint
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, TopicNotFound
-from danube.limits import GIB, MIB
+from danube.limits import GIB, RECORD_BYTES_DEFAULT
 from danube.load.links import Place
 from danube.load.plan import Plan, size_label
 from danube.telemetry import events
@@ -87,7 +88,7 @@ def _find_or_make(client: danube.sync.Client, plan: Plan, topic: str) -> TopicIn
         reliable=plan.durability != "memory",
         durability=plan.durability or "written",
         retention_bytes=RETENTION_BYTES,
-        max_record_bytes=max(plan.size_max, MIB),
+        max_record_bytes=max(plan.size_max, RECORD_BYTES_DEFAULT),
         failure={"max_redelivery_count": REDELIVERIES_MAX},
     )
 
@@ -104,7 +105,7 @@ def check_fits(plan: Plan, info: TopicInfo) -> None:
         raise InvalidArgument(
             f"records of {size_label(plan.size_max)} are too large for topic {info.topic}",
             why=f"its limit is {info.max_record_bytes} bytes",
-            hint="give smaller --sizes, or raise the topic's max_record_bytes",
+            hint=f"give smaller --sizes, or {larger_record_hint(plan.size_max, info.topic)}",
         )
 
 

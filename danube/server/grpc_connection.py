@@ -30,7 +30,7 @@ from danube.server.statuses import trailers_of
 if TYPE_CHECKING:
     from danube.server.grpc_door import GrpcDoor
 
-ASSEMBLING_BYTES_MAX = 32 * 1024 * 1024
+ASSEMBLING_BYTES_MAX = 64 * 1024 * 1024  # sixteen of the largest messages that topics take by default
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
 STREAM_QUEUE_BYTES = 256 * 1024
 _DIRECT, _BIDIRECTIONAL = MethodKind.DIRECT, MethodKind.BIDIRECTIONAL  # looked up once: it takes 0.1 us

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from danube.broker.router import Router
 from danube.core import wire
 from danube.core.known_consumers import producer_identity
+from danube.core.policy import larger_record_hint
 from danube.core.wire import Frame, Kind, OpenProducer
 from danube.errors import (
     CallerError,
@@ -29,7 +30,7 @@ from danube.errors import (
     OwnerMoved,
     RecordTooLarge,
 )
-from danube.ids import check_label
+from danube.ids import check_label, split_partition_name
 from danube.server.answers import Answering, Call, answer_calls
 from danube.server.broker_session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
@@ -443,5 +444,5 @@ def _refuse_large(size: int, target: Target) -> None:
     raise RecordTooLarge(
         f"payload has {size} bytes",
         why=f"the limit of {target.partition} is {target.record_bytes_max} bytes",
-        hint="send smaller messages or raise the topic's max_record_bytes",
+        hint=larger_record_hint(size, split_partition_name(target.partition)[0]),
     )

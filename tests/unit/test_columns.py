@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from danube.core import columns
 from danube.core.batch import HEADER_BYTES, Compression, Flag, check_stored, read_header, stamp
 from danube.core.checksum import crc32c, key_hash
 from danube.core.columns import BatchView, check_columns, check_columns_twin, encode, key_partitions
@@ -283,6 +284,16 @@ def test_the_first_record_above_the_topics_limit_is_named(kernels_or_twins: str)
             with pytest.raises(RecordTooLarge) as caught:
                 check_columns(data, read_header(data), 10)
             assert (caught.value.facts["index"], caught.value.facts["size"]) == (index, 11)
+            assert "--max-record-size" in caught.value.hint
+
+
+def test_no_topic_setting_is_advised_for_a_large_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode([b""], publish_time_us=1, keys=[b"k" * 8]).to_bytes()
+    check_columns_twin(BatchView(data), 1)
+    monkeypatch.setattr(columns, "KEY_BYTES_MAX", 7)
+    with pytest.raises(RecordTooLarge) as caught:
+        check_columns_twin(BatchView(data), 1)
+    assert "key" in caught.value.hint and "--max-record-size" not in caught.value.hint
 
 
 def test_a_producer_cannot_send_a_selection() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from danube import config
+from danube.cli.topics import update
 from danube.config import BrokerConfig, Problem, load
+from danube.core.policy import TopicPolicy, larger_record_hint
 from danube.errors import ConfigInvalid, exit_code_of
-from danube.limits import BUSY_POLL_US
+from danube.limits import BUSY_POLL_US, MIB, RECORD_BYTES_MAX
 from danube.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +43,28 @@ def test_nothing_given_is_all_defaults() -> None:
     assert set(loaded.origins.values()) == {"default"}
     assert loaded.config.server.host == "127.0.0.1"
     assert loaded.config.server.native_port == 6660
+
+
+def test_new_topics_take_payloads_of_4_mib_and_stored_policies_keep_their_meaning() -> None:
+    assert load(None, {}, {}).config.topic_policy().max_record_bytes == 4 * MIB
+    stored = msgspec.msgpack.encode({"reliable": True})  # the limit was 1 MiB when it was left out
+    assert msgspec.msgpack.decode(stored, type=TopicPolicy).max_record_bytes == MIB
+
+
+@pytest.mark.parametrize("size", [1, MIB, MIB + 1, 5 * MIB, RECORD_BYTES_MAX])
+def test_the_advice_for_a_large_payload_is_a_command_that_helps(size: int) -> None:
+    found = re.search(
+        r"`danube topics update (\S+) --max-record-size (\S+)`", larger_record_hint(size, "/a/b")
+    )
+    assert found and found[1] == "/a/b"
+    assert size <= parse_size_bytes(found[2]) <= RECORD_BYTES_MAX
+    assert "--max-record-size" in {name for option in update.params for name in option.opts}
+    assert "topics.max_record_size" in load(None, {}, {}).origins
+    assert "topics.max_record_size" in larger_record_hint(size)
+
+
+def test_no_setting_is_advised_where_none_helps() -> None:
+    assert "--max-record-size" not in larger_record_hint(RECORD_BYTES_MAX + 1)
 
 
 def test_the_default_data_directory_follows_xdg_and_home() -> None:

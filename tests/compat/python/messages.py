@@ -38,15 +38,15 @@ async def fields(url: str, topic: str) -> None:
 
 
 async def large(url: str, topic: str) -> None:
-    """Nearly 1 MiB goes through, several at once; more than 1 MiB is refused and hurts nobody."""
+    """Nearly 4 MiB goes through, several at once; more than 4 MiB is refused and hurts nobody."""
     client = await connect(url)
     async with producing(client, topic) as producer, receiving(client, topic, "consumer") as inbox:
-        payloads = [bytes([65 + number]) * (MIB - number) for number in range(8)]
+        payloads = [bytes([65 + number]) * (4 * MIB - 1024 - number) for number in range(8)]
         await asyncio.gather(*map(producer.send, payloads))
         taken = await inbox.payloads(8)
         expect(Counter(taken) == Counter(payloads), "each once", [len(each) for each in taken])
-        await refused(producer.send(bytes(MIB + 1)), grpc.StatusCode.INVALID_ARGUMENT)
-        await refused(producer.send(bytes(3 * MIB)), grpc.StatusCode.INVALID_ARGUMENT)
+        await refused(producer.send(bytes(4 * MIB + 1)), grpc.StatusCode.INVALID_ARGUMENT)
+        await refused(producer.send(bytes(6 * MIB)), grpc.StatusCode.INVALID_ARGUMENT)
         await producer.send(b"after")
         expect(await inbox.payloads(1) == [b"after"], "the connection goes on")
 

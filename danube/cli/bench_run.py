@@ -7,14 +7,15 @@ answers with one JSON line.  Times are CLOCK_MONOTONIC, which all processes of a
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from danube.cli.output import note
+from danube.cli.own_process import own_command, own_environment
 from danube.cli.services import Services
 from danube.errors import DanubeError, Unavailable, error_for_code
 from danube.limits import RECORD_BYTES_DEFAULT
@@ -45,10 +46,11 @@ class Child:
     """One process of the benchmark."""
 
     def __init__(self, part: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "danube.cli.bench_child"],
+        self._process = subprocess.Popen(  # noqa: S603 - this program, with no words of a user
+            own_command("danube.cli.bench_child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=own_environment(os.environ),
         )
         self._tell(json.dumps(part))
 

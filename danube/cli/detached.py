@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from danube.cli.own_process import own_command, own_environment
 from danube.cli.running import read_running
 from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unavailable
 
@@ -37,7 +37,7 @@ def start_detached(config: BrokerConfig) -> Started:
     with _append_to(output) as sink:
         before = sink.tell()
         process = subprocess.Popen(  # noqa: S603 - this program, with paths that were checked
-            [sys.executable, "-m", "danube", "start", *_flags(config)],
+            own_command("danube", "start", *_flags(config)),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -67,7 +67,7 @@ def _environment(config: BrokerConfig) -> dict[str, str]:
 
     from danube.config import environment_name, values
 
-    kept = {name: text for name, text in os.environ.items() if name != "DANUBE_CONFIG"}
+    kept = {name: text for name, text in own_environment(os.environ).items() if name != "DANUBE_CONFIG"}
     return kept | {environment_name(key): text for key, text in values(config, secrets_shown=True).items()}
 
 

@@ -15,6 +15,7 @@ import click
 from danube.cli import arguments
 from danube.cli.addressing import Address, address_option, explaining, topic_name
 from danube.cli.output import note
+from danube.cli.own_process import own_command
 from danube.cli.services import Services
 from danube.errors import ConfigInvalid, Conflict, InvalidArgument
 from danube.load.plan import OPTIONS, Plan, words_of
@@ -124,7 +125,7 @@ def load(
         words += [*words_of(values), *reports, f"--report-form={options['output']}"]
     sys.stdout.flush()
     sys.stderr.flush()
-    services.execute([sys.executable, "-m", "danube.load", *words])
+    services.execute(own_command("danube.load", *words))
 
 
 def _check_locust() -> None:

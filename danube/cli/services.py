@@ -31,7 +31,9 @@ def _start_broker(config: BrokerConfig, announce: Callable[[str | Started], None
 
 
 def _execute(words: list[str]) -> None:
-    os.execv(words[0], words)  # noqa: S606 - our own interpreter and module, and no shell
+    from danube.cli.own_process import own_environment
+
+    os.execve(words[0], words, own_environment(os.environ))  # noqa: S606 - our own interpreter and module, no shell
 
 
 def _terminal() -> bool:

@@ -47,8 +47,8 @@ class Line:
     @property
     def words(self) -> dict[str, str]:
         """Options of the started command by name."""
-        assert self.started[:3] == [sys.executable, "-m", "danube.load"]
-        pairs = (word.partition("=") for word in self.started[3:] if word.startswith("--"))
+        assert self.started[:4] == [sys.executable, "-P", "-m", "danube.load"]
+        pairs = (word.partition("=") for word in self.started[4:] if word.startswith("--"))
         return {name: value for name, _, value in pairs}
 
 

@@ -37,6 +37,7 @@ class BlockingConnection:
         self._connect_timeout_s = connect_timeout_s
         self._reading = False
         self._home = BlockingLink(session)
+        session.when_forked = self._let_go
         self._owners: dict[Session, BlockingLink] = {}
         self._to_dial: dict[Session, Address] = {}
         session.brokers.dial = self._to_dial.__setitem__
@@ -54,6 +55,15 @@ class BlockingConnection:
             for link in [*self._owners.values(), self._home]:
                 link.drop(ConnectionFailed("the client is closed"), quietly=True)
             self._changed.notify_all()
+
+    def _let_go(self) -> None:
+        """In the child of a fork: no thread but this one goes on, so nobody else holds the lock or reads."""
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._reading = False
+        self._to_dial.clear()
+        self._owners.clear()  # each lets go of its own socket
+        self._home.let_go()
 
     # -- waiting --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Final
 from danube import local_socket, tcp
 from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
+from danube.client.forked import let_go
 from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
@@ -31,6 +32,7 @@ class BlockingLink:
         self._start = 0
         self._end = 0
         session.when_silent = self.drop
+        session.when_forked = self.let_go
 
     # -- dialling -------------------------------------------------------------------------------
 
@@ -75,6 +77,13 @@ class BlockingLink:
         sock.close()
         self._start = self._end = 0
         self.session.disconnected(reason)
+
+    def let_go(self) -> None:
+        """In the child of a fork: hold the parent's socket no longer."""
+        sock, self.socket = self.socket, None
+        if sock is not None and sock.fileno() >= 0:
+            let_go(sock.fileno())
+            sock.close()
 
     # -- reading --------------------------------------------------------------------------------
 

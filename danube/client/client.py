@@ -85,6 +85,7 @@ class Client:
         """Connect; raise ConnectionFailed when no address of the URL answers.  Done by ``async with``."""
         if self._closed:
             raise ClosedError("the client is closed", hint="make a new one")
+        self._session.check_usable()
         if self._connection is None:
             timeout_s = self._connect_timeout_s
             connection = Connection(self._session, self._addresses, timeout_s, self._busy_poll_us)

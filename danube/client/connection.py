@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from danube import clock, local_socket, tcp
 from danube.client.address import Address
 from danube.client.dialling import closed_early, greeting_s, refused
+from danube.client.forked import let_go
 from danube.client.reply import Plan, Reply
 from danube.client.session import Session
 from danube.client.waiting import Waiting, Wakeups
@@ -95,6 +96,11 @@ class Link(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def let_go(self) -> None:
+        """In the child of a fork: hold the parent's socket no longer, and take nothing more from it."""
+        if self.socket is not None and self.socket.fileno() >= 0:
+            let_go(self.socket.fileno())
+
     def eof_received(self) -> bool:
         return False
 
@@ -150,6 +156,7 @@ class Connection:
         session.when_output = self.schedule_flush
         session.when_timer = self._arm
         session.when_silent = self._on_silence
+        session.when_forked = self._let_go
 
     async def open(self) -> None:
         """Connect once, or raise what went wrong at the last address."""
@@ -190,6 +197,16 @@ class Connection:
             if self._link.reason is not None:
                 return self._link.reason
         return ConnectionFailed("the connection is closed")
+
+    def _let_go(self) -> None:
+        """In the child of a fork: forget the socket, which is the parent's, and what keeps it."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.let_go()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._keeper = self._timer = None
+        self._owners = {}
 
     async def close(self) -> None:
         """Write what is queued, as far as the broker takes it at once, and close the socket."""
@@ -354,6 +371,9 @@ class Connection:
             link = self._link
             if link is not None:
                 await asyncio.shield(link.lost)
+            if self.session.failure is not None:
+                return
+            if link is not None:
                 _telemetry.warning("connection lost", reason=str(link.reason))
             try:
                 await self._dial_until_connected()
@@ -370,6 +390,7 @@ class Connection:
                 error.why = str(last) if last is not None else error.why
                 raise
             await asyncio.sleep(pause_ns / 1e9)
+            self.session.check_usable()
             try:
                 await self._connect()
                 return

@@ -50,6 +50,7 @@ class Consumer:
 
     @property
     def _box(self) -> Inbox[Message, Batch]:
+        self._connection.session.check_usable()
         if self._inbox is None:
             raise ClosedError(
                 "the consumer is closed" if self._closed else "the consumer is not open",

@@ -8,6 +8,7 @@ one of those is answered: the slower the broker, the larger the batches.
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -121,7 +122,7 @@ class Outbox:
         return group, index
 
     def _begin_group(self) -> Group:
-        self._check_open()
+        self.check()
         if self.group is not None:
             self.flush_group()
             self.left_full = True
@@ -137,12 +138,13 @@ class Outbox:
         self.when_group()
         return group
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError(f"the producer {self.name!r} is closed")
+    def check(self) -> None:
+        """Raise what ended the producer."""
         for partition in self.partitions:
             if partition.failure is not None:
                 raise partition.failure.with_traceback(None)
+        if self.closed:
+            raise ClosedError(f"the producer {self.name!r} is closed")
 
     @property
     def idle(self) -> bool:
@@ -155,7 +157,7 @@ class Outbox:
             payload = as_bytes(payload)
         if len(payload) > self.record_bytes_max:
             self._refuse_record(len(payload))
-        self._check_open()
+        self.check()
         partition = self._turn()
         if self._compression:
             return self._send(partition, [payload], None, None)
@@ -272,8 +274,7 @@ class Outbox:
             raise InvalidArgument(f"there are {len(attributes)} attributes for {count} records")
         start = 0
         while start < count:
-            if self.closed:
-                raise ClosedError(f"the producer {self.name!r} is closed")
+            self.check()
             try:
                 column = leading_column(payloads, start, self.batch_bytes)
             except DanubeError as error:
@@ -423,6 +424,19 @@ class Outbox:
         self.flush_group()
         return [partition.close() for partition in self.partitions]
 
+    def disown(self) -> None:
+        """In the child of a fork: what was gathered is the parent's to send."""
+        self.closed = True
+        self._unreported = []
+        group, self.group = self.group, None
+        if group is not None:
+            group.parts = [one.failure for one in self.partitions if one.failure is not None]
+            if group.flushed is not None:
+                try:
+                    group.flushed.resolve(None)
+                except RuntimeError:  # who waits does so on a loop that is closed, or of another thread
+                    pass
+
     def _refuse_record(self, size: int) -> None:
         raise RecordTooLarge(
             f"record of {size} bytes is too large",
@@ -446,6 +460,14 @@ def warn_unflushed() -> None:
 
 
 atexit.register(warn_unflushed)
+
+
+def _after_fork_in_child() -> None:
+    for outbox in list(outboxes):
+        outbox.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)  # after the sessions, which are imported above
 
 
 def _nothing() -> None:

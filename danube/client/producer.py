@@ -76,6 +76,7 @@ class Producer:
 
     @property
     def _box(self) -> Outbox:
+        self._connection.session.check_usable()
         if self._outbox is None:
             raise ClosedError(
                 "the producer is closed" if self._closed else "the producer is not open",

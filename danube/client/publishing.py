@@ -414,7 +414,9 @@ class PartitionProducer:
 
     def _end(self, state: State, error: DanubeError) -> None:
         self._state = state
-        self.failure = error if state is State.FAILED else ClosedError("the producer is closed")
+        self.failure = (
+            error if state is State.FAILED else ClosedError(f"the producer {self.name!r} is closed")
+        )
         for timer in (self._retry, self._expiry):
             if timer is not None:
                 timer.cancel()

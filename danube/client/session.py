@@ -81,6 +81,7 @@ class Session(Timers):
         self.when_output: Callable[[], None] = _nothing
         self.when_ready: Callable[[], None] = _nothing
         self.when_silent: Callable[[DanubeError], None] = _ignore
+        self.when_forked: Callable[[], None] = _nothing  # this is a child now: let go of the parent's socket
         self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
         self.brokers = Brokers(self)
@@ -212,24 +213,32 @@ class Session(Timers):
         self.ready = self._open = False
         self._output.clear()
         self.sharing.disconnected()
+        for tell in self._last_words():
+            tell(error)
+        if self.brokers.home is self:
+            self.brokers.fail(error)
+
+    def _last_words(self) -> list[Callable[[DanubeError], None]]:
+        """Whom to tell that there will be no further connection; each of them ends by itself."""
         requests = [one for one in self._awaited.values() if isinstance(one, Request)]
         requests += self._waiting
         self._awaited.clear()
         self._waiting.clear()
-        for opened in list(self._opened):
-            opened.on_session_failed(error)
-        for request in requests:
-            request.on_error(error)
-        if self.brokers.home is self:
-            self.brokers.fail(error)
+        return [*(one.on_session_failed for one in self._opened), *(one.on_error for one in requests)]
 
-    def abandon(self, error: DanubeError) -> None:
-        """Refuse every later call with ``error`` and write nothing more; nobody is told."""
-        self.failure = error
+    def disown(self, error: DanubeError) -> None:
+        """In the child of a fork: end without a word to the broker, for the connection is the parent's."""
+        self.when_forked()
+        self.brokers.dial, self.brokers.drop = None, _ignore
+        self.failure = self.failure or error
         self.ready = self._open = False
+        self._output, self._dirty = [], {}
         self.sharing.disconnected()
-        self._output = []
-        self._dirty = {}
+        for tell in self._last_words():
+            try:
+                tell(error)
+            except RuntimeError:  # who waits does so on a loop that is closed, or of another thread
+                pass
 
     def sibling(self) -> Session:
         """A session of the same client with another broker."""
@@ -479,14 +488,14 @@ def _nothing() -> None:
     pass
 
 
-def _ignore(_: DanubeError) -> None:
+def _ignore(_: Any) -> None:
     pass
 
 
 def _after_fork_in_child() -> None:
     """The child shares the parent's sockets; a byte from it would ruin the parent's stream."""
     for session in list(_sessions):
-        session.abandon(
+        session.disown(
             ClosedError(
                 "this client was made before a fork",
                 why=f"process {session.process} owns its connection",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from danube.core.batch import BatchHeader, read_header
 from danube.core.columns import BatchView
-from danube.core.cursor import no_ranges
+from danube.core.ranges import no_ranges
 from danube.core.selection import ring_hashes, select
 
 _SIZE_AND_OFFSET = struct.Struct("<4xIQ")

@@ -10,6 +10,7 @@ from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.traffic import TrafficCounters
 from danube.core.commands import TopicRecord
+from danube.core.cursor import CursorState
 from danube.core.offset_budget import OffsetBudget
 from danube.core.partition import Partition
 from danube.core.reserved_partition import ReservedPartition
@@ -67,7 +68,7 @@ def open_partition(
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
     opened = open_log(root, name, record, index, epoch, options, budget=budget)
     directory = partition_directory(root, record.topic_id, index)
-    cursors = CursorStore(directory, LogIdentity(record.topic_id, index))
+    cursors = CursorStore(directory, LogIdentity(record.topic_id, index), CursorState.decode)
     hosted = HostedPartition(
         name, record, index, opened.core, counters, directory=directory, log=opened.log, cursors=cursors
     )
@@ -97,5 +98,17 @@ def follow_recovery(hosted: HostedPartition) -> None:
     hosted.damaged = [(found.start, found.end) for found in log.damage if found.start < found.end]
     for found in log.recovery.damaged:
         _log.error("damage found", partition=hosted.name, damage=str(found))
+    _tell_of_cursors(hosted)
     if log.recovery.damaged:
         hosted.counters.add("damaged_records", len(log.recovery.damaged))
+
+
+def _tell_of_cursors(hosted: HostedPartition) -> None:
+    damage = hosted.cursors.damage if hosted.cursors is not None else ()
+    for found in damage:
+        _log.error(
+            "stored cursor is damaged: an older one counts, or else the earliest record",
+            partition=hosted.name, file=found.file, position=found.position, why=found.why,
+        )  # fmt: skip
+    if damage:
+        hosted.counters.add("damaged_records", len(damage))

@@ -13,12 +13,11 @@ that holds data is never touched.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -297,39 +296,34 @@ def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, di
     records.  Returns how many subscriptions it has; Damage where there is a copy and none can be read."""
     identity, end = owner.identity, manifest.uploaded_end
     keys = sorted((one.key for one in store.list(cursors_prefix(identity))), reverse=True)
+    states: dict[str, bytes] = {}
     problem: Damage | None = None
+    whole = False
     for key in keys:
         copy = directory / "cursors-copy"
         files.replace_durably(copy, store.get(key))
-        held = read_cursor_file(copy, identity)
+        held = read_cursor_file(copy, identity, CursorState.decode)
         files.unlink(copy)
-        if held is None or held.damaged:
-            problem = Damage(f"{key} cannot be read")
-            continue
-        states = {name: _clamped(blob, end) for name, blob in held.states.items() if blob is not None}
-        cursors = CursorStore(directory, identity)
-        cursors.load()
-        for name, blob in states.items():
-            cursors.store(name, blob)
-        cursors.write()
-        job = cursors.sync_job()
-        if job is not None:
-            job.run()
-        cursors.close()
-        if problem is not None:
-            _log.warning("an older copy of cursors is used", key=key, why=str(problem))
-        return len(states)
-    if problem is not None:
+        if held is not None:  # what a newer copy has of a subscription counts, as far as it can be read
+            states = {**{name: blob for name, blob in held.states.items() if blob is not None}, **states}
+            whole = not held.damaged
+            if whole:
+                break
+        problem = Damage(f"{key} cannot be read", why=held.damaged[0][1] if held is not None else "")
+        _log.warning("an older copy of cursors is used", topic=owner.topic, key=key, why=problem.why)
+    if problem is not None and not whole and not states:
         raise problem
-    return 0
+    cursors = CursorStore(directory, identity)
+    cursors.load()
+    for name, blob in states.items():
+        cursors.store(name, _clamped(blob, end))
+    cursors.write()
+    job = cursors.sync_job()
+    if job is not None:
+        job.run()
+    cursors.close()
+    return len(states)
 
 
 def _clamped(blob: bytes, end: int) -> bytes:
-    state = CursorState.decode(blob)
-    floor = min(state.ack_floor, end)
-    acked = state.acked[state.acked[:, 0] < end].copy() if floor == state.ack_floor else state.acked[:0]
-    acked[:, 1] = acked[:, 1].clip(max=end)
-    if len(acked) and int(acked[0, 0]) <= floor:
-        acked = acked[1:]
-    fields: dict[str, Any] = {"ack_floor": floor, "acked": acked}
-    return dataclasses.replace(state, **fields).encode()
+    return CursorState.decode(blob).clipped(end).encode()

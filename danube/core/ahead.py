@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from danube.core.cursor import no_ranges
 from danube.core.grants import Offsets
+from danube.core.ranges import no_ranges
 
 
 class Ahead:

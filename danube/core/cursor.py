@@ -19,12 +19,15 @@ The store that keeps the bytes adds the checksum.  Little-endian:
 
 A range therefore costs 8 bytes at most, a wide one 16.  Only the first ACKED_RANGES_STORED_MAX ranges are
 stored: leaving a range out repeats its records after a crash, and loses none.
+
+A gap is never written as 0: what touches the floor raises it, and ranges that touch are one.  Former
+versions wrote such gaps, so they are read, as what they say.  A range without a record is damage.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -32,7 +35,8 @@ import numpy as np
 
 from danube.core.grants import Mode, Offsets
 from danube.core.policy import FailurePolicy
-from danube.errors import Damage, StorageIncompatible
+from danube.core.ranges import joined, no_ranges
+from danube.errors import Damage, InvalidArgument, StorageIncompatible
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
 
 VERSION: Final = 1
@@ -48,15 +52,11 @@ _BITS_MAX: Final = MAX_UNACKED_LIMIT * 2
 _policy_decoder = msgspec.msgpack.Decoder(FailurePolicy)
 
 
-def no_ranges() -> Offsets:
-    """An empty int64[0][2]."""
-    return np.empty((0, 2), np.int64)
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class CursorState:
     """Everything below ``ack_floor`` is acked, and ``acked`` (int64[n][2], half-open, ascending,
     apart from each other and above the floor) besides.  What is not named here is not acked.
+    Whatever else ``acked`` is made of, ``settled`` makes that of it.
     """
 
     mode: Mode
@@ -72,8 +72,29 @@ class CursorState:
         """The state of a new subscription whose first record is ``offset``."""
         return cls(mode, offset, no_ranges(), max_unacked, failure)
 
+    def settled(self) -> CursorState:
+        """The same progress with ranges that ascend, touch nothing and lie above the floor."""
+        edges = np.diff(self.acked.reshape(-1), prepend=self.ack_floor)
+        if not len(edges) or int(edges.min()) > 0:
+            return self
+        floor, acked = self.ack_floor, joined(self.acked)
+        acked = acked[acked[:, 1] > floor]
+        if len(acked) and int(acked[0, 0]) <= floor:
+            floor, acked = int(acked[0, 1]), acked[1:]
+        return replace(self, ack_floor=floor, acked=acked)
+
+    def clipped(self, end: int) -> CursorState:
+        """The same progress in a log that ends at ``end``: nothing from there on counts as acked."""
+        if self.ack_floor <= end and (not len(self.acked) or int(self.acked[-1, 1]) <= end):
+            return self
+        acked = np.minimum(self.acked, end)
+        return replace(self, ack_floor=min(self.ack_floor, end), acked=acked).settled()
+
     def encode(self) -> bytes:
         """The bytes above; at most 16 * ACKED_RANGES_STORED_MAX and the policy."""
+        return self.settled()._encode()
+
+    def _encode(self) -> bytes:
         policy = b"" if self.failure is None else msgspec.msgpack.encode(self.failure)
         form, count, body = _encode_ranges(self.acked[:ACKED_RANGES_STORED_MAX], self.ack_floor)
         flags = 0 if self.failure is None else _POLICY
@@ -104,7 +125,7 @@ class CursorState:
             raise Damage("stored cursor is cut", size=len(encoded))
         failure = _decode_policy(encoded[_HEAD.size : _HEAD.size + policy_size]) if flags else None
         acked = _decode_ranges(form, count, encoded[body_start:], floor)
-        return cls(Mode(mode), floor, acked, max_unacked, failure)
+        return cls(Mode(mode), floor, acked, max_unacked, failure).settled()
 
 
 def _encode_ranges(acked: Offsets, floor: int) -> tuple[int, int, bytes]:
@@ -132,7 +153,7 @@ def _decode_ranges(form: int, count: int, body: bytes, floor: int) -> Offsets:
         bits = np.unpackbits(np.frombuffer(body, np.uint8), count=count, bitorder="little")
         return ranges_of(bits.view(np.bool_), floor)
     edges = np.frombuffer(body, "<u8" if form == _WIDE else "<u4")
-    if count and (not edges.all() or int(edges.max()) > _OFFSET_MAX):
+    if count and (not edges[1::2].all() or int(edges.max()) > _OFFSET_MAX):
         raise Damage("stored cursor has a range that cannot be", count=count)
     acked = (np.cumsum(edges.astype(np.int64)) + floor).reshape(-1, 2)
     if len(acked) and (int(acked.min()) < 0 or int(acked.max()) > _OFFSET_MAX):
@@ -142,8 +163,10 @@ def _decode_ranges(form: int, count: int, body: bytes, floor: int) -> Offsets:
 
 def _decode_policy(encoded: bytes) -> FailurePolicy:
     try:
-        return _policy_decoder.decode(encoded)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        policy = _policy_decoder.decode(encoded)
+        policy.check()
+        return policy
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidArgument) as error:
         raise Damage("stored cursor's failure policy cannot be read", why=str(error)) from None
 
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from danube.core.acks import Ranges
 from danube.core.ahead import Ahead
-from danube.core.cursor import CursorState, no_ranges
+from danube.core.cursor import CursorState
 from danube.core.grants import AckResult, Mode, Offsets
 from danube.core.policy import FailurePolicy
-from danube.core.ranges import between, joined, size_of, within, without
+from danube.core.ranges import between, joined, no_ranges, size_of, within, without
 from danube.core.subscription import Subscription
 from danube.errors import broken
 from danube.limits import ACKED_RANGES_STORED_MAX
@@ -104,11 +104,12 @@ class HoledSubscription(Subscription):
             self._pass_hole()
         self._jumping = False
         self._window.freed = True
-        self.version += 1
+        self._moved()
         return True
 
     def _pass_hole(self) -> None:
-        window, end = self._window, self._hole_end
+        window = self._window
+        end = max(self._hole_end, window.next)  # what was acked ahead may reach beyond it
         missing = between(self._ahead.ranges, window.next, end)  # what is acked of it stays acked
         self._withheld = joined(np.concatenate((self._withheld, missing)))
         self._hole_end = 0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from danube.core.cursor import no_ranges
 from danube.core.grants import Offsets
+
+
+def no_ranges() -> Offsets:
+    """An empty int64[0][2]."""
+    return np.empty((0, 2), np.int64)
 
 
 def joined(ranges: Offsets) -> Offsets:

@@ -62,6 +62,7 @@ class Subscription:
         """Start where ``state`` left off; nothing is in flight, and only what it names is acked."""
         check_max_unacked(max_unacked)
         failure.check()
+        state = state.settled()
         self.name = name
         self.mode = mode
         self.max_unacked = max_unacked
@@ -370,7 +371,7 @@ class Subscription:
         dead = window.counts[DEAD] + window.counts[BURIED]
         acked, ignored, refused = acknowledge(window, self._seat(consumer_id), ranges)
         if acked:
-            self.version += 1
+            self._moved()
             if dead:
                 self._failures.forget_acked()
         counters = self._counters
@@ -392,7 +393,7 @@ class Subscription:
         if len(offsets):
             self._failures.nacked += len(offsets)
             if self._failures.fail(offsets, delay_ms, reason, now_ns):
-                self.version += 1
+                self._moved()
         return len(offsets)
 
     def tick(self, now_ns: int) -> int | None:
@@ -408,7 +409,7 @@ class Subscription:
 
     def _pass_time(self, now_ns: int) -> None:
         if self._failures.pass_time(now_ns):
-            self.version += 1
+            self._moved()
 
     def unblock(self, now_ns: int) -> int:
         """Blocked records are delivered again with a fresh count; return how many."""
@@ -421,7 +422,7 @@ class Subscription:
     def dead_lettered(self, offset: int) -> None:
         """The copy is stored as durably as the topic asks: the record counts as acked."""
         if self._failures.dead_lettered(offset):
-            self.version += 1
+            self._moved()
 
     def dead_letter_failed(self, offset: int, now_ns: int) -> None:
         """The copy failed: the record stays unacked and is offered again later."""
@@ -429,7 +430,14 @@ class Subscription:
 
     def _acked(self) -> None:
         self._window.advance()
+        self._moved()
+
+    def _moved(self) -> None:
+        """Something is acked: where that empties the window, what is acked right behind it counts too."""
         self.version += 1
+        window = self._window
+        if window.floor == window.next and self._ahead:
+            self._pass_ahead(window.next)
 
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:
         """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten."""
@@ -468,7 +476,7 @@ class Subscription:
             settled += self._ahead.add(np.maximum(ahead, window.next))
             self._pass_ahead(int(ahead[-1, 1]))
         self._failures.forget_acked()
-        self.version += 1
+        self._moved()
         return settled
 
     def cursor_state(self) -> CursorState:

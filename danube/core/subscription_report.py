@@ -85,3 +85,5 @@ def check_agreement(window: Window, ahead: Ahead, max_unacked: int) -> None:
         broken("too many records are unacked", unacked=window.outstanding, limit=max_unacked)
     if ahead and ahead.first[0] < window.next:
         broken("an acked range ahead was not taken", first=ahead.first, next=window.next)
+    if ahead and ahead.first[0] == window.floor:
+        broken("the floor stopped before an acked range ahead", first=ahead.first, floor=window.floor)

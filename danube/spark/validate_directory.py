@@ -26,7 +26,7 @@ from danube.wal.segment import LogIdentity, base_offset_of, spare_epoch_of
 from danube.wal.verify_state import Cursors, read_cursors
 
 ATTEMPTS: Final = 5
-CURSORS_BYTES_MAX: Final = 1 << 30
+CURSORS_BYTES_MAX: Final = 1 << 33
 _EVERYTHING: Final = 1 << 62
 _CURSOR_FILES: Final = ("cursors-a", "cursors-b")
 

@@ -30,20 +30,22 @@ Entries are appended, so the last one of a name is its state.  The file is reser
 are stored while the disk is full.  When it is used up, the live states are written into the *other*
 file under the next generation and appending goes on there: no name changes and no space is needed.
 Before the other file is overwritten the one in force is synced, so one of them is whole on disk at
-any time; the older one is what a damaged entry falls back to.  A cursor that falls back is older,
-never ahead of its acks.  A file whose sync failed is replaced by a new one (write, sync, rename).
+any time; the older one is what a damaged entry falls back to.  An entry is damaged too where its state
+cannot be decoded (``decode``), whatever its checksum says.  A cursor that falls back is older, never
+ahead of its acks.  A file whose sync failed is replaced by a new one (write, sync, rename).
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from danube import files
 from danube.core.batch import padded
 from danube.core.checksum import crc32c
-from danube.errors import StorageFailed, StorageFull, StorageIncompatible, broken
+from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncompatible, broken
 from danube.limits import KIB, MIB
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
@@ -54,7 +56,7 @@ FILE_NAMES: Final = ("cursors-a", "cursors-b")
 HEADER_BYTES: Final = 64
 RESERVE_FIRST: Final = 8 * KIB
 RESERVE_GROWN: Final = 256 * KIB
-FILE_BYTES_MAX: Final = 1024 * MIB
+FILE_BYTES_MAX: Final = 8192 * MIB  # what the largest states need, and as much again behind them
 _LIVE_FACTOR: Final = 4
 _VERSION: Final = 1
 _MAGIC: Final = b"DANUBCUR"
@@ -65,9 +67,12 @@ _CRC: Final = struct.Struct("<I")
 _CRC_START: Final = 12
 _STATE: Final = 1
 _REMOVED: Final = 2
+_DAMAGED: Final = "cursor entry is damaged"
 
 if (_HEADER.size, _ENTRY.size) != (HEADER_BYTES - 4, 32):
     raise ImportError("the tables above are the format")
+
+Decode = Callable[[bytes], object]  # raises DanubeError for a state that cannot be used
 
 
 def pack_entry(name: bytes, blob: bytes | None, generation: int) -> bytes:
@@ -91,7 +96,8 @@ def pack_header(identity: LogIdentity, generation: int, base: bytes) -> bytes:
 class CursorFile(NamedTuple):
     """What one of the two files holds.  ``states`` maps names to blobs, None for removed ones.
 
-    ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.
+    ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.  ``damaged``: where
+    something else lies, and what is wrong there.
     """
 
     generation: int
@@ -99,11 +105,14 @@ class CursorFile(NamedTuple):
     end: int
     clean: bool
     size: int
-    damaged: tuple[tuple[int, int], ...]
+    damaged: tuple[tuple[int, str], ...]
 
 
-def read_cursor_file(path: Path, identity: LogIdentity) -> CursorFile | None:
-    """None when the file is missing, was never begun, or its header or first entries are damaged."""
+def read_cursor_file(path: Path, identity: LogIdentity, decode: Decode | None = None) -> CursorFile | None:
+    """None when the file is missing, was never begun, or its header or first entries are damaged.
+
+    A state that ``decode`` refuses is damaged: the one before it counts.
+    """
     try:
         data = files.read_bounded(path, FILE_BYTES_MAX)
     except FileNotFoundError:
@@ -119,17 +128,29 @@ def read_cursor_file(path: Path, identity: LogIdentity) -> CursorFile | None:
         )
     if magic != _MAGIC or (topic_id, partition) != identity:
         return None
-    found = _read_entries(data, generation)
+    found = _read_entries(data, generation, None)
+    if decode is not None and any(_refusal(blob, decode) for blob in found.states.values()):
+        found = _read_entries(data, generation, decode)  # only now: each older state costs a decoding
     whole = crc32c(data[HEADER_BYTES : HEADER_BYTES + base_size]) == base_crc
     if not whole and not found.damaged and found.end < HEADER_BYTES + base_size:
         # The header reached the disk before the entries did: the switch to this file never ended.
-        return found._replace(damaged=((found.end, HEADER_BYTES + base_size),))
+        return found._replace(damaged=((found.end, _DAMAGED),))
     return found
 
 
-def _read_entries(data: bytes, generation: int) -> CursorFile:
+def _refusal(blob: bytes | None, decode: Decode) -> str:
+    """Why ``decode`` refuses a state; empty when it takes it."""
+    try:
+        if blob is not None:
+            decode(blob)
+    except DanubeError as error:
+        return str(error)
+    return ""
+
+
+def _read_entries(data: bytes, generation: int, decode: Decode | None) -> CursorFile:
     states: dict[str, bytes | None] = {}
-    damaged: list[tuple[int, int]] = []
+    damaged: list[tuple[int, str]] = []
     position = end = HEADER_BYTES
     while position < len(data):
         entry = _entry_at(data, position, generation)
@@ -137,15 +158,19 @@ def _read_entries(data: bytes, generation: int) -> CursorFile:
             following = _next_entry(data, position + 8, generation)
             if following is None:
                 break
-            damaged.append((position, following))
+            damaged.append((position, _DAMAGED))
             position = following
             continue
         name, blob, size = entry
-        states[name] = blob
+        refusal = _refusal(blob, decode) if decode is not None else ""
+        if refusal:
+            damaged.append((position, f"the state of subscription {name!r} cannot be read: {refusal}"))
+        else:
+            states[name] = blob
         position = end = position + size
     clean = not data[end:].strip(b"\0")
     if not clean:
-        damaged.append((end, len(data.rstrip(b"\0"))))
+        damaged.append((end, _DAMAGED))
     return CursorFile(generation, states, end, clean, len(data), tuple(damaged))
 
 
@@ -212,9 +237,10 @@ class CursorStore:
     earliest offset that is kept, never at the latest.
     """
 
-    def __init__(self, directory: Path, identity: LogIdentity) -> None:
+    def __init__(self, directory: Path, identity: LogIdentity, decode: Decode | None = None) -> None:
         self.directory = directory
         self.identity = identity
+        self._decode = decode
         self.damage: tuple[DamagedRange, ...] = ()
         self._files = [LogFile(directory / name, locked=True) for name in FILE_NAMES]
         self._states: dict[str, bytes] = {}
@@ -237,15 +263,15 @@ class CursorStore:
             raise StorageFailed("cursors cannot be read", why=str(error)) from error
 
     def _load(self) -> dict[str, bytes]:
-        found = [read_cursor_file(self.directory / name, self.identity) for name in FILE_NAMES]
+        found = [read_cursor_file(self.directory / name, self.identity, self._decode) for name in FILE_NAMES]
         present = [(self.directory / name).exists() for name in FILE_NAMES]
         held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
         damage: list[DamagedRange] = []
         for name, file, exists in zip(FILE_NAMES, found, present, strict=True):
             if exists and file is None and not self._blank(name):
                 damage.append(DamagedRange(name, 0, 0, 0, "cursor file cannot be read"))
-            for position, _ in file.damaged if file is not None else ():
-                damage.append(DamagedRange(name, position, 0, 0, "cursor entry is damaged"))
+            for position, why in file.damaged if file is not None else ():
+                damage.append(DamagedRange(name, position, 0, 0, why))
         states: dict[str, bytes | None] = dict(held[-1].states) if held else {}
         if held and held[-1].damaged:
             for name, blob in held[0].states.items():

@@ -155,6 +155,7 @@ def rebind(data_dir: Path, cluster_id: str, former_id: str) -> None:
     if here is not None and here.store_id == cluster_id:
         return
     former = (former_id,) if here is None else (*_former_ids(data_dir), here.store_id)
+    former = former[-HOLDERS_REMEMBERED_MAX:]  # more would make the file larger than is read
     bind(data_dir, _Moved(FORMAT, cluster_id, here.created_us if here is not None else 0, former=former))
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from danube.core.checksum import crc32c
+from danube.core.policy import FailurePolicy
+from danube.errors import InvalidArgument
 from danube.wal.verify_bytes import FindingKind
 from danube.wal.verify_segment import Problem
 
@@ -20,10 +22,14 @@ _U32: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<8sHHIQQQQQII")
 _CURSORS: Final = struct.Struct("<8sHHIQQII20sI")
 _CURSOR: Final = struct.Struct("<4sIIHHIIQ")
+_STATE: Final = struct.Struct("<BBBBIQII")
 _PRODUCERS: Final = struct.Struct("<8sHHIQQIIII")
 _METADATA_HEAD: Final = 40
 _ENTRY: Final = struct.Struct("<IIQ")
 _SLOT: Final = 64
+_OFFSET_MAX: Final = 1 << 62
+_RANGES_MAX: Final = 65_536
+_BITS_MAX: Final = 8_388_608
 CURSORS_MAGIC: Final = b"DANUBCUR"
 MARK_MAGIC: Final = b"DANUBMRK"
 PRODUCERS_MAGIC: Final = b"DANUBPRD"
@@ -53,6 +59,7 @@ class Cursors:
     identity: Identity = (0, 0)
     generation: int = 0
     states: dict[str, bytes | None] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)  # of the entries that the states are from
     end: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -136,7 +143,7 @@ def _read_cursor_entries(data: bytes, cursors: Cursors) -> None:
         entry = _cursor_at(data, position, cursors.generation)
         if entry is not None:
             name, state, size = entry
-            cursors.states[name] = state
+            cursors.states[name], cursors.places[name] = state, position
             position += size
             cursors.end = position
             continue
@@ -165,6 +172,44 @@ def _cursor_at(data: bytes, position: int, generation: int) -> tuple[str, bytes 
     name = data[begin : begin + name_size].decode("utf-8", "surrogatepass")
     state = data[begin + name_size : begin + name_size + state_size]
     return name, state if kind == 1 else None, size
+
+
+def state_problems(cursors: Cursors) -> list[Problem]:
+    """What is wrong with the states in force: a broker would go back to older ones."""
+    found: list[Problem] = []
+    for name, state in cursors.states.items():
+        flaw = _flaw_in_state(state) if state is not None else ""
+        if flaw:
+            what = f"the state of subscription {name!r} cannot be read: {flaw}"
+            found.append(Problem(FindingKind.DISAGREEMENT, what, cursors.places[name]))
+    return found
+
+
+def _flaw_in_state(state: bytes) -> str:
+    """What cannot be in a subscription's state; see the section on it in docs/formats/cursors.md."""
+    if len(state) < _STATE.size:
+        return "it is cut"
+    version, mode, form, flags, _, floor, policy_size, count = _STATE.unpack_from(state)
+    if form not in {1: (0, 1), 2: (2,)}.get(version, ()):
+        return f"it has version {version} and form {form}, which are not known here"
+    if mode > 3 or flags > 1 or floor > _OFFSET_MAX:
+        return f"its mode is {mode}, its flags are {flags}, its floor is {floor}"
+    begin = _STATE.size + (policy_size + 7 & ~7)
+    size = (8 * count, count + 7 >> 3, 16 * count)[form]
+    if len(state) != begin + size or count > (_BITS_MAX if form == 1 else _RANGES_MAX):
+        return f"{count} ranges or bits do not fit {len(state)} bytes"
+    if flags:
+        try:
+            policy = state[_STATE.size : _STATE.size + policy_size]
+            msgspec.msgpack.decode(policy, type=FailurePolicy).check()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidArgument) as error:
+            return f"its failure policy: {error}"
+    if form == 1:
+        return ""
+    edges = struct.unpack_from(f"<{2 * count}{'Q' if form else 'I'}", state, begin)
+    if not all(edges[1::2]) or floor + sum(edges) > _OFFSET_MAX:
+        return "a range is empty or ends beyond every log"
+    return ""
 
 
 def read_producers(data: bytes) -> Producers:

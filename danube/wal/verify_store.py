@@ -29,7 +29,7 @@ from danube.wal.verify_objects import (
     read_manifest,
 )
 from danube.wal.verify_segment import Batch, Segment, read_segment
-from danube.wal.verify_state import Identity, read_cursors, snapshot_version
+from danube.wal.verify_state import Identity, read_cursors, snapshot_version, state_problems
 from danube.wal.verify_tree import ATTEMPTS, LocalPartition, Progress, Verified, read_file
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
@@ -352,7 +352,7 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
             continue
         stored.findings += [
             Finding(kind, key, what, position, start, end)
-            for kind, what, position, start, end in cursors.problems
+            for kind, what, position, start, end in cursors.problems + state_problems(cursors)
         ]
         if cursors.generation and cursors.identity != stored.identity:
             what = f"it is of partition {cursors.identity[0]:016x}-{cursors.identity[1]}"

@@ -18,7 +18,15 @@ from danube.errors import NotFound, StorageFailed
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_objects import ManifestFacts, read_manifest
 from danube.wal.verify_segment import HEADER_BYTES, OnBatch, Problem, Segment, read_segment
-from danube.wal.verify_state import Identity, Mark, read_cursors, read_mark, read_metadata_log, read_producers
+from danube.wal.verify_state import (
+    Identity,
+    Mark,
+    read_cursors,
+    read_mark,
+    read_metadata_log,
+    read_producers,
+    state_problems,
+)
 
 ATTEMPTS: Final = 5
 _STATE_BYTES_MAX: Final = 2 << 30
@@ -331,7 +339,7 @@ def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
         if cursors.generation == newest or not any(
             other.generation == newest and not other.problems for _, other in found
         ):
-            verified.add(str(path / name), cursors.problems)
+            verified.add(str(path / name), cursors.problems + state_problems(cursors))
         elif cursors.problems:
             verified.remarks.append(f"{path / name}: an older generation, which is not whole")
         _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)

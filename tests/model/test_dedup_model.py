@@ -161,6 +161,15 @@ class PartitionMachine(RuleBasedStateMachine):
             self.snapshot = None
 
     @invariant()
+    def a_snapshot_is_restored_to_itself(self) -> None:
+        """Of all that is known, and of what is written: what a footer and a checkpoint hold."""
+        for end in (self.partition.log_end, self.partition.written_end):
+            snapshot = self.partition.snapshot(end)
+            again = Partition("/default/orders", 1, TopicPolicy(), end)
+            again.restore(snapshot, [])
+            assert again.snapshot() == snapshot
+
+    @invariant()
     def ends_agree(self) -> None:
         assert self.partition.log_end == self.model.log_end
         assert self.partition.written_end == self.model.written_end

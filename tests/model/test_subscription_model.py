@@ -508,11 +508,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """The process dies: only the stored cursor is left, and nobody is connected."""
-        stored = self.subscription.cursor_state().encode()
-        state = CursorState.decode(stored)
-        acked = {o for o, record in enumerate(self.model.records) if record.state == "acked"}
-        named = set(range(state.ack_floor)) | {o for s, e in state.acked.tolist() for o in range(s, e)}
-        assert named == acked
+        state, acked = self.stored()
         self.subscription = self.make(state)
         self.model.members.clear()
         self.model.pointer = 0
@@ -522,6 +518,22 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.taken_letters.clear()
 
     # -- what always holds -------------------------------------------------------------------------
+
+    def stored(self) -> tuple[CursorState, set[int]]:
+        """What a restart would find, and the offsets that are acked: the same."""
+        made = self.subscription.cursor_state()
+        state = CursorState.decode(made.encode())
+        acked = {o for o, record in enumerate(self.model.records) if record.state == "acked"}
+        named = set(range(state.ack_floor)) | {o for s, e in state.acked.tolist() for o in range(s, e)}
+        assert named == acked
+        assert state.ack_floor == made.ack_floor == self.subscription.ack_floor
+        assert state.acked.tolist() == made.acked.tolist()
+        return state, acked
+
+    @invariant()
+    def decodes_what_it_encodes(self) -> None:
+        if hasattr(self, "model"):
+            self.stored()
 
     @invariant()
     def agrees(self) -> None:

@@ -65,6 +65,45 @@ def test_a_newer_version_is_refused_and_not_read() -> None:
         CursorState.decode(bytes(encoded))
 
 
+ranges_in_any_order = st.lists(st.tuples(st.integers(0, 60), st.integers(-3, 20)), max_size=12)
+
+
+@settings(deadline=None)
+@given(ranges_in_any_order, st.integers(0, 40))
+def test_whatever_a_state_is_made_of_what_is_stored_says_the_same(
+    spans: list[tuple[int, int]], floor: int
+) -> None:
+    acked = np.array([(start, start + size) for start, size in spans], np.int64).reshape(-1, 2)
+    again = CursorState.decode(CursorState(Mode.SHARED, floor, acked).encode())
+    meant = set(range(floor)) | {o for start, size in spans for o in range(start, start + size)}
+    assert offsets_of(again) == meant
+    edges = np.diff(again.acked.reshape(-1), prepend=again.ack_floor)
+    assert (edges > 0).all(), "every range is above the floor and apart from the next"
+    assert CursorState.decode(again.encode()).encode() == again.encode()
+
+
+@settings(deadline=None)
+@given(near_edges, st.integers(0, 40), st.integers(0, 200))
+def test_what_is_clipped_to_a_log_keeps_all_below_its_end(steps: list[int], floor: int, end: int) -> None:
+    state = state_of(steps, floor)
+    assert offsets_of(state.clipped(end)) == {offset for offset in offsets_of(state) if offset < end}
+    CursorState.decode(state.clipped(end).encode())
+
+
+def offsets_of(state: CursorState) -> set[int]:
+    return set(range(state.ack_floor)) | {o for a, b in state.acked.tolist() for o in range(a, b)}
+
+
+@pytest.mark.parametrize("width", [0, 2**33])
+def test_gaps_of_nothing_that_former_versions_wrote_are_read(width: int) -> None:
+    """A range at the floor, and two that touch: `floor 10, 10 .. 15, 15 .. 20, then one far above`."""
+    edges = np.array([0, 5, 0, 5, width + 1, 1], "<u8" if width else "<u4").tobytes()
+    form = b"\2\1\2" if width else b"\1\1\0"
+    head = form + bytes(1) + bytes(4) + (10).to_bytes(8, "little") + bytes(4) + (3).to_bytes(4, "little")
+    state = CursorState.decode(head + edges)
+    assert state.ack_floor == 20 and state.acked.tolist() == [[width + 21, width + 22]]
+
+
 def test_huge_claims_allocate_nothing() -> None:
     encoded = bytearray(CursorState.at(Mode.SHARED, 5).encode())
     encoded[20:24] = b"\xff\xff\xff\xff"
@@ -80,7 +119,7 @@ def test_the_bytes_of_wide_ranges_are_pinned_and_what_they_cannot_be_is_damage()
     assert encoded.hex() == (
         "02010200" "09000000" "0a00000000000000" "00000000" "01000000" "f6ffffff01000000" "0500000000000000"
     )  # fmt: skip
-    for edges in ([0, 5], [2**63, 5], [2**62, 2**62]):
+    for edges in ([5, 0], [2**63, 5], [2**62, 2**62]):
         with pytest.raises(Damage):
             CursorState.decode(encoded[:24] + np.array(edges, "<u8").tobytes())
     with pytest.raises(Damage):

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from danube.core.cursor import CursorState, no_ranges
+from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode
 from danube.core.holed_subscription import GIVEN_UP, HoledSubscription
 from danube.core.policy import FailurePolicy
-from danube.core.ranges import between, joined, size_of, within, without
+from danube.core.ranges import between, joined, no_ranges, size_of, within, without
 from danube.core.selection import ring_hash
 
 WIDE = 1 << 33
@@ -316,6 +316,8 @@ class Randomly:
         assert known <= self.acked | nothing, "the cursor is never ahead of what was acked"
         assert self.acked <= known, "and forgets no ack"
         assert self.subscription.ack_floor == state.ack_floor
+        again = CursorState.decode(state.encode())
+        assert (again.ack_floor, again.acked.tolist()) == (state.ack_floor, state.acked.tolist())
 
     def finish(self) -> None:
         while self.open:

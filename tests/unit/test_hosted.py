@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube.broker.hosted import HostedPartition
 from danube.core import wire
 from danube.core.batch import Flag
 from danube.core.wire import FrameFlag, Kind
@@ -453,3 +454,50 @@ def test_what_was_stored_is_there_after_closing_and_opening_again(
     second.turn()
     assert later.records() == expected(2, 4)
     second.shard.close()
+
+
+# -- cursors at the opening -----------------------------------------------------------------------
+
+
+def test_an_undecodable_cursor_falls_back_is_told_and_harms_nobody_else(
+    tmp_path: Path, session: RecordingSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    bench.open_producer(session)
+    bench.publish(session, numbered(20))
+    bench.turn()
+    session.take()
+    for handle, name in ((2, "fine"), (3, "bad"), (4, "new")):
+        bench.subscribe(session, handle, name, start="earliest")
+    bench.turn()
+    session.take()
+    bench.ack(session, 0, 5, handle=3)
+    bench.shard.store_cursors()
+    bench.ack(session, 0, 9, handle=2)
+    bench.shard.store_cursors()
+    cursors = bench.hosted.cursors
+    assert cursors is not None
+    cursors.store("bad", b"nonsense")
+    cursors.write()
+    bench.shard.close()
+
+    again = Bench(tmp_path)
+    again.shard._epoch = 256 * 9
+    assert {name: host.core.ack_floor for name, host in opened(again).subscriptions.items()} == {
+        "fine": 9, "bad": 5, "new": 0,
+    }  # fmt: skip
+    (line,) = [record for record in caplog.records if "stored cursor is damaged" in record.getMessage()]
+    assert "'bad'" in str(vars(line)) and TOPIC in str(vars(line))
+    assert again.counters["damaged_records"] == 1
+    later = RecordingSession(2)
+    again.open_producer(later)
+    again.publish(later, numbered(1, start=20))
+    again.turn()
+    assert published(later) == [(again.correlation, 20)]
+    again.shard.close()
+
+
+def opened(bench: Bench) -> HostedPartition:
+    outcomes: list[Any] = []
+    bench.shard.open(TOPIC, outcomes.append)
+    return bench.hosted

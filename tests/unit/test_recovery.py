@@ -432,6 +432,13 @@ def test_the_store_goes_with_the_recovered_member_and_refuses_the_others(tmp_pat
         share(store, late, "other")  # a second member was recovered from the same cluster
 
 
+def test_a_store_that_moved_very_often_is_still_known(tmp_path: Path) -> None:
+    for number in range(120):
+        rebind(tmp_path, f"{number:036d}", OLD)
+    here = bound_store(tmp_path)
+    assert here is not None and here.store_id == f"{119:036d}"
+
+
 def test_a_member_that_is_recovered_twice_before_it_starts_finds_its_store(tmp_path: Path) -> None:
     store = MemoryStore()
     (tmp_path / "a").mkdir()

@@ -225,6 +225,24 @@ def test_damaged_copies_fall_back_to_older_ones(source: Source, tmp_path: Path) 
     assert len(restored.problems) == 2 and restored.subscriptions == 2 and restored.objects == 3
 
 
+def test_one_cursor_that_cannot_be_decoded_is_taken_from_an_older_copy_and_harms_no_other(
+    source: Source, tmp_path: Path
+) -> None:
+    cursors = source.bench.hosted.cursors
+    assert cursors is not None
+    cursors.store("low", b"nonsense")
+    cursors.store("alone", b"nonsense")
+    cursors.store("s", CursorState.at(Mode.EXCLUSIVE, 44).encode())
+    cursors.write()
+    source.store.put(cursors_key(source.identity, source.manifest.epoch, 2), cursors.copy())
+    restored = restore_from(source.store, tmp_path / "target")
+    assert restored.subscriptions == 2
+    bench = reopened(source, tmp_path / "target")
+    assert {name: host.core.ack_floor for name, host in bench.hosted.subscriptions.items()} == {
+        "s": 44, "low": 11,
+    }  # fmt: skip
+
+
 def test_no_readable_metadata_is_an_error_and_nothing_is_left(source: Source, tmp_path: Path) -> None:
     for version in (source.metadata.version, 99):
         source.store.put(metadata_key(version), b"not a snapshot")

@@ -394,6 +394,43 @@ def test_cursor_survives_a_restart_and_nothing_acked_comes_again() -> None:
     again.check()
 
 
+def settle(subscription: Subscription, way: str) -> None:
+    """Let the records 0 .. 100, all that is granted, be done with in one of the ways there are."""
+    if way == "ack":
+        subscription.ack(1, ranges((0, 100)))
+    elif way == "expire":
+        subscription.skip_to(100)
+    elif way == "drop":
+        subscription.nack(1, ranges((0, 100)), 0, "bad", 0)
+    elif way == "time out":
+        subscription.tick(60 * SECOND)
+    else:
+        subscription.nack(1, ranges((0, 100)), 0, "bad", 0)
+        for letter in subscription.take_dead_letters(100):
+            subscription.dead_lettered(letter.offset)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("way", ["ack", "expire", "drop", "time out", "dead letter"])
+def test_a_gap_that_is_closed_joins_what_was_acked_behind_it(way: str, mode: Mode) -> None:
+    """100 .. 200 acked, a restart, then 0 .. 100: the next restart finds all 200, without a grant between."""
+    state = CursorState(mode, 0, np.array([[100, 200]], np.int64))
+    poison = "dead_letter" if way == "dead letter" else "drop"
+    failure = FailurePolicy(max_redelivery_count=0, poison=poison, dead_letter_topic="/default/dead")
+    subscription = Subscription("orders", mode, state, max_unacked=1000, failure=failure)
+    join(subscription, "a", credit=100)
+    hashes = np.arange(200, dtype=np.uint64)
+    assert sum(grant.record_count for grant in subscription.grant(200, 0, hashes, 0)) == 100
+    before = subscription.version
+    settle(subscription, way)
+    subscription.check()
+    assert subscription.version > before
+    assert subscription.ack_floor == 200 and subscription.statistics()["ack_floor"] == 200
+    stored = subscription.cursor_state().encode()
+    assert stored == CursorState.at(mode, 200).encode()
+    assert CursorState.decode(stored).ack_floor == 200
+
+
 def test_seek_forgets_everything_and_late_acks_have_no_effect() -> None:
     subscription = make(Mode.EXCLUSIVE)
     join(subscription, "a")

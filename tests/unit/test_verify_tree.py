@@ -7,17 +7,24 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.errors import NotFound, StorageFailed, TopicNotFound
+from danube.core.cursor import CursorState
+from danube.core.grants import Mode
+from danube.core.policy import FailurePolicy, TopicPolicy
+from danube.errors import DanubeError, NotFound, StorageFailed, TopicNotFound
 from danube.wal import verify_tree as module
+from danube.wal.cursors import CursorStore
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.merge import SealedRange, merge
 from danube.wal.segment import LogIdentity, file_name
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
+from danube.wal.verify_state import Cursors, state_problems
 from danube.wal.verify_tree import Verified, topic_id_of, verify_tree
 from tests.unit.store_samples import fill_directory, partition_directory
 from tests.unit.wal_samples import IDENTITY, memory_directory, open_log
@@ -347,3 +354,46 @@ def test_topics_are_found_by_name(data_dir: Path) -> None:
     flip(data_dir / "metadata" / "metadata.log", 10)
     with pytest.raises(StorageFailed, match="by its name"):
         topic_id_of(data_dir, "/default/orders")
+
+
+def test_a_state_that_no_broker_could_decode_is_a_finding(data_dir: Path) -> None:
+    directory = partition_directory(data_dir)
+    store = CursorStore(directory, IDENTITY)
+    store.load()
+    store.store("writers", CursorState.at(Mode.SHARED, 4).encode() + b"x")
+    store.write()
+    store.close()
+    finding = only(data_dir)
+    assert finding.kind is FindingKind.DISAGREEMENT and "'writers'" in finding.what
+    store = CursorStore(directory, IDENTITY)
+    store.load()
+    store.store("writers", CursorState.at(Mode.SHARED, 5).encode())
+    store.write()
+    store.close()
+    assert findings(data_dir) == [], "an older entry is not in force any more"
+
+
+STATE_SAMPLES = [
+    CursorState(Mode.SHARED, 10, np.array([[12, 13], [500, 700]], np.int64), 9),
+    CursorState(Mode.EXCLUSIVE, 3, np.array([[4, 5], [7, 9], [11, 12]], np.int64)),
+    CursorState(Mode.KEY_SHARED, 1 << 61, np.array([[(1 << 61) + 5, (1 << 61) + (1 << 40)]], np.int64)),
+    CursorState.at(Mode.FAILOVER, 7, failure=FailurePolicy(poison="drop")),
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(STATE_SAMPLES), st.data())
+def test_the_verifier_refuses_the_states_that_a_broker_refuses(
+    state: CursorState, data: st.DataObject
+) -> None:
+    encoded = bytearray(state.encode())
+    for _ in range(data.draw(st.integers(0, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    changed = bytes(encoded[: data.draw(st.integers(0, len(encoded) + 1))])
+    try:
+        CursorState.decode(changed)
+        refused = False
+    except DanubeError:
+        refused = True
+    cursors = Cursors(states={"s": changed}, places={"s": 64})
+    assert bool(state_problems(cursors)) == refused

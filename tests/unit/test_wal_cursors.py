@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube import files
-from danube.errors import StorageFailed, StorageFull, StorageIncompatible
+from danube.errors import Damage, StorageFailed, StorageFull, StorageIncompatible
 from danube.wal.cursors import FILE_NAMES, RESERVE_FIRST, RESERVE_GROWN, CursorStore
 from danube.wal.segment import LogIdentity
 from tests.unit.failing_files import FailingFiles, Killed
@@ -304,6 +304,51 @@ def test_a_damaged_entry_falls_back_to_its_last_good_earlier_one(tmp_path: Path)
     store.write()
     store.close()
     assert loaded(tmp_path) == {"s": b"state 1", "other": b"other 3"}
+
+
+def decode_known(blob: bytes) -> None:
+    if blob.startswith(b"?"):
+        raise Damage("no state")
+
+
+@pytest.mark.parametrize("switched", [False, True], ids=["same file", "other file"])
+def test_a_state_that_cannot_be_decoded_falls_back_to_the_one_before(tmp_path: Path, switched: bool) -> None:
+    store = opened(tmp_path)
+    for name in ("s", "other", "removed"):
+        store.store(name, b"good")
+    store.write()
+    store.remove("removed")
+    store.store("s", b"better")
+    store.write()
+    if switched:
+        store._switch = True
+    store.store("s", b"? unknown")
+    store.store("lost", b"? from the first")
+    store.store("other", b"newer")
+    store.write()
+    store.close()
+    again = CursorStore(tmp_path, IDENTITY, decode_known)
+    assert again.load() == {"s": b"better", "other": b"newer"}
+    assert sorted(found.why.split("'")[1] for found in again.damage) == ["lost", "s"]
+    assert all("no state" in found.why for found in again.damage)
+    again.store("other", b"newest")
+    again.write()
+    again.close()
+    last = CursorStore(tmp_path, IDENTITY, decode_known)
+    assert last.load() == {"s": b"better", "other": b"newest"}
+    last.close()
+
+
+def test_states_are_decoded_once_unless_one_is_refused(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for number in range(50):
+        store.store("s", b"%d" % number)
+        store.write()
+    store.close()
+    seen: list[bytes] = []
+    again = CursorStore(tmp_path, IDENTITY, seen.append)
+    assert again.load() == {"s": b"49"} and seen == [b"49"] and not again.damage
+    again.close()
 
 
 def test_another_partitions_file_is_not_believed_and_a_newer_version_is_refused(tmp_path: Path) -> None:

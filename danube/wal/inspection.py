@@ -16,6 +16,7 @@ from danube.core.columns import BatchView
 from danube.core.cursor import CursorState
 from danube.errors import DanubeError
 from danube.wal.verify_bytes import BytesSource, FindingKind, Source
+from danube.wal.verify_journal import looks_like_journal, read_member_journal
 from danube.wal.verify_objects import MANIFEST_MAGIC, key_of, read_manifest
 from danube.wal.verify_segment import Batch, Problem, Segment, read_segment
 from danube.wal.verify_state import (
@@ -28,7 +29,7 @@ from danube.wal.verify_state import (
     read_mark,
     read_metadata_log,
     read_producers,
-    snapshot_version,
+    read_snapshot,
 )
 
 SMALL_BYTES_MAX: Final = 2 << 30
@@ -78,6 +79,8 @@ def inspect_source(name: str, source: Source) -> Inspection:
     if not kind and source.size > SMALL_BYTES_MAX:
         return Inspection("", "not one of Danube's files")
     data = source.read(0, min(source.size, SMALL_BYTES_MAX))
+    if kind == "metadata log" and looks_like_journal(data):
+        return _member_journal(data)
     readers = {
         "manifest": _manifest,
         "cursors": _cursors,
@@ -311,13 +314,33 @@ def _metadata_log(data: bytes) -> Inspection:
     return found
 
 
+def _member_journal(data: bytes) -> Inspection:
+    journal = read_member_journal(data)
+    words = (
+        f"journal of node {journal.identity[1] or 'unknown'} in cluster {journal.identity[0] or 'unknown'}: "
+        f"{journal.steps} steps, entries up to {journal.last_index}"
+    )
+    facts = {
+        "cluster_id": journal.identity[0],
+        "node_id": journal.identity[1],
+        "last_index": journal.last_index,
+        "snapshot_index": journal.snapshot_index,
+        "snapshot_bytes": len(journal.snapshot),
+        "committed_end": journal.committed_end,
+        "unfinished_bytes": journal.unfinished,
+        "size_bytes": len(data),
+    }
+    return Inspection("journal", words, facts, {}, journal.problems)
+
+
 def _metadata_snapshot(data: bytes) -> Inspection:
-    version = snapshot_version(data)
+    version, problems = read_snapshot(data)
     if version is None:
-        problem = Problem(FindingKind.CHECKSUM, "the snapshot is damaged", 0)
-        return Inspection("metadata snapshot", "a metadata snapshot, damaged", {}, {}, [problem])
+        return Inspection("metadata snapshot", "a metadata snapshot, damaged", {}, {}, problems)
     words = f"metadata snapshot of command {version}"
-    found = Inspection("metadata snapshot", words, {"version": version, "size_bytes": len(data)})
+    found = Inspection(
+        "metadata snapshot", words, {"version": version, "size_bytes": len(data)}, {}, problems
+    )
     _add_topics(found, data, [], version)
     return found
 

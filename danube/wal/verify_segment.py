@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from danube.core.checksum import crc32c
 from danube.limits import MIB
 from danube.wal.verify_bytes import CHUNK_BYTES, FindingKind, Source, Stream
+from danube.wal.verify_producers import flaw_of_producers
 
 HEADER_BYTES: Final = 64
 SUMMARY_BYTES: Final = 144
@@ -208,7 +209,10 @@ def _footer(source: Source, segment: Segment) -> _Footer | None:
     segment.index_count, segment.snapshot_size = count, summary.snapshot_size
     segment.content_hash, segment.previous_hash = summary.content_hash, summary.previous_hash
     segment.chain_hash = body[-16:] if chained else segment.content_hash
-    entries = struct.iter_unpack("<QQq", body[16 : 16 + 24 * count])
+    snapshot_at = 16 + 24 * count
+    if flaw := flaw_of_producers(body[snapshot_at : snapshot_at + summary.snapshot_size]):
+        segment.note(*flaw, data_end + snapshot_at)
+    entries = struct.iter_unpack("<QQq", body[16:snapshot_at])
     return _Footer(summary, {position: (offset, time_us) for offset, position, time_us in entries})
 
 

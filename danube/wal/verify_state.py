@@ -16,6 +16,7 @@ from danube.core.checksum import crc32c
 from danube.core.policy import FailurePolicy
 from danube.errors import InvalidArgument
 from danube.wal.verify_bytes import FindingKind
+from danube.wal.verify_producers import flaw_of_producers
 from danube.wal.verify_segment import Problem
 
 _U32: Final = struct.Struct("<I")
@@ -35,6 +36,7 @@ MARK_MAGIC: Final = b"DANUBMRK"
 PRODUCERS_MAGIC: Final = b"DANUBPRD"
 METADATA_MAGIC: Final = b"DNL"
 SNAPSHOT_MAGIC: Final = b"DNM"
+_SNAPSHOT_FIELDS: Final = {b"DNM1": range(5, 12), b"DNM2": range(12, 16), b"DNM3": range(16, 1 << 16)}
 
 Identity = tuple[int, int]  # topic id, partition
 
@@ -70,6 +72,13 @@ class Producers:
     end_offset: int = 0
     snapshot_size: int = 0
     problems: list[Problem] = field(default_factory=list)
+
+
+class Snapshot(NamedTuple):
+    """``version``: the last command that a metadata snapshot holds; None where that cannot be read."""
+
+    version: int | None
+    problems: list[Problem]
 
 
 class MetadataEntry(NamedTuple):
@@ -228,6 +237,8 @@ def read_producers(data: bytes) -> Producers:
     if len(snapshot) != size or crc32c(snapshot) != crc:
         what = "the producer snapshot is damaged"
         producers.problems.append(Problem(FindingKind.CHECKSUM, what, _PRODUCERS.size))
+    elif flaw := flaw_of_producers(snapshot):
+        producers.problems.append(Problem(*flaw, _PRODUCERS.size))
     producers.identity, producers.end_offset = (topic_id, partition), end
     producers.snapshot_size = len(snapshot)
     return producers
@@ -252,12 +263,12 @@ def read_metadata_log(data: bytes) -> MetadataLog:
         return log
     log.snapshot = data[_METADATA_HEAD : _METADATA_HEAD + size]
     begin = _METADATA_HEAD + size + 7 & ~7
-    version = snapshot_version(log.snapshot)
+    version, problems = read_snapshot(log.snapshot, _METADATA_HEAD)
     if log.committed_end > len(data) or len(data) < begin or log.committed_end < begin:
         what = f"bytes up to {log.committed_end} were committed, the file has {len(data)}"
         log.problems.append(Problem(FindingKind.TRUNCATED, what, min(len(data), log.committed_end)))
+    log.problems += problems
     if version is None:
-        log.problems.append(Problem(FindingKind.CHECKSUM, "the snapshot is damaged", _METADATA_HEAD))
         return log
     log.snapshot_version = log.version = version
     log.unfinished = max(0, len(data) - log.committed_end)
@@ -265,16 +276,18 @@ def read_metadata_log(data: bytes) -> MetadataLog:
     return log
 
 
-def snapshot_version(data: bytes) -> int | None:
-    """The last command that a metadata snapshot holds; None where the snapshot is damaged."""
-    if (
-        len(data) < 8
-        or data[:4] not in (b"DNM1", b"DNM2")
-        or _U32.unpack_from(data, 4)[0] != crc32c(data[8:])
-    ):
-        return None
-    fields = _list_in(data[8:])
-    return fields[0] if fields and isinstance(fields[0], int) else None
+def read_snapshot(data: bytes, position: int = 0) -> Snapshot:
+    """What a metadata snapshot says; ``position``: where it lies in its file."""
+    lengths = _SNAPSHOT_FIELDS.get(data[:4])
+    if data[:3] == SNAPSHOT_MAGIC and lengths is None and len(data) >= 8:
+        what = f"the snapshot has the format {data[:4]!r}, which is not known here"
+        return Snapshot(None, [Problem(FindingKind.VERSION, what, position)])
+    fields = (
+        _list_in(data[8:]) if len(data) >= 8 and _U32.unpack_from(data, 4)[0] == crc32c(data[8:]) else None
+    )
+    if not fields or lengths is None or len(fields) not in lengths or not isinstance(fields[0], int):
+        return Snapshot(None, [Problem(FindingKind.CHECKSUM, "the snapshot is damaged", position)])
+    return Snapshot(fields[0], [])
 
 
 def _list_in(content: bytes) -> list[Any] | None:

@@ -29,7 +29,7 @@ from danube.wal.verify_objects import (
     read_manifest,
 )
 from danube.wal.verify_segment import Batch, Segment, read_segment
-from danube.wal.verify_state import Identity, read_cursors, snapshot_version, state_problems
+from danube.wal.verify_state import Identity, read_cursors, read_snapshot, state_problems
 from danube.wal.verify_tree import ATTEMPTS, LocalPartition, Progress, Verified, read_file
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
@@ -415,9 +415,10 @@ def _verify_other(store: ObjectStore, listed: Listed, verified: Verified) -> Non
                     what = "it has another format than 1"
                     verified.findings.append(Finding(FindingKind.VERSION, info.key, what))
             elif name.kind == "metadata":
-                version = snapshot_version(store.get(info.key))
-                if version != name.numbers[0]:
-                    what = "the snapshot is damaged" if version is None else f"it holds version {version}"
+                version, problems = read_snapshot(store.get(info.key))
+                verified.add(info.key, problems)
+                if version not in (None, name.numbers[0]):
+                    what = f"it holds version {version}"
                     verified.findings.append(Finding(FindingKind.CHECKSUM, info.key, what))
             else:
                 verified.findings.append(Finding(FindingKind.ORPHAN, info.key, "not one of Danube's names"))

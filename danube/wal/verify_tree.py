@@ -16,6 +16,7 @@ from typing import Final
 
 from danube.errors import NotFound, StorageFailed
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
+from danube.wal.verify_journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify_objects import ManifestFacts, read_manifest
 from danube.wal.verify_segment import HEADER_BYTES, OnBatch, Problem, Segment, read_segment
 from danube.wal.verify_state import (
@@ -108,6 +109,7 @@ def verify_tree(
     if (directory / "metadata").is_dir() or (directory / "partitions").is_dir():
         whole = (directory / "format").exists() or (directory / "metadata").is_dir()
         _verify_metadata(directory / "metadata" / "metadata.log", verified, whole)
+        _verify_member(directory / "raft", verified)
         found = list(partitions_in(directory))
         for name in sorted(path.name for path in (directory / "partitions").glob("*")):
             if not _PARTITION.match(name):
@@ -139,6 +141,33 @@ def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
         if not problems:
             break
     verified.add(str(path), problems)
+
+
+def _verify_member(directory: Path, verified: Verified) -> None:
+    """The journal of a cluster's member, and that it is the journal which was there before."""
+    path, name = directory / "raft.log", directory / "raft.id"
+    journal = MemberJournal()
+    for _ in range(ATTEMPTS):  # the mark may be written at this moment
+        data = _content(path)
+        if data is None:
+            if _content(name) is not None:
+                what = f"{name} says that there was one, and with it the member's votes"
+                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+            return
+        journal = read_member_journal(data)
+        if not journal.problems:
+            break
+    verified.add(str(path), journal.problems)
+    data = _content(name)
+    if data is None:
+        verified.remarks.append(f"{name}: there is none; it is written with the next journal")
+    elif (identity := read_member_identity(data)) is None:
+        verified.findings.append(Finding(FindingKind.CHECKSUM, str(name), "it names no cluster and node"))
+    elif journal.identity[0] and identity != journal.identity:
+        what = (
+            f"it is of node {identity[1]} in cluster {identity[0]}, the journal is of {journal.identity[1]}"
+        )
+        verified.findings.append(Finding(FindingKind.IDENTITY, str(name), what))
 
 
 def _content(path: Path) -> bytes | None:

@@ -6,14 +6,15 @@ sessions of its consumers: the core decides who gets which offsets, the host tur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from danube import telemetry
 from danube.broker.chunks import Chunk
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
-from danube.core.holed_subscription import HoledSubscription
+from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
 from danube.core.rate import RecordRate
 from danube.core.wire import deliver_header
 from danube.errors import FetchPending, OffsetOutOfRange
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.hosted import HostedPartition
 
+_log = telemetry.events("consumers")
+_NO_LOSS: Final = frozenset({"compacted", UNUSED})
 DUE_RECORDS_PER_TURN = 1024
 OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
 
@@ -99,8 +102,28 @@ class SubscriptionHost:
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
         """What is known of holes has changed: there may be records again where it had passed."""
+        floor = self.core.ack_floor
         self.core.follow_holes(open_holes, unused, given_up)
+        if self.core.ack_floor > floor and len(given_up):
+            self._tell_passed(floor, self.core.ack_floor, self.core.ack_floor - floor, GIVEN_UP)
         self._holes_changed = True
+
+    def expire(self, start: int) -> None:
+        """Pass over what is not acked below ``start``, where the log is known to begin; it is told."""
+        floor = self.core.ack_floor
+        count = self.core.skip_to(start)
+        if floor < start:
+            self._tell_passed(floor, start, count, "expired")
+
+    def pass_missing(self, start: int, end: int, why: str) -> None:
+        """``start .. end`` is in no file and no object, or cannot be read, for the reason ``why``."""
+        self._tell_passed(start, end, self.core.skip_damaged(start, end, why=why), why)
+
+    def _tell_passed(self, start: int, end: int, count: int, why: str) -> None:
+        """Log what a subscription will not get, unless nobody ever wrote it or a newer record replaces it."""
+        if why not in _NO_LOSS:
+            facts = {"partition": self.hosted.name, "subscription": self.core.name, "records": count}
+            _log.warning("records are passed over", **facts, start=start, end=end, fact=why)
 
     @property
     def wants_look(self) -> bool:
@@ -196,7 +219,7 @@ class SubscriptionHost:
         if chunk.first_offset > core.next and chunk.hole_before == OPEN_HOLE:
             core.withhold(chunk.first_offset)
         elif chunk.first_offset > core.next:
-            core.skip_damaged(core.next, chunk.first_offset, why=chunk.hole_before)
+            self.pass_missing(core.next, chunk.first_offset, chunk.hole_before)
         return chunk if chunk.next_offset > chunk.first_offset else None
 
     def _pass_missing(self, chunk: Chunk) -> None:
@@ -211,7 +234,7 @@ class SubscriptionHost:
         try:
             return self.hosted.chunk(offset, self._read_bytes)
         except OffsetOutOfRange as error:
-            self.core.skip_to(int(error.facts["start"]))
+            self.expire(int(error.facts["start"]))
             return None
 
     def _key_of(self, offset: int) -> bytes:
@@ -274,6 +297,7 @@ class SubscriptionHost:
         if len(offsets):
             lost = Grant(grant.consumer_id, int(offsets[0]), int(offsets[-1]) + 1, offsets, 0)
             self.core.give_back(lost, lost.start)
+            self._tell_passed(lost.start, lost.end, len(offsets), why)
             self.core.skip(np.stack((offsets, offsets + 1), axis=1), why)
 
     def _pending_state(self) -> str:

@@ -87,7 +87,7 @@ class DeadLetters(RoutedSession):
             try:
                 taken = self._publish(target, host, letter)
             except OffsetOutOfRange as error:
-                host.core.skip_to(int(error.facts["start"]))
+                host.expire(int(error.facts["start"]))
                 continue
             except DanubeError as error:
                 _log.warning("dead letter not written", offset=letter.offset, error=str(error))
@@ -111,7 +111,7 @@ class DeadLetters(RoutedSession):
     def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
         if chunk.first_offset > letter.offset:  # damaged or compacted since it was delivered
-            host.core.skip_damaged(letter.offset, chunk.first_offset, why=chunk.hole_before)
+            host.pass_missing(letter.offset, chunk.first_offset, chunk.hole_before)
             return True
         place = chunk.places[chunk.find(letter.offset)]
         index = chunk.index_of(place, letter.offset)

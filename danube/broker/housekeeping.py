@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from danube import clock, telemetry
 from danube.broker.inheritance import RETURNING
-from danube.broker.removing import SUFFIX, remove_directory
+from danube.broker.removing import SUFFIX, put_aside, remove_directory
 from danube.broker.tier_retention import expired_end
 from danube.core.placement import owner_of
 from danube.core.recovered import may_be_lost
@@ -121,26 +121,31 @@ class Housekeeping:
         except DanubeError as error:
             _log.warning("retention failed", partition=hosted.name, error=str(error))
             return
+        if start is None:
+            return
         late = [host for host in hosted.subscriptions.values() if host.core.ack_floor < start]
         for host in late:
-            host.core.skip_to(start)
+            host.expire(start)
         if late:
             self._worker.shard.wake(hosted)
 
-    def _retain_local(self, hosted: HostedPartition, now_us: int) -> int:
-        """Delete what has expired; return where the log begins then."""
+    def _retain_local(self, hosted: HostedPartition, now_us: int) -> int | None:
+        """Delete what has expired; return where the log begins then, None where nothing expires."""
         log, policy = hosted.log, hosted.policy
         bounds = (policy.retention_ms, policy.retention_bytes, policy.retention_segments)
         if log is None or not policy.expires or not any(bounds):
-            return 0
+            return None
+        former = log.start
         deleted = log.retain(now_us, policy.retention_ms, policy.retention_bytes)
         if policy.retention_segments:
-            deleted += log.evict(expired_end(None, 0, log, policy, now_us), sealed=False)
+            end = expired_end(None, 0, log, policy, now_us, confirmed=False).end
+            deleted += log.evict(end, sealed=False)
         if log.should_roll:
             self._worker.shard.storage.roll(hosted)
         if deleted:
-            facts = {"count": len(deleted), "start": log.start}
-            _log.info("segments deleted by retention", partition=hosted.name, **facts)
+            facts = {"count": len(deleted), "start": former, "end": log.start}
+            fact = "beyond retention of {} ms, {} bytes, {} segments (0: no bound)".format(*bounds)
+            _log.info("segments deleted by retention", partition=hosted.name, **facts, fact=fact)
         return log.start
 
     def _sweep_directories(self) -> None:
@@ -182,7 +187,7 @@ class Housekeeping:
         return found
 
     def _remove_deleted(self, directories: list[tuple[int, Path]]) -> None:
-        """Remove what belongs to no topic.  In a cluster not before the copy of the metadata is whole.
+        """Remove what belongs to a deleted topic.  In a cluster not before the copy of the metadata is whole.
 
         A power cut may have taken its end, and with it a topic whose records are on the disk.
         """
@@ -194,8 +199,12 @@ class Housekeeping:
             return
         state = worker.metadata.state
         for topic_id, directory in directories:
-            if state.topic_with_id(topic_id) is None and not may_be_lost(state, topic_id):
+            if state.topic_with_id(topic_id) is not None or may_be_lost(state, topic_id):
+                continue
+            if topic_id < state.next_topic_id:  # it was given, so its topic was deleted
                 worker.executor.submit(remove_directory, directory)
+            elif directory.parent.name != RETURNING:
+                worker.executor.submit(put_aside, directory, worker.data_dir)
 
     def unopened(self) -> list[TopicRecord]:
         """The topics of partitions that were stored here at the start and are not open, once for each."""

@@ -7,6 +7,7 @@ the store is away, an object is missing or its bytes are wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
@@ -74,24 +75,22 @@ class PartitionTier:
         manifest = self.manifest
         if manifest is None:
             raise self._unknown()
-        if manifest.uploaded_end < local_start:  # what lay between has expired
-            return local_start
         return min(local_start, max(manifest.start_offset, self.trimmed))
 
     @property
-    def known_start(self) -> int:
-        """Like ``start``; the local start while nothing else is known."""
-        return self.start if self.manifest is not None else self.log.start
+    def known_start(self) -> int | None:
+        """Like ``start``; None while that is not known: it is neither 0 nor the local start then."""
+        return self.start if self.manifest is not None or self.log.start == 0 else None
 
     @property
     def uploaded_end(self) -> int:
         """Records below it that have not expired are in the store, verified."""
         return 0 if self.manifest is None else self.manifest.uploaded_end
 
-    def _unknown(self) -> FetchPending:
+    def _unknown(self, ready: Callable[[], bool] | None = None) -> FetchPending:
         return FetchPending(
             f"it is not known yet what of {self.hosted.name} is in the object store",
-            why=self.error, ready=lambda: self.known.done, hint="it goes on by itself",
+            why=self.error, ready=ready or (lambda: self.known.done), hint="it goes on by itself",
         )  # fmt: skip
 
     # -- what the mover tells ---------------------------------------------------------------------
@@ -108,7 +107,6 @@ class PartitionTier:
         if frame["error"] and frame["error"] != self.error:
             _log.warning("not uploaded", partition=self.hosted.name, error=frame["error"])
         self.error = frame["error"]
-        self.confirmed |= frame["loaded"]
         self.left_id = frame.get("left_id", 0)
         if not frame["manifest"]:
             return False
@@ -133,6 +131,7 @@ class PartitionTier:
             _log.error("log is shorter than its objects", partition=self.hosted.name, error=self.error)
             return False
         self.manifest = manifest
+        self.confirmed |= frame["loaded"]
         self.known.done = True
         self._link_hashes(manifest)
         if len(manifest.holes) or (known is not None and len(known.holes)):
@@ -197,6 +196,8 @@ class PartitionTier:
         hole = manifest.hole_at(offset)
         if hole is not None:
             return Chunk(b"", offset, min(hole.end, self.log.start), hole=hole.kind)
+        if not self.confirmed:  # this host's copy of an older manifest: a newer one may name an object
+            raise self._unknown(lambda: self.confirmed)
         following = manifest.entry(number).base_offset if number < len(manifest) else self.log.start
         end = min([following, *(one.start for one in manifest.all_holes() if one.start > offset)])
         return Chunk(b"", offset, end, (OffsetRange(offset, end),))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from danube.core.policy import TopicPolicy
 from danube.wal.log import Log
@@ -16,10 +16,13 @@ from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.retention import expired
 from danube.wal.stored_segment import StoredSegment
 
+_NOWHERE: Final = "all before it has expired, and no object or file holds it"
+
 
 class _Piece(NamedTuple):
     """A segment in either tier, as far as retention asks."""
 
+    base_offset: int
     end_offset: int
     last_append_us: int
     size_bytes: int
@@ -29,39 +32,83 @@ def _remote(manifest: Manifest, start: int, log_start: int) -> Iterator[_Piece]:
     """Segments that lie only in the store, or begin there, and hold records above ``start``."""
     entries = manifest.entries[manifest.find(start) :]
     count = int((entries["base_offset"] < log_start).sum())
-    for end_offset, last_us, size in zip(
-        entries["end_offset"][:count].tolist(),
-        entries["last_append_us"][:count].tolist(),
-        entries["size_bytes"][:count].tolist(),
-        strict=True,
-    ):
-        yield _Piece(end_offset, last_us, size)
+    columns = [entries[name][:count].tolist() for name in ("base_offset", "end_offset", "last_append_us")]
+    return map(_Piece, *columns, entries["size_bytes"][:count].tolist())
 
 
-def expired_end(manifest: Manifest | None, start: int, log: Log, policy: TopicPolicy, now_us: int) -> int:
-    """Offset below which all records have expired; 0 when none at or above ``start`` has.
+class Expired(NamedTuple):
+    """All records below ``end`` have expired; ``fact`` says how that is known."""
+
+    end: int
+    fact: str
+
+
+NONE_EXPIRED: Final = Expired(0, "")
+
+
+def expired_end(
+    manifest: Manifest | None, start: int, log: Log, policy: TopicPolicy, now_us: int, *, confirmed: bool
+) -> Expired:
+    """How far records have expired; NONE_EXPIRED when none at or above ``start`` has.
 
     Whole segments from the front: older than ``retention_ms``, or beyond ``retention_bytes`` or
-    ``retention_segments`` that are not written any more (both of the tiers together).
+    ``retention_segments`` that are not written any more (both of the tiers together).  What is in no file
+    and no object expires with what lies before it; only a ``confirmed`` manifest, one that was read from the
+    store, can tell that.
     """
-    if not policy.expires:
-        return 0
+    if not (policy.expires and (policy.retention_ms or policy.retention_bytes or policy.retention_segments)):
+        return NONE_EXPIRED
     remote = list(_remote(manifest, start, log.start)) if manifest is not None else []
-    local = [_Piece(one.end_offset, one.last_append_us, one.stored_bytes) for one in log.front()]
-    cutoff_us = now_us - policy.retention_ms * 1000 if policy.retention_ms else None
-    remote_bytes = sum(piece.size_bytes for piece in remote)
-    excess_bytes = remote_bytes + log.local_bytes - policy.retention_bytes if policy.retention_bytes else 0
-    rolled = len(remote) + len(local)
-    excess_count = rolled - policy.retention_segments if policy.retention_segments else 0
-    end = 0
-    for end_offset, last_us, size in (*remote, *local):
-        too_old = cutoff_us is not None and last_us < cutoff_us
-        if not (too_old or excess_bytes >= size or excess_count > 0):
+    local = [
+        _Piece(one.base_offset, one.end_offset, one.last_append_us, one.stored_bytes) for one in log.front()
+    ]
+    over = _Over(
+        policy, now_us, sum(piece.size_bytes for piece in remote) + log.local_bytes, len(remote) + len(local)
+    )
+    found = Expired(start, "")
+    for piece in (*remote, *local):
+        if manifest is not None and confirmed and _nowhere(manifest, found.end, piece.base_offset):
+            found = Expired(piece.base_offset, _NOWHERE)
+        fact = over.take(piece)
+        if not fact:
             break
-        excess_bytes -= size
-        excess_count -= 1
-        end = end_offset
-    return end
+        found = Expired(piece.end_offset, fact)
+    else:
+        if manifest is not None and confirmed and _nowhere(manifest, found.end, log.start):
+            found = Expired(log.start, _NOWHERE)
+    return found if found.fact else NONE_EXPIRED
+
+
+class _Over:
+    """What is over the bounds of a policy, segment by segment from the front."""
+
+    def __init__(self, policy: TopicPolicy, now_us: int, size_bytes: int, count: int) -> None:
+        self._policy = policy
+        self._cutoff_us = now_us - policy.retention_ms * 1000 if policy.retention_ms else None
+        self._excess_bytes = size_bytes - policy.retention_bytes if policy.retention_bytes else -1
+        self._excess_count = count - policy.retention_segments if policy.retention_segments else 0
+
+    def take(self, piece: _Piece) -> str:
+        """Why the next one has expired; empty where it has not."""
+        policy = self._policy
+        if self._cutoff_us is not None and piece.last_append_us < self._cutoff_us:
+            fact = f"older than retention_ms={policy.retention_ms}"
+        elif self._excess_bytes >= piece.size_bytes:
+            fact = f"beyond retention_bytes={policy.retention_bytes}"
+        elif self._excess_count > 0:
+            fact = f"beyond retention_segments={policy.retention_segments}"
+        else:
+            return ""
+        self._excess_bytes -= piece.size_bytes
+        self._excess_count -= 1
+        return fact
+
+
+def _nowhere(manifest: Manifest, end: int, base_offset: int) -> bool:
+    """Whether neither tier has ``end .. base_offset``, behind what has expired, and no disk may either."""
+    if not 0 < end < base_offset or manifest.plan(end, base_offset):
+        return False
+    return not any(one.open and one.start < base_offset and end < one.end for one in manifest.all_holes())
 
 
 def verified(segment: StoredSegment, manifest: Manifest) -> bool:

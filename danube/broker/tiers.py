@@ -319,34 +319,45 @@ class Tiers:
 
     # -- retention --------------------------------------------------------------------------------
 
-    def retain(self, hosted: HostedPartition, now_us: int) -> int:
-        """Delete what has expired in both tiers, evict what may leave; return the new start of the log."""
+    def retain(self, hosted: HostedPartition, now_us: int) -> int | None:
+        """Delete what has expired in both tiers, evict what may leave; return the new start of the log.
+
+        None, and nothing is done, while no manifest is known: then nobody can say where the log begins.
+        """
         tier = hosted.tier
-        if tier is None or hosted.failure is not None:
-            return 0
-        end = expired_end(tier.manifest, tier.trimmed, tier.log, hosted.policy, now_us)
-        if end > max(tier.trimmed, tier.known_start):
+        if tier is None or tier.manifest is None or hosted.failure is not None:
+            return None
+        manifest, former = tier.manifest, tier.start
+        start = max(manifest.start_offset, tier.trimmed)
+        end, fact = expired_end(manifest, start, tier.log, hosted.policy, now_us, confirmed=tier.confirmed)
+        if end > max(tier.trimmed, former):
             tier.trimmed = end
             self._send("trim", tier, start_offset=end)
             tier.log.evict(end, sealed=False)
-            _log.info("records expired", partition=hosted.name, start=tier.known_start)
+            facts = {"start": former, "end": tier.start, "fact": fact, "manifest": manifest.name}
+            _log.info("records expired", partition=hosted.name, **facts)
         self._evict(tier, now_us)
-        return tier.known_start
+        return tier.start
 
     def _evict(self, tier: PartitionTier, now_us: int) -> None:
-        if tier.manifest is None or tier.hosted.failure is not None:
-            return
-        end = evictable_end(tier.manifest, tier.log, now_us, self.options.local_retention)
+        manifest = tier.manifest
+        if manifest is None or not tier.confirmed or tier.hosted.failure is not None:
+            return  # a copy on this host says what the store had, not what it has
+        end = evictable_end(manifest, tier.log, now_us, self.options.local_retention)
         if not end:
             return
+        former = tier.log.start
         try:
             evicted = tier.log.evict(end)
         except DanubeError as error:
             _log.warning("segments not evicted", partition=tier.hosted.name, error=str(error))
             return
         if evicted:
-            facts = {"count": len(evicted), "local_start": tier.log.start}
-            _log.info("segments evicted", partition=tier.hosted.name, **facts)
+            facts = {"count": len(evicted), "start": former, "local_start": tier.log.start}
+            fact = "the store holds them, verified"
+            _log.info(
+                "segments evicted", partition=tier.hosted.name, **facts, fact=fact, manifest=manifest.name
+            )
             if tier.log.start < end:  # on a full disk the rest can go now that there is room
                 self._looked.add(tier)
 

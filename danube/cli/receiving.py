@@ -171,8 +171,11 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
             hint="use --count or --timeout",
         )
     partitions = described["partitions"]
+    # Without a start the broker does not know yet what the object store holds: then there may be records.
     return {
-        at: one["high_watermark"] for at, one in enumerate(partitions) if one["high_watermark"] > one["start"]
+        at: one["high_watermark"]
+        for at, one in enumerate(partitions)
+        if one["high_watermark"] > (one["start"] or 0)
     }
 
 

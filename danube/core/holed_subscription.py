@@ -27,7 +27,7 @@ from danube.core.subscription import Subscription
 from danube.errors import broken
 from danube.limits import ACKED_RANGES_STORED_MAX
 
-__all__ = ["HoledSubscription"]
+__all__ = ["GIVEN_UP", "UNUSED", "HoledSubscription"]
 
 GIVEN_UP = "given_up"
 UNUSED = "unused"

@@ -6,6 +6,7 @@ Records are asked for through a subscription that lives as long as one read.  It
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -18,12 +19,13 @@ from danube.client.received import ReceivedBatch
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START, pack_header
-from danube.errors import DanubeError, OperationTimeout
+from danube.errors import DanubeError, FetchPending, OperationTimeout
 from danube.limits import MIB
 
 SUBSCRIPTION_PREFIX: Final = "danube-spark-"
 _WAIT_S: Final = 30.0
 _CLOSE_S: Final = 5.0
+_ASK_S: Final = 0.2
 _JOIN_BYTES: Final = 4 * MIB
 _CREDIT_RECORDS: Final = 65_536
 _CREDIT_BYTES: Final = 16 * MIB
@@ -68,12 +70,25 @@ class Tail:
         return sorted(found)
 
     def ends(self, topic: str) -> list[tuple[str, PartitionEnds]]:
-        """Physical name and ends of every partition, in order; TopicNotFound where there is no topic."""
-        described = self._live().admin.describe_topic(topic)
-        return [
-            (str(facts["partition"]), PartitionEnds(int(facts["start"]), int(facts["high_watermark"])))
-            for facts in described.partitions
-        ]
+        """Physical name and ends of every partition, in order; TopicNotFound where there is no topic.
+
+        FetchPending where a partition's start stays unknown: its broker has not heard from the store.
+        """
+        end_s = time.monotonic() + _WAIT_S
+        while True:
+            described = self._live().admin.describe_topic(topic).partitions
+            unknown = [str(facts["partition"]) for facts in described if facts["start"] is None]
+            if not unknown:
+                return [
+                    (
+                        str(facts["partition"]),
+                        PartitionEnds(int(facts["start"]), int(facts["high_watermark"])),
+                    )
+                    for facts in described
+                ]
+            if time.monotonic() >= end_s:
+                raise _unknown(unknown[0])
+            time.sleep(_ASK_S)
 
     def read(self, partition: str, start: int, end: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
         """Records ``start .. end`` of a physical partition: whole stored batches, one after the other, and
@@ -140,6 +155,14 @@ def _taken(consumer: PartitionConsumer) -> ReceivedBatch:
     if consumer.failure is not None:
         raise consumer.failure.with_traceback(None)
     return consumer.take()
+
+
+def _unknown(partition: str) -> FetchPending:
+    return FetchPending(
+        f"it is not known where {partition} begins",
+        why=f"the broker has not heard from its object store for {_WAIT_S:.0f} s",
+        hint="`danube storage status` says why; run the job again when the store answers",
+    )
 
 
 def _silent(partition: str, at: int, end: int) -> OperationTimeout:

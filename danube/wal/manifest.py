@@ -176,6 +176,11 @@ class Manifest:
         return LogIdentity(self.topic_id, self.partition)
 
     @property
+    def name(self) -> str:
+        """For people: which one it is of its partition's."""
+        return f"{self.epoch}.{self.generation}"
+
+    @property
     def uploaded_end(self) -> int:
         """Offset behind the last uploaded record or hole; the start where nothing is held."""
         return max(self.start_offset, self.named_end)

@@ -132,6 +132,9 @@ class Uploader:
             self.manifest = copy
         elif newest == _NONE:
             owner = self.owner
+            if log_start:  # so it was when retention ran without a store; else the store has lost it
+                facts = {"topic": owner.topic, "start": 0, "end": log_start}
+                _log.warning("no object and no file holds the beginning of a log", **facts)
             self.manifest = Manifest.empty(owner.topic, owner.identity, owner.epoch, log_start)
         else:
             self.manifest = self._get(newest, copy)

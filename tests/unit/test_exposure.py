@@ -82,7 +82,8 @@ def test_it_is_known_what_the_store_holds_once_the_mover_has_read_it(bench: Tier
     session = RecordingSession()
     bench.open_producer(session)
     identity = bench.tier.identity
-    fields = {"topic_id": identity.topic_id, "partition": identity.partition, "manifest": b""}
+    manifest = bench.mover.manifests[identity].encode()
+    fields = {"topic_id": identity.topic_id, "partition": identity.partition, "manifest": manifest}
     fields["epoch"] = bench.tier.hosted.core.epoch
     bench.tier.confirmed = False
     bench.tiers.on_frame({"kind": "state", **fields, "loaded": False, "error": "the store is away"})

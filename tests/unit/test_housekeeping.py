@@ -51,6 +51,11 @@ class Site:
         state.apply(state.version + 1, CreateTopic(topic="/default/t", policy=TopicPolicy(), created_us=1))
         return state.topic("/default/t").topic_id
 
+    def give_ids(self, count: int) -> None:
+        """So many topics were made and deleted."""
+        for _ in range(count):
+            self.create_and_delete()
+
     def create_and_delete(self) -> int:
         state = self.metadata.state
         state.apply(state.version + 1, CreateTopic(topic="/default/d", policy=TopicPolicy(), created_us=1))
@@ -66,11 +71,39 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_what_belongs_to_no_topic_is_removed(tmp_path: Path, removed: list[Path]) -> None:
+def test_what_belongs_to_a_deleted_topic_is_removed(tmp_path: Path, removed: list[Path]) -> None:
     site = Site(tmp_path)
+    site.give_ids(9)
     directory = site.directory(9)
     site.housekeeping._sweep_directories()
     assert removed == [directory]
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_what_the_metadata_never_knew_is_kept_out_of_the_way(
+    tmp_path: Path, removed: list[Path], clustered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metadata that lost its end, or a new one: that it knows no such topic says nothing of the records."""
+    site = Site(tmp_path, SimpleNamespace(metadata_whole=True) if clustered else None)
+    site.give_ids(3)
+    (site.directory(4) / "segment").write_bytes(b"records")
+    site.housekeeping._sweep_directories()
+    assert not removed and not (tmp_path / "partitions" / f"{4:016x}-0").exists(), "no new topic 4 opens it"
+    assert (tmp_path / "unknown" / f"{4:016x}-0" / "segment").read_bytes() == b"records"
+    assert "put aside" in caplog.text
+    site.directory(4)
+    site.housekeeping._sweep_directories()
+    assert (tmp_path / "unknown" / f"{4:016x}-0-1").is_dir(), "a second one takes no place"
+
+
+def test_what_cannot_be_put_aside_stays_and_is_told(
+    tmp_path: Path, removed: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "unknown").write_text("a file in the way")
+    kept = site.directory(4)
+    site.housekeeping._sweep_directories()
+    assert kept.is_dir() and not removed and "cannot be put aside" in caplog.text
 
 
 def test_what_a_process_that_died_left_half_removed_is_removed_also_where_nobody_knows_what_was_deleted(
@@ -91,6 +124,7 @@ def test_a_cluster_s_metadata_that_lost_its_end_removes_nothing(tmp_path: Path, 
     site.run_later()
     assert not removed, "it is not known yet"
     assert site.create() == 1
+    site.give_ids(8)
     cluster.metadata_whole = True
     site.run_later()
     assert removed == [gone] and kept not in removed and not site.waiting
@@ -99,6 +133,7 @@ def test_a_cluster_s_metadata_that_lost_its_end_removes_nothing(tmp_path: Path, 
 def test_what_was_set_aside_of_a_deleted_topic_is_removed(tmp_path: Path, removed: list[Path]) -> None:
     site = Site(tmp_path, SimpleNamespace(metadata_whole=True))
     site.directory(site.create())
+    site.give_ids(8)
     for name in (f"{1:016x}-0-0000000003", f"{9:016x}-0-0000000003", f"{9:016x}-0-0000000003-1", "notes"):
         (tmp_path / "returning" / name).mkdir(parents=True)
     site.housekeeping._sweep_directories()

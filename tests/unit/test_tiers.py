@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube import clock
+from danube.broker.housekeeping import Housekeeping
 from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions
+from danube.broker.worker import Worker
 from danube.core.wire import Kind
 from danube.errors import (
     FetchPending,
@@ -113,7 +116,8 @@ def test_reading_waits_while_the_manifest_is_unknown(tmp_path: Path) -> None:
     assert again.hosted.log is not None and again.hosted.log.start == 60
     with pytest.raises(FetchPending):
         _ = again.hosted.start
-    assert again.tier.known_start == 60, "people are told what is known"
+    assert again.tier.known_start is None and again.tier.statistics()["start"] is None
+    assert again.hosted.statistics()["start"] is None, "unknown is neither 0 nor where the local log begins"
     with pytest.raises(FetchPending) as raised:
         again.hosted.chunk(3)
     assert not raised.value.ready()
@@ -150,6 +154,162 @@ def test_a_word_about_an_earlier_ownership_expires_nothing(tmp_path: Path) -> No
     again.mover.step()
     again.syncer.step()
     assert drain(again, session) == expected(0, 80)
+
+
+def reopened(root: Path, bench: TieredBench, **policy: Any) -> TieredBench:
+    """The partition after a restart, before the mover has said a word."""
+    bench.shard.close()
+    again = TieredBench(root, TierOptions(local_retention=LocalRetention(ms=1)), **policy)
+    again.mover.prompt = False
+    again.mover.store, again.mover.manifests = bench.mover.store, dict(bench.mover.manifests)
+    again.shard.open(TOPIC, lambda outcome: None)
+    return again
+
+
+def round_of_retention(bench: TieredBench) -> None:
+    worker = SimpleNamespace(
+        shard=bench.shard, config=SimpleNamespace(wal=SimpleNamespace(sync_interval_ms=10))
+    )
+    Housekeeping(cast(Worker, worker))._retain(bench.hosted, clock.wall_us())
+
+
+@pytest.mark.parametrize("retention_ms", [0, 3_600_000])
+def test_retention_moves_no_cursor_while_the_manifest_is_unknown(tmp_path: Path, retention_ms: int) -> None:
+    """A restart with a mover or a store that is slow: where the local log begins is not the start."""
+    bench, session = filled(tmp_path, retention_ms=retention_ms)
+    bench.subscribe(session, start="earliest", credit_records=5)
+    assert drain(bench, session) == expected(0, 5)
+    bench.ack(session, 0, 5)
+    bench.turn()
+    again = reopened(tmp_path, bench, retention_ms=retention_ms)
+    for _ in range(3):
+        round_of_retention(again)
+    core = again.hosted.subscriptions["s"].core
+    assert (core.ack_floor, core.statistics()["expired"]) == (5, 0)
+    assert again.tiers.retain(again.hosted, 1 << 60) is None, "nothing expires either"
+    assert again.hosted.log is not None and again.hosted.log.start == 60
+    again.mover.prompt = True
+    again.mover.step()
+    round_of_retention(again)
+    reader = RecordingSession(9)
+    again.subscribe(reader)
+    assert drain(again, reader) == expected(5, 80)
+
+
+def test_an_older_copy_of_the_manifest_expires_and_evicts_nothing(tmp_path: Path, time: Time) -> None:
+    """Its file could not be replaced (a full disk), and the store is away at the next start."""
+    bench, session = filled(tmp_path, retention_ms=86_400_000)
+    bench.subscribe(session, start="earliest", credit_records=5)
+    drain(bench, session)
+    older = bench.tier.manifest
+    assert older is not None and len(older) == 3
+    older = replace(older, entries=older.entries[:2])
+    again = reopened(tmp_path, bench, retention_ms=86_400_000)
+    word = {"epoch": again.hosted.core.epoch, "manifest": older.encode(), "error": "", "loaded": False}
+    assert older.uploaded_end < again.tier.log.start and again.tier.on_state(word)
+    time.pass_s(60)
+    round_of_retention(again)
+    core = again.hosted.subscriptions["s"].core
+    assert (core.ack_floor, core.statistics()["expired"]) == (0, 0) and again.hosted.start == 0
+    reader = RecordingSession(9)
+    again.subscribe(reader)
+    assert drain(again, reader) == [], "nothing is fetched yet"
+    with pytest.raises(FetchPending) as raised:
+        again.tier.read(45, 80, 1 << 20)
+    assert not raised.value.ready(), "45 may be in an object that the copy does not know"
+    again.mover.prompt = True
+    again.mover.step()
+    assert raised.value.ready() and again.tier.confirmed
+    assert drain(again, reader) == expected(0, 80)
+
+
+def test_only_what_was_read_from_the_store_lets_a_file_leave(tmp_path: Path, time: Time) -> None:
+    bench = TieredBench(tmp_path)
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 20)
+    bench.seal()
+    manifest = bench.tier.manifest
+    assert manifest is not None and manifest.uploaded_end == 20
+    again = reopened(tmp_path, bench)
+    time.pass_s(60)
+    word = {"epoch": again.hosted.core.epoch, "manifest": manifest.encode(), "error": "", "loaded": False}
+    assert again.tier.on_state(word)
+    again.tiers.retain(again.hosted, clock.wall_us())
+    assert again.tier.log.start == 0, "a copy on this host says what the store had"
+    assert again.tier.on_state({**word, "loaded": True})
+    again.tiers.retain(again.hosted, clock.wall_us())
+    assert again.tier.log.start == 20
+
+
+def test_what_neither_tier_has_is_told_as_missing_unless_it_expired(
+    tmp_path: Path, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, session = filled(tmp_path, retention_ms=3_600_000)
+    bench.mover.upload = False
+    for start in (80, 90):
+        bench.seal()
+        publish(bench, session, start, 10)
+    bench.seal()
+    assert bench.tier.uploaded_end == 60
+    bench.tier.log.evict(90, sealed=False)  # files that were lost: retention would have told the mover
+    assert bench.hosted.start == 0, "what the store has is still there"
+    session.take()
+    bench.subscribe(session, start="earliest", credit_records=1000)
+    assert drain(bench, session) == [*expected(0, 60), *expected(90, 100)]
+    assert "records are passed over" in caplog.text and bench.hosted.damaged == [(60, 90)]
+    facts = [getattr(one, "danube_facts", {}) for one in caplog.records]
+    told = [one for one in facts if one.get("subscription") == "s"]
+    assert [(one["start"], one["end"], one["records"], one["fact"]) for one in told] == [
+        (60, 90, 30, "damaged")
+    ]
+    time.pass_s(7_200)
+    publish(bench, session, 100, 1)
+    caplog.clear()
+    with caplog.at_level("INFO", logger="danube"):
+        round_of_retention(bench)
+    assert bench.tier.trimmed == 100 and bench.hosted.start == 100
+    (expiry,) = [one for one in caplog.records if one.getMessage() == "records expired"]
+    assert expiry.danube_facts["start"] == 0 and expiry.danube_facts["end"] == 100  # type: ignore[attr-defined]
+    assert "retention_ms" in expiry.danube_facts["fact"]  # type: ignore[attr-defined]
+
+
+def test_what_was_deleted_as_expired_before_a_crash_expires_with_the_objects_before_it(
+    tmp_path: Path, time: Time
+) -> None:
+    """The mover had not heard of it, so no manifest says so: the objects before it have expired, too."""
+    bench, session = filled(tmp_path, retention_ms=3_600_000)
+    bench.subscribe(session, start="earliest", credit_records=5)
+    bench.mover.upload = False
+    bench.seal()
+    time.pass_s(7_200)
+    publish(bench, session, 80, 4)
+    bench.mover.prompt = False  # its "trim" is lost
+    assert bench.tiers.retain(bench.hosted, clock.wall_us()) == 80
+    again = reopened(tmp_path, bench, retention_ms=3_600_000)
+    again.mover.prompt = True
+    again.mover.step()
+    assert again.hosted.start == 0 and again.tier.uploaded_end == 84
+    round_of_retention(again)
+    assert again.hosted.start == 80 and again.hosted.subscriptions["s"].core.ack_floor == 80
+    assert not again.hosted.damaged
+
+
+def test_a_cursor_that_retention_moves_is_told_with_its_range(
+    tmp_path: Path, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, session = filled(tmp_path, retention_ms=10_000)
+    bench.subscribe(session, start="earliest", credit_records=5)
+    drain(bench, session)
+    bench.ack(session, 0, 5)
+    time.pass_s(60)
+    bench.seal()
+    publish(bench, session, 80, 4)
+    round_of_retention(bench)
+    (told,) = [one for one in caplog.records if one.getMessage() == "records are passed over"]
+    assert told.danube_facts == {  # type: ignore[attr-defined]
+        "partition": TOPIC, "subscription": "s", "records": 75, "start": 5, "end": 80, "fact": "expired",
+    }  # fmt: skip
 
 
 def _subscribe(start: str, value: int = 0, **fields: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from danube.errors import StoreDamaged
+from danube.wal.cursors import HEADER_BYTES
 from danube.wal.manifest_keys import METADATA_PREFIX, cursors_key, cursors_prefix, metadata_key, parse_key
 from danube.wal.objects import ObjectStore
 from danube.wal.orphans import prune_copies
@@ -25,11 +26,14 @@ def put_metadata(store: ObjectStore, version: int, blob: bytes) -> None:
 def put_cursors(uploader: Uploader, blob: bytes, generation: int) -> int:
     """Store a copy of a partition's cursors; returns its generation, to be handed in with the next one.
 
-    ``generation`` 0: not known yet.  The copy of an owner with a higher epoch is the newer one.
+    ``generation`` 0: not known yet.  The copy of an owner with a higher epoch is the newer one.  Where no
+    subscription is, and none was copied before, nothing is stored and 0 is returned.
     """
     prefix, epoch = cursors_prefix(uploader.identity), uploader.owner.epoch
     if not generation:
         found = [parse_key(one.key) for one in uploader.store.list(prefix)]
+        if not found and len(blob) == HEADER_BYTES:
+            return 0
         # One more than the last: a put of an earlier mover of this owner may still be on its way.
         generation = 1 + max((one.generation for one in found if one and one.epoch == epoch), default=0)
         generation += uploader.start_count

@@ -1,9 +1,10 @@
 """The mover: the one process of a broker that speaks to the object store.
 
 Workers tell it over a socket what they own (mover_link); it uploads what they seal and fetches what they
-read.  One loop decides and three groups of threads block: uploads, steps (listing, manifests, merging,
-sweeping) and fetches.  Nothing queues without bound: a partition has at most one step under way, uploads
-wait in their directories, a worker's fetches stop its connection from being read.
+read.  One loop decides and groups of threads block: uploads, steps (listing, manifests, sweeping), merges,
+fetches, and what belongs to no partition.  Nothing queues without bound: a partition has at most one step
+under way, uploads wait in their directories, a worker's fetches stop its connection from being read.  A free
+thread goes to what is urgent: partitions that leave, then those with a backlog, the oldest first.
 
 When it ends at any point nothing is lost, because it keeps nothing: a new one reads the store and the
 directories again.  When the store is away everything waits, knocks seldom and goes on where it was.
@@ -35,6 +36,7 @@ from danube.broker.plan_settings import hold_bounds, tier_settings
 from danube.broker.store_health import StoreHealth
 from danube.broker.upload_pace import UploadPace
 from danube.core.exposure import together
+from danube.core.step_queue import StepQueue
 from danube.core.tier_plan import TierSettings, choose
 from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 0.5
 WATCH_S: Final = 0.1  # between looks at the workers while there are uploads
 STEP_THREADS: Final = 4
+BLOCK_THREADS: Final = 4  # for what belongs to no partition: none of it may keep steps waiting
 FETCH_THREADS: Final = 8
 MERGES_S: Final = 1.0  # between looks at what could be merged
 WORK_NAME: Final = "merging"
@@ -88,10 +91,11 @@ class Mover:
         self._settings = settings or tier_settings(storage)
         self._uploads = yielding_pool(storage.upload_parallel, "danube-upload")
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="danube-step")
+        self._blocks = ThreadPoolExecutor(BLOCK_THREADS, thread_name_prefix="danube-block")
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = yielding_pool(1, "danube-merge")
         self._stepping = 0
-        self._ready: dict[MovedPartition, None] = {}  # with a step that waits for a thread
+        self._ready: StepQueue[MovedPartition] = StepQueue()  # with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
         self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
         self._open_links: set[OwnerLink] = set()
@@ -191,7 +195,7 @@ class Mover:
         self._ended = True
         for link in list(self._open_links):
             link.close()
-        for pool in (self._uploads, self._steps, self._fetches, self._merges):
+        for pool in (self._uploads, self._steps, self._blocks, self._fetches, self._merges):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
 
@@ -291,7 +295,7 @@ class Mover:
         if not partition.idle:
             self._ending.add(partition)
         self._waiting.pop(partition, None)
-        self._ready.pop(partition, None)
+        self._ready.discard(partition)
         if (timer := self._timers.pop(partition, None)) is not None:
             timer.cancel()
 
@@ -337,7 +341,7 @@ class Mover:
             timer.cancel()
         if step is not None:
             if self._stepping >= STEP_THREADS:
-                self._ready[partition] = None
+                self._ready.put(partition, partition.urgency)
             elif step is Step.SCAN or self._gate.admit(now_us):  # a local directory needs no store
                 self._stepping += 1
                 ended = partial(self._step_ended, partition, step)
@@ -371,9 +375,7 @@ class Mover:
             partition.failed(step, error, now_us, self._random.random())
             self._tell(partition)
         while self._ready and self._stepping < STEP_THREADS:
-            waiting = next(iter(self._ready))  # before who has just had a thread
-            del self._ready[waiting]
-            self.advance(waiting)
+            self.advance(self._ready.pop())  # before who has just had a thread
         self._after(partition)
 
     def _after(self, partition: MovedPartition) -> None:
@@ -483,8 +485,8 @@ class Mover:
     # -- threads ----------------------------------------------------------------------------------
 
     def block(self, job: Job, ended: Ended) -> None:
-        """Run ``job`` in a step thread; ``ended(result, error)`` is called on the loop."""
-        self._in_thread(self._steps, job, ended)
+        """Run ``job`` in a thread; ``ended(result, error)`` is called on the loop."""
+        self._in_thread(self._blocks, job, ended)
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
         self._loop.call_later(delay_s, action)

@@ -8,7 +8,7 @@ partition is under way; uploads run beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,6 +80,15 @@ class Step(StrEnum):
     RETURN = "return"
 
 
+class Urgency(IntEnum):
+    """Whose step gets the next free thread."""
+
+    LEAVING = 0  # another broker waits for it
+    BACKLOG = 1  # records are only on this host
+    AWAITED = 2  # readers wait for its manifest, or somebody changed a subscription
+    QUIET = 3
+
+
 class MovedPartition:
     """A partition between the attach of one owner and its end."""
 
@@ -94,6 +103,9 @@ class MovedPartition:
         self.error = ""
         self.loaded = False
         self.dirty = True  # the directory may hold more than was seen
+        self._told = False  # its owner has said so
+        self._scan_tried = False
+        self._oldest_us = NEVER_US  # of the records that are sealed and, as far as is known, only here
         self.fenced = False
         self.retired = False  # replaced, detached or deleted: what is under way ends, nothing begins
         self.predecessor: MovedPartition | None = None  # what is under way of it must end first
@@ -138,10 +150,11 @@ class MovedPartition:
             return None, NEVER_US
         if now_us < self._retry_us:
             return None, self._retry_us
+        # The directory tells whether it is urgent, and asks no store for it; a scan that fails stops no load.
+        if self.dirty and (self.loaded or not self._scan_tried):
+            return Step.SCAN, now_us
         if not self.loaded:
             return Step.LOAD, now_us
-        if self.dirty:
-            return Step.SCAN, now_us
         hurried = stopping or self._leave_id != 0
         cursors_us = self._cursors_due(hurried or self._cursors_soon)
         times = [(self._install_due(hurried), Step.INSTALL), (cursors_us, Step.CURSORS)]
@@ -157,6 +170,16 @@ class MovedPartition:
             if due_us <= now_us:
                 return step, now_us
         return None, min(times)[0]
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Sorts lower when it is more urgent: see Urgency; then by the age of what is not uploaded."""
+        if self._leave_id:
+            return Urgency.LEAVING, 0
+        if self._told or self._oldest_us != NEVER_US:
+            return Urgency.BACKLOG, 0 if self._told else self._oldest_us
+        awaited = self._cursors_soon or (self.log_start > 0 and not self.loaded)
+        return Urgency.AWAITED if awaited else Urgency.QUIET, 0
 
     def _install_due(self, stopping: bool) -> int:
         ready = installable([segment.base_offset for segment in self.backlog.segments], self.finished)
@@ -196,7 +219,7 @@ class MovedPartition:
         """What its owner says of it."""
         match frame["kind"]:
             case "sealed":
-                self.dirty = True
+                self.dirty = self._told = True
             case "trim":
                 self.trim_offset = max(self.trim_offset, frame["start_offset"])
             case "give_up":
@@ -336,7 +359,7 @@ class MovedPartition:
             case Step.LOAD:
                 return lambda: self.uploader.load(self.log_start)
             case Step.SCAN:
-                self.dirty = False
+                self.dirty, self._scan_tried = False, True
                 return self._listing.refresh
             case Step.INSTALL:
                 return self._install_job(now_us)
@@ -385,6 +408,7 @@ class MovedPartition:
                 self.loaded, self.manifest = True, result
                 self._sweep_us = now_us + self._sweep_interval_us
             case Step.SCAN:
+                self._told = self.dirty  # told again meanwhile
                 self._local = result
                 if self._doubtful is None:
                     self._doubtful = {segment.base_offset for segment in result}
@@ -412,7 +436,8 @@ class MovedPartition:
         self._succeeded()
         self._plan()
         news = manifest_before is not self.manifest or error_before != self.error
-        return news or step in (Step.LOAD, Step.SCAN) or (step is Step.CURSORS and self._leave_id != 0)
+        seen = step is Step.LOAD or (step is Step.SCAN and self.loaded)
+        return news or seen or (step is Step.CURSORS and self._leave_id != 0)
 
     @property
     def _sweep_interval_us(self) -> int:
@@ -450,11 +475,13 @@ class MovedPartition:
 
     def _plan(self) -> None:
         """The backlog from what was last seen of the directory and the store."""
-        if not self.loaded:
-            return
         end = max(entries_end(self.manifest), 0)
         start = max(self.manifest.start_offset, self.trim_offset)
         local = [one for one in self._local if not one.sealed or one.end_offset > start]
+        only_here = (one.first_append_us for one in local if one.sealed and one.end_offset > end)
+        self._oldest_us = min(only_here, default=NEVER_US)
+        if not self.loaded:
+            return
         self.backlog = backlog(local, end)
         self.error = self.backlog.flaw
         self.pending = together(Pending(one.size_bytes, one.first_append_us) for one in self.backlog.segments)

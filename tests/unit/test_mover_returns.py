@@ -193,7 +193,7 @@ def test_the_owner_s_mover_looks_for_offers_as_long_as_there_are_open_holes(host
             done.append(step.value)
         return done
 
-    assert steps() == ["load", "scan", "return"]
+    assert steps() == ["scan", "load", "return"], "the directory first: it asks no store"
     first.restart()
     first.bring_back()
     assert steps() == [], "not before it is time again"

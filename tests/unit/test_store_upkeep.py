@@ -23,6 +23,7 @@ from danube.errors import (
     WrongState,
 )
 from danube.wal import orphans, store_binding
+from danube.wal.cursors import pack_header
 from danube.wal.manifest_keys import METADATA_PREFIX, STORE_KEY, cursors_prefix, partition_prefix, segment_key
 from danube.wal.memory_store import MemoryStore
 from danube.wal.orphans import delete_partition, sweep_partition
@@ -317,6 +318,15 @@ def test_the_newest_copies_are_kept(store: FaultyStore, tmp_path: Path) -> None:
     for prefix in (METADATA_PREFIX, cursors_prefix(IDENTITY)):
         found = [store.memory.get(one.key) for one in store.memory.list(prefix)]
         assert found == [b"3", b"4", b"5"] and len(found) == MANIFESTS_KEPT
+
+
+def test_a_copy_without_a_subscription_is_stored_only_in_the_place_of_another(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    nothing = pack_header(IDENTITY, 1, b"")
+    assert put_cursors(uploader_of(store, tmp_path), nothing, 0) == 0 and not list(store.list(""))
+    assert put_cursors(uploader_of(store, tmp_path), b"a", 0) == 1
+    assert put_cursors(uploader_of(store, tmp_path), nothing, 0) == 2, "the subscription was deleted"
 
 
 def test_a_mover_that_starts_again_goes_on_behind_the_last_copy(store: FaultyStore, tmp_path: Path) -> None:

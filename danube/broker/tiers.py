@@ -325,7 +325,13 @@ class Tiers:
         None, and nothing is done, while no manifest is known: then nobody can say where the log begins.
         """
         tier = hosted.tier
-        if tier is None or tier.manifest is None or hosted.failure is not None:
+        if tier is None or hosted.failure is not None:
+            return None
+        if hosted.policy.expires:
+            tier.log.look_at_age(now_us, hosted.policy.retention_ms)
+            if tier.log.should_roll:
+                self._roll(hosted)
+        if tier.manifest is None:
             return None
         manifest, former = tier.manifest, tier.start
         start = max(manifest.start_offset, tier.trimmed)

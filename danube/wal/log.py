@@ -392,17 +392,21 @@ class Log:
     ) -> list[OffsetRange]:
         """Delete rolled segments from the front that are too old or too many; 0 keeps for ever.
 
-        Nothing at or above ``keep_from`` is deleted.  An active segment that has grown old makes
-        should_roll true, so that its owner rolls it and a later call deletes it.
+        Nothing at or above ``keep_from`` is deleted.
         """
         cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
-        active = self.active
-        if cutoff_us is not None and active is not None and active.batch_count:
-            self.age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
-        if self._segments == [active]:
+        self.look_at_age(now_us, retention_ms)
+        if self._segments == [self.active]:
             return []  # as most of many logs are, most of the time
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
         return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
+
+    def look_at_age(self, now_us: int, retention_ms: int) -> None:
+        """Make should_roll true where the active segment has grown old for ``retention_ms`` (0: for ever),
+        so that its owner rolls it, also of a topic that nobody writes to, and retention deletes it later."""
+        active = self.active
+        if retention_ms and active is not None and active.batch_count:
+            self.age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
 
     def evict(self, end_offset: int, *, sealed: bool = True) -> list[OffsetRange]:
         """Delete segments from the front that end at or below ``end_offset``; only sealed ones, or any."""

@@ -649,6 +649,48 @@ def test_old_active_segments_are_sealed_and_uploaded(tmp_path: Path, time: Time)
     assert bench.tier.statistics()["pending_bytes"] == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_retention_by_time_ends_the_active_segment_of_a_quiet_topic(
+    tmp_path: Path, time: Time, known: bool
+) -> None:
+    """As it does without a store: ``seal_after`` may be days."""
+    bench = TieredBench(
+        tmp_path, TierOptions(seal_after_ms=86_400_000, cache_bytes=1 << 20), retention_ms=4_000
+    )
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 10)
+    bench.shard.storage.request_sync(bench.hosted)
+    bench.syncer.step()
+    manifest = bench.tier.manifest
+    if not known:
+        bench.tier.manifest = None
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.tier.log.active is not None, "it is young"
+    time.pass_s(2)
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.tier.log.active is None
+    bench.sealer.step()
+    bench.tier.manifest = bench.tier.manifest or manifest
+    time.pass_s(3)
+    assert bench.tiers.retain(bench.hosted, clock.wall_us()) == 10
+    assert bench.hosted.start == bench.tier.log.start == 10
+
+
+def test_a_compacted_topic_s_active_segment_does_not_grow_old_for_retention(
+    tmp_path: Path, time: Time
+) -> None:
+    bench = TieredBench(
+        tmp_path, TierOptions(seal_after_ms=86_400_000), cleanup="compact", retention_ms=4_000
+    )
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 10)
+    time.pass_s(60)
+    bench.tiers.retain(bench.hosted, clock.wall_us())
+    assert bench.tier.log.active is not None and not bench.tier.log.should_roll
+
+
 def test_a_new_connection_is_told_everything_again(tmp_path: Path) -> None:
     bench, session = filled(tmp_path)
     bench.subscribe(session, start="earliest")

@@ -24,7 +24,9 @@ TopicId = NewType("TopicId", int)
 NAME_PART_MAX = 200
 LABEL_BYTES_MAX = 256
 
-_TOPIC = re.compile(r"/([A-Za-z0-9_-]{1,200})/([A-Za-z0-9_-]{1,200})\Z")
+_PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]{1,200}"  # a part of a path must not mean another folder
+_TOPIC = re.compile(rf"/({_PART})/({_PART})\Z")
+_NAMESPACE = re.compile(rf"{_PART}\Z")
 _PARTITION_SUFFIX = re.compile(r"(.+)-part-(0|[1-9][0-9]{0,4})\Z")
 
 
@@ -34,10 +36,21 @@ def check_topic_name(name: str) -> tuple[str, str]:
     if match is None:
         raise InvalidName(
             f"topic name {name[:80]!r} is not valid",
-            why="a topic is /namespace/name; each part is 1-200 letters, digits, '_' or '-'",
+            why="a topic is /namespace/name; each part is 1-200 letters, digits, '.', '_' or '-', not '.' or '..'",
             hint="for example /default/orders",
         )
     return match[1], match[2]
+
+
+def check_namespace(name: str) -> str:
+    """Return the namespace as it is, or raise InvalidName."""
+    if not _NAMESPACE.match(name):
+        raise InvalidName(
+            f"namespace {name[:80]!r} is not valid",
+            why="it is 1-200 letters, digits, '.', '_' or '-', not '.' or '..', without a slash",
+            hint="for example default",
+        )
+    return name
 
 
 def check_new_topic_name(name: str) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import difflib
 import heapq
-import re
 from itertools import islice
 from typing import Final
 
@@ -62,7 +61,6 @@ from danube.core.topic_settings import check_edit, edited
 from danube.errors import (
     Conflict,
     InvalidArgument,
-    InvalidName,
     LimitExceeded,
     NotFound,
     PolicyMismatch,
@@ -70,7 +68,7 @@ from danube.errors import (
     TopicNotFound,
     broken,
 )
-from danube.ids import check_new_topic_name, check_topic_name, split_partition_name
+from danube.ids import check_namespace, check_new_topic_name, check_topic_name, split_partition_name
 from danube.limits import (
     NAMESPACES_MAX,
     PARTITIONS_MAX,
@@ -79,7 +77,6 @@ from danube.limits import (
 
 NAMESPACES_ALWAYS: Final = ("default", "system")
 
-_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
 _SUGGESTIONS: Final = 3
 _SUGGESTION_LOOKUPS_MAX: Final = 2_000
 _SUGGESTION_CANDIDATES_MAX: Final = 32
@@ -254,11 +251,7 @@ class Metadata:
         return True
 
     def _check_create_namespace(self, command: CreateNamespace) -> bool:
-        if not _NAMESPACE.match(command.namespace):
-            raise InvalidName(
-                f"namespace {command.namespace[:80]!r} is not valid",
-                why="it is 1-200 letters, digits, '_' or '-'",
-            )
+        check_namespace(command.namespace)
         if command.ensure and command.namespace in self._namespaces:
             return False
         self._refuse(command)

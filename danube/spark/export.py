@@ -119,10 +119,9 @@ def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
 
 
 def table_name(topic: str) -> str:
-    """``namespace.topic``, with only letters, digits, ``_`` and ``-``."""
-    namespace, _, name = topic[1:].partition("/")
-    plain = "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
-    return f"{namespace}.{plain}"
+    """``namespace.topic``; a dot of either is ``~``, which no name has, so every topic has a table of its own."""
+    namespace, _, name = topic[1:].replace(".", "~").partition("/")
+    return f"{namespace}.{name}"
 
 
 class _NewPart(NamedTuple):

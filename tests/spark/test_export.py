@@ -39,8 +39,8 @@ from danube.spark.values import find_schemas
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-TOPIC = "/default/orders"
-TABLE = "default.orders"
+TOPIC = "/default/orders.v1"
+TABLE = "default.orders~v1"
 IDENTITY = LogIdentity(1, 0)
 CREATE = CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=1)
 
@@ -136,6 +136,15 @@ def test_progress_a_report_and_an_exit_code(
     assert [one["rows"] for one in told["facts"][TABLE]["files"]] == [600]
     lines = capsys.readouterr().err.splitlines()
     assert "1 of 1 tasks" in lines[0] and "600 records in 1 new files" in lines[-1]
+
+
+def test_every_topic_has_a_table_of_its_own() -> None:
+    topics = [
+        f"/{space}/{name}" for space in ("a", "a.b", "a-b", ".a") for name in ("b.c", "c", "b_c", "b-c", ".b")
+    ]
+    tables = {export.table_name(topic) for topic in topics}
+    assert len(tables) == len(topics)
+    assert all(table.count(".") == 1 and not table.startswith(".") for table in tables)
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

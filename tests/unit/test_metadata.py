@@ -129,7 +129,11 @@ def test_what_is_not_a_partition_is_not_found_as_one(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "orders", "/default", "/default/", "//x", "/default/a/b", "/default/a b"]
+    "name",
+    [
+        *("", "/", "orders", "/default", "/default/", "//x", "/default/a/b", "/default/a b", "/default/."),
+        *("/default/..", "/./x", "/../x", "/default/a\n", "/default/\u00e9", "/default/" + "a" * 201),
+    ],
 )
 def test_a_name_outside_the_grammar_is_an_invalid_name_everywhere(name: str) -> None:
     machine = Metadata()
@@ -139,6 +143,24 @@ def test_a_name_outside_the_grammar_is_an_invalid_name_everywhere(name: str) -> 
     assert machine.find_topic(name) is None
     with pytest.raises(InvalidName):
         machine.check(create(name))
+
+
+@pytest.mark.parametrize("name", ["/shop/orders.v1", "/shop.eu/.a", "/shop.eu/a.", "/shop/...", "/shop/a..b"])
+def test_parts_of_a_name_may_hold_dots(name: str) -> None:
+    machine = Metadata()
+    namespace = name.split("/")[1]
+    propose(machine, CreateNamespace(namespace=namespace))
+    propose(machine, create(name, partitions=2))
+    assert machine.find_topic(name) == machine.topic(name)
+    assert machine.topic_of_partition(f"{name}-part-1") == (machine.topic(name), 1)
+    with pytest.raises(InvalidName):
+        machine.check(create(f"/{namespace}/x.v1-part-0"))
+
+
+@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/a", "a\n", "a" * 201])
+def test_a_namespace_that_is_no_part_of_a_name_is_refused(namespace: str) -> None:
+    with pytest.raises(InvalidName):
+        Metadata().check(CreateNamespace(namespace=namespace))
 
 
 def test_a_longer_name_with_the_same_beginning_is_no_conflict() -> None:

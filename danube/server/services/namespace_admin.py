@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 from danube.errors import Conflict, NotFound, WrongState
+from danube.ids import check_namespace
 from danube.limits import (
     CONSUMERS_PER_SUBSCRIPTION_MAX,
     PRODUCERS_PER_PARTITION_MAX,
     SUBSCRIPTIONS_PER_PARTITION_MAX,
 )
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.naming import check_namespace, current
+from danube.server.services.naming import current
 from danube.server.services.ports import BrokerCalls, Call
 
 

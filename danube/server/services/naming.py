@@ -6,17 +6,14 @@ topic of its own.  Here both lead to one TopicRecord and the physical names that
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from danube.core.commands import TopicRecord
 from danube.core.metadata import Metadata
-from danube.errors import InvalidArgument, InvalidName, SubscriptionNotFound
+from danube.errors import InvalidArgument, SubscriptionNotFound
 from danube.ids import check_label, check_topic_name
 from danube.server.services.ports import BrokerCalls
-
-_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,200}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +39,6 @@ def find(broker: BrokerCalls, name: str) -> Named:
     check_topic_name(name)
     record, _ = metadata.topic_of_partition(name)
     return Named(record, [name])
-
-
-def check_namespace(name: str) -> str:
-    """The namespace as it is; raises InvalidName."""
-    if not _NAMESPACE.match(name):
-        raise InvalidName(
-            f"namespace {name[:80]!r} is not valid",
-            why="it is 1-200 letters, digits, '_' or '-', without a slash",
-            hint="for example default",
-        )
-    return name
 
 
 def check_subscription(name: str) -> str:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from danube.core.access import PERMISSIONS, SCOPES
 from danube.errors import InvalidArgument, NotFound, WrongState
-from danube.ids import check_label
+from danube.ids import check_label, check_namespace
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.naming import check_namespace, required, required_message
+from danube.server.services.naming import required, required_message
 from danube.server.services.ports import BrokerCalls, Call
 
 PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")

@@ -24,7 +24,7 @@ from danube.errors import (
     TopicNotFound,
     WrongState,
 )
-from danube.ids import check_topic_name, split_partition_name
+from danube.ids import check_namespace, check_topic_name, split_partition_name
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.failure_policy import (
     mode_number,
@@ -34,7 +34,6 @@ from danube.server.services.failure_policy import (
 )
 from danube.server.services.naming import (
     Named,
-    check_namespace,
     check_subscription,
     current,
     find,

@@ -15,7 +15,6 @@ from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Admin, error_frame, result_frame
 from danube.errors import (
-    Conflict,
     DanubeError,
     FetchPending,
     InvalidArgument,
@@ -98,7 +97,7 @@ def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: 
     if host is None:
         raise SubscriptionNotFound(f"subscription {name!r} does not exist on {hosted.name}")
     if host.links:
-        raise Conflict(
+        raise WrongState(
             f"subscription {name!r} has {len(host.links)} consumers connected",
             hint="stop them first, then delete it",
         )

@@ -7,6 +7,7 @@ import json
 import click
 
 from danube.cli.upstream_admin_line import AdminLine
+from danube.cli.upstream_missing import check_namespace_exists
 from danube.cli.upstream_root import json_output, say, show_json
 from danube.server.proto import DanubeAdmin_pb2 as pb
 
@@ -24,6 +25,8 @@ def topics(line: AdminLine, namespace: str, output: str | None) -> None:
     """List the topics of a namespace."""
     request = pb.NamespaceRequest(name=namespace)
     names = list(line.ask("NamespaceAdmin/GetNamespaceTopics", request, pb.TopicListResponse).topics)
+    if not names:
+        check_namespace_exists(line, namespace)
     if output:
         show_json(names)
     else:

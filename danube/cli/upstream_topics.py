@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from danube.cli.upstream_admin_line import AdminLine, topic_argument
+from danube.cli.upstream_missing import check_broker_exists, check_namespace_exists, check_topic_exists
 from danube.cli.upstream_root import json_output, quoted, say, show_json
 from danube.cli.upstream_topic_policies import get_failure_policy, set_failure_policy
 from danube.cli.upstream_topic_schemas import configure_schema, get_schema_config, set_validation_policy
@@ -38,9 +39,13 @@ def list_topics(line: AdminLine, namespace: str | None, broker: str | None, outp
     if broker is not None:
         by_broker = pb.BrokerRequest(broker_id=broker)
         found = line.ask("TopicAdmin/ListBrokerTopics", by_broker, pb.TopicInfoListResponse).topics
+        if not found:
+            check_broker_exists(line, broker)
     else:
         by_namespace = pb.NamespaceRequest(name=namespace)
         found = line.ask("TopicAdmin/ListNamespaceTopics", by_namespace, pb.TopicInfoListResponse).topics
+        if not found:
+            check_namespace_exists(line, str(namespace))
     if output:
         show_json([{"name": one.name, "broker_id": one.broker_id, "delivery": one.delivery} for one in found])
         return
@@ -112,6 +117,8 @@ def subscriptions(line: AdminLine, topic: str, namespace: str | None, output: st
     """List the subscriptions of a topic."""
     request = pb.TopicRequest(name=topic)
     names = list(line.ask("TopicAdmin/ListSubscriptions", request, pb.SubscriptionListResponse).subscriptions)
+    if not names:
+        check_topic_exists(line, topic)
     if output:
         show_json(names)
     else:
@@ -137,6 +144,8 @@ def describe(line: AdminLine, topic: str, namespace: str | None, output: str | N
     """Show a topic's delivery mode, schema and subscriptions."""
     request = pb.DescribeTopicRequest(name=topic)
     found = line.ask("TopicAdmin/DescribeTopic", request, pb.DescribeTopicResponse)
+    if not (found.broker_id or found.subscriptions or found.HasField("schema_subject")):
+        check_topic_exists(line, topic)
     names = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
     schema: dict[str, Any] = {name: getattr(found, name) if found.HasField(name) else None for name in names}
     if output:

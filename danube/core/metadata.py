@@ -66,6 +66,7 @@ from danube.errors import (
     PolicyMismatch,
     TopicExists,
     TopicNotFound,
+    WrongState,
     broken,
 )
 from danube.ids import check_namespace, check_new_topic_name, check_topic_name, split_partition_name
@@ -319,7 +320,7 @@ class Metadata:
             raise InvalidArgument(f"namespace {namespace} cannot be deleted", why="it is always there")
         topics = self._topics_of(namespace)
         if topics:
-            raise Conflict(
+            raise WrongState(
                 f"namespace {namespace} is not empty",
                 why=f"it holds {len(topics)} topics, for example {next(iter(topics))}",
                 hint="delete its topics first",

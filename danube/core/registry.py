@@ -26,7 +26,7 @@ from danube.core.commands import (
     SchemaCommand,
     SetCompatibility,
 )
-from danube.errors import Conflict, InvalidArgument, LimitExceeded, SchemaInvalid, SchemaNotFound
+from danube.errors import InvalidArgument, LimitExceeded, SchemaInvalid, SchemaNotFound, WrongState
 from danube.ids import LABEL_BYTES_MAX, check_label
 from danube.limits import (
     REGISTRY_BYTES_MAX,
@@ -213,7 +213,7 @@ class Registry:
         if isinstance(command, RegisterSchema):
             known = self._subjects.get(command.subject)
             if command.after_revision != (0 if known is None else known.revision):
-                raise Conflict(
+                raise WrongState(
                     f"subject {command.subject!r} was changed meanwhile",
                     why="the definition was compared with what it held before",
                     hint="register it again",
@@ -230,7 +230,7 @@ class Registry:
     def _refuse_used(self, known: Subject, what: str) -> None:
         count = self.topic_count(known.subject)
         if count:
-            raise Conflict(
+            raise WrongState(
                 " ".join(f"{what} subject {known.subject!r} is in use".split()),
                 why=f"{count} topics are configured with it",
                 hint="configure them with another subject or none, then delete it",

@@ -12,13 +12,13 @@ from danube.core.commands import Command, CreateNamespace, CreateTopic, DeleteNa
 from danube.core.metadata import Metadata
 from danube.core.policy import FailurePolicy, TopicPolicy
 from danube.errors import (
-    Conflict,
     InvalidArgument,
     NotFound,
     SchemaIncompatible,
     SchemaInvalid,
     SchemaNotFound,
     SubscriptionNotFound,
+    WrongState,
 )
 
 
@@ -132,7 +132,7 @@ class FakeBrokerCalls:
         if (partition, subscription) not in self.subscriptions:
             raise SubscriptionNotFound(f"subscription {subscription!r} does not exist on {partition}")
         if self.subscriptions[partition, subscription]:
-            raise Conflict("consumers are connected")
+            raise WrongState("consumers are connected")
         del self.subscriptions[partition, subscription]
 
     # Registry

@@ -277,7 +277,7 @@ def test_namespaces_are_created_once_and_deleted_when_empty() -> None:
     with pytest.raises(Conflict):
         propose(machine, CreateNamespace(namespace="team"))
     propose(machine, create("/team/foo"))
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongState):
         propose(machine, DeleteNamespace(namespace="team"))
     propose(machine, DeleteTopic(topic="/team/foo"))
     assert propose(machine, DeleteNamespace(namespace="team")) == [NamespaceDeleted("team")]

@@ -23,13 +23,13 @@ from danube.core.policy import TopicPolicy
 from danube.core.registry import Registry, Subject
 from danube.errors import (
     CallerError,
-    Conflict,
     InvalidArgument,
     InvalidName,
     LimitExceeded,
     SchemaInvalid,
     SchemaNotFound,
     TopicNotFound,
+    WrongState,
 )
 from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.model import Compatibility, SchemaType, ValidationPolicy
@@ -107,19 +107,19 @@ def test_a_subject_that_changed_meanwhile_refuses() -> None:
         present = machine.registry.subject("a").revision
         propose(machine, change)
         late = register("a", present, "f9")
-        with pytest.raises(Conflict):
+        with pytest.raises(WrongState):
             machine.check(late)
-        with pytest.raises(Conflict):
+        with pytest.raises(WrongState):
             machine.apply(machine.version + 1, late)
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongState):
         machine.check(register("a", 0, "f9"))
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongState):
         machine.check(register("new", 7, "f9"))
     # A subject of the same name that was made anew is another one.
     revision = machine.registry.subject("a").revision
     propose(machine, DeleteSubject(subject="a"))
     add(machine, "a", "f1")
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongState):
         machine.check(register("a", revision, "f3"))
 
 
@@ -157,9 +157,9 @@ def test_what_a_topic_is_configured_with_stays() -> None:
     add(machine, "s", "f1")
     with_topic(machine)
     for command in (DeleteSubject(subject="s"), DeleteSchemaVersion(subject="s", version=1)):
-        with pytest.raises(Conflict, match="in use"):
+        with pytest.raises(WrongState, match="in use"):
             machine.check(command)
-        with pytest.raises(Conflict, match="in use"):
+        with pytest.raises(WrongState, match="in use"):
             machine.apply(machine.version + 1, command)
     add(machine, "s", "f2")
     assert machine.check(DeleteSchemaVersion(subject="s", version=1)), "another version stays"
@@ -167,7 +167,7 @@ def test_what_a_topic_is_configured_with_stays() -> None:
     propose(copy, ConfigureTopicSchema(topic=TOPIC))
     assert copy.check(DeleteSubject(subject="s"))
     restored = Metadata.restore(machine.snapshot())
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongState):
         restored.check(DeleteSubject(subject="s"))
     propose(restored, DeleteTopic(topic=TOPIC))
     assert restored.check(DeleteSubject(subject="s")), "a deleted topic uses nothing"

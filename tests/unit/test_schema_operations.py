@@ -287,7 +287,7 @@ def test_a_topic_is_configured_step_by_step(bench: Registry) -> None:
     assert stricter == {**set_up, "validation": "enforce"}
     payload = bench.ask("schema.configure_topic", topic=TOPIC, validate_payload=True)
     assert payload == {**stricter, "validate_payload": True} == bench.ask("schema.topic", topic=TOPIC)
-    assert isinstance(bench.refused("schema.delete", subject="s"), Conflict)
+    assert isinstance(bench.refused("schema.delete", subject="s"), WrongState)
     entry = bench.ask("topic", topic=TOPIC)
     assert entry["schema"] == {"subject": "s", "validation": "enforce", "validate_payload": True}
     assert bench.ask("schema.configure_topic", topic=TOPIC, subject="") == none

@@ -368,6 +368,43 @@ def test_describe(admin: Admin) -> None:
     assert "Schema: none" in admin.lines("topics", "describe", "/default/plain")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topics", "describe", "/default/t"),
+        ("topics", "describe", "/no/t"),
+        ("topics", "subscriptions", "/default/t"),
+        ("topics", "list", "--namespace", "no"),
+        ("topics", "list", "--broker", "77"),
+        ("namespaces", "topics", "no"),
+    ],
+)
+@pytest.mark.parametrize("output", [(), ("--output", "json")])
+def test_what_does_not_exist_is_not_shown_as_empty(
+    admin: Admin, words: tuple[str, ...], output: tuple[str, ...]
+) -> None:
+    admin("topics", "create", "/default/t2")
+    admin("topics", "create", "/default/t-part-x")
+    told = admin(*words, *output, exit_code=1)
+    assert not told.stdout
+    assert "status NOT_FOUND" in told.stderr
+
+
+def test_what_is_empty_is_shown_as_empty(admin: Admin) -> None:
+    assert admin.json("namespaces", "topics", "default") == []
+    assert admin.json("topics", "list", "--namespace", "default") == []
+    assert admin.json("topics", "list", "--broker", "4711") == []
+    admin("topics", "create", "/default/p", "--partitions", "2")
+    for name in ("/default/p", "/default/p-part-1"):
+        assert admin.json("topics", "subscriptions", name) == []
+
+
+def test_a_topic_that_no_broker_has_yet_is_described(admin: Admin, cluster: dict[str, Any]) -> None:
+    admin("topics", "create", "/default/t")
+    cluster["DescribeTopic"] = pb.DescribeTopicResponse(name="/default/t", delivery="Reliable")
+    assert admin.json("topics", "describe", "/default/t")["delivery"] == "Reliable"
+
+
 def test_subscriptions(admin: Admin) -> None:
     admin("topics", "create", "/default/t")
     admin.broker.subscribe("/default/t", "b")

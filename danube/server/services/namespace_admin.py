@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from danube.errors import Conflict, NotFound, WrongState
+from danube.errors import NotFound
 from danube.ids import check_namespace
 from danube.limits import (
     CONSUMERS_PER_SUBSCRIPTION_MAX,
@@ -48,11 +48,7 @@ class NamespaceAdmin:
         return pb.NamespaceResponse(success=True)
 
     async def delete_namespace(self, request: pb.NamespaceRequest, call: Call) -> pb.NamespaceResponse:
-        try:
-            await self._broker.ask("delete_namespace", namespace=check_namespace(request.name))
-        except Conflict as error:
-            # The namespace is there and is not empty: nothing that is asked for "already exists".
-            raise WrongState(error.what, why=error.why, hint=error.hint) from None
+        await self._broker.ask("delete_namespace", namespace=check_namespace(request.name))
         return pb.NamespaceResponse(success=True)
 
 

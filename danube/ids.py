@@ -36,7 +36,7 @@ def check_topic_name(name: str) -> tuple[str, str]:
     if match is None:
         raise InvalidName(
             f"topic name {name[:80]!r} is not valid",
-            why="a topic is /namespace/name; each part is 1-200 letters, digits, '.', '_' or '-', not '.' or '..'",
+            why="a topic is /namespace/name; each part is 1-200 letters, digits, '.', '_' or '-', never '..'",
             hint="for example /default/orders",
         )
     return match[1], match[2]
@@ -47,7 +47,7 @@ def check_namespace(name: str) -> str:
     if not _NAMESPACE.match(name):
         raise InvalidName(
             f"namespace {name[:80]!r} is not valid",
-            why="it is 1-200 letters, digits, '.', '_' or '-', not '.' or '..', without a slash",
+            why="it is 1-200 letters, digits, '.', '_' or '-', never '..', without a slash",
             hint="for example default",
         )
     return name

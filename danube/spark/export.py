@@ -119,7 +119,7 @@ def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
 
 
 def table_name(topic: str) -> str:
-    """``namespace.topic``; a dot of either is ``~``, which no name has, so every topic has a table of its own."""
+    """``namespace.topic``; a dot of either is ``~``, which no name has: a table is of one topic."""
     namespace, _, name = topic[1:].replace(".", "~").partition("/")
     return f"{namespace}.{name}"
 

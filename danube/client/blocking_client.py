@@ -246,7 +246,13 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: closing the client failed: {failure}")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "connected" if self.connected else "not connected"

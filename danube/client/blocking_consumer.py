@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from danube.client.blocking import BlockingConnection
-from danube.client.consumer import CLOSE_TIMEOUT_S
+from danube.client.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.inbox import Inbox
 from danube.client.message import BaseBatch, BaseMessage, reason_of
 from danube.client.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, InvalidArgument, OperationTimeout
+from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
 
 
 class Message(BaseMessage, eq=False):
@@ -169,20 +169,27 @@ class Consumer:
                 batch = due_ns = None
 
     def flush(self) -> None:
-        """Wait until the broker has stored every acknowledgement given so far."""
+        """Wait until the broker has stored every acknowledgement given so far.
+
+        Without a connection it waits for one; raises OperationTimeout after the client's ``timeout``.
+        """
         with self._connection.lock:
             replies = self._box.synced()
         for reply in replies:
             self._connection.wait(reply)
 
     def close(self) -> None:
-        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers."""
+        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers.
+
+        Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
+        """
         inbox, self._inbox = self._inbox, None
         self._closed = True
         if inbox is not None:
             with self._connection.lock:
                 replies = inbox.close()
-            self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_TIMEOUT_S)
+            self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_WAIT_S)
+            raise_lost(replies)
 
     def __enter__(self) -> Consumer:
         return self.open()
@@ -190,7 +197,13 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: acknowledgements may be lost: {failure}")
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

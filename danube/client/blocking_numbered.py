@@ -111,6 +111,7 @@ class NumberedProducer:
                 connection.session, self.name, self._names[index], index, timeout_ns, self.round_number
             )
             partition.when_settled = self._on_settled
+            partition.when_late = self._on_late
             partition.start()
         try:
             connection.wait(partition.opened, self._timeout_s, f"opening a producer on {self._names[index]}")
@@ -183,6 +184,13 @@ class NumberedProducer:
         else:
             self._acked.add(outgoing.partition.index)
             self.duplicates += outgoing.value.duplicate
+        self._make_room()
+
+    def _on_late(self, outgoing: Outgoing) -> None:
+        self._failure = self._failure or outgoing.error
+        self._make_room()
+
+    def _make_room(self) -> None:
         if self._room is not None and (self._failure or self._in_flight <= self._in_flight_max // 2):
             room, self._room = self._room, None
             room.resolve(None)

@@ -37,7 +37,7 @@ from danube.client.typed_consumer import TypedConsumer
 from danube.client.typed_producer import TypedProducer
 from danube.core import kernels
 from danube.core.policy import FailurePolicy
-from danube.errors import ClosedError, InvalidArgument
+from danube.errors import ClosedError, DanubeError, InvalidArgument
 from danube.limits import BUSY_POLL_US_MAX
 
 T = TypeVar("T")
@@ -265,7 +265,13 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: closing the client failed: {failure}")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "connected" if self.connected else "not connected"

@@ -9,11 +9,12 @@ from types import TracebackType
 from danube.client.connection import Connection
 from danube.client.inbox import Inbox
 from danube.client.message import Batch, Message
-from danube.client.reply import all_settled
+from danube.client.reply import Reply, all_settled
 from danube.client.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, InvalidArgument, OperationTimeout
+from danube.client.subscribing import CLOSE_TIMEOUT_NS
+from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_WAIT_S = CLOSE_TIMEOUT_NS / 1e9 + 1.0  # acks that are pending have a deadline of their own
 
 
 class Consumer:
@@ -123,25 +124,30 @@ class Consumer:
                 continue
 
     async def flush(self) -> None:
-        """Wait until the broker has stored every acknowledgement given so far."""
+        """Wait until the broker has stored every acknowledgement given so far.
+
+        Without a connection it waits for one; raises OperationTimeout after the client's ``timeout``.
+        """
         replies = self._box.synced()
         self._connection.flush()
         for reply in replies:
             await self._connection.wait(reply)
 
     async def close(self) -> None:
-        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers."""
+        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers.
+
+        Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
+        """
         inbox, self._inbox = self._inbox, None
         self._closed = True
         if inbox is not None:
             replies = inbox.close()
             self._connection.flush()
             try:
-                await self._connection.wait_within(
-                    all_settled(replies), CLOSE_TIMEOUT_S, "closing the consumer"
-                )
+                await self._connection.wait_within(all_settled(replies), CLOSE_WAIT_S, "closing the consumer")
             except OperationTimeout:
-                return  # the connection's end closes it at the broker; its un-acked records come again
+                pass  # no ack is at stake; the connection's end closes it at the broker
+            raise_lost(replies)
 
     async def __aenter__(self) -> Consumer:
         return await self.open()
@@ -149,7 +155,20 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: acknowledgements may be lost: {failure}")
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"
+
+
+def raise_lost(replies: list[Reply]) -> None:
+    """Raise why acknowledgements of a consumer that was closed may be lost."""
+    for reply in replies:
+        if reply.error is not None:
+            raise reply.error.with_traceback(None)

@@ -174,6 +174,7 @@ class Inbox(Generic[M, B]):
 
     def synced(self) -> list[Reply]:
         """Settle when the broker has stored every acknowledgement given so far."""
+        self.check()
         return [partition.sync_acks() for partition in self.partitions]
 
     def close(self) -> list[Reply]:

@@ -92,6 +92,7 @@ class Outbox:
         self._unreported: list[tuple[Group, BaseException]] = []
         for partition in partitions:
             partition.when_settled = self._on_settled
+            partition.when_late = self._on_late
         outboxes.add(self)
 
     # -- one record at a time -------------------------------------------------------------------
@@ -378,13 +379,18 @@ class Outbox:
     def _on_settled(self, outgoing: Outgoing) -> None:
         self.in_flight_bytes -= outgoing.size
         self.in_flight_batches -= 1
-        if outgoing.error is not None and outgoing.group is not None:
-            self._note_failure(outgoing.group, outgoing.error)
+        self._on_late(outgoing)
         if self._held:
             self.flush_group()
         if self._room is not None and self.in_flight_bytes <= self.in_flight_bytes_max // 2:
             room, self._room = self._room, None
             room.resolve(None)
+
+    def _on_late(self, outgoing: Outgoing) -> None:
+        """Whoever flushes is told once that records of a group have failed."""
+        if outgoing.error is not None and outgoing.group is not None:
+            group, outgoing.group = outgoing.group, None
+            self._note_failure(group, outgoing.error)
 
     def _note_failure(self, group: Group, error: BaseException) -> None:
         self._unreported.append((group, error))

@@ -25,7 +25,7 @@ from typing import Final
 
 from danube.client.ack import Ack
 from danube.client.outgoing import Outgoing
-from danube.client.reply import Reply
+from danube.client.reply import Reply, settled_reply
 from danube.client.requests import Request
 from danube.client.session import Session
 from danube.client.timers import Timer
@@ -87,6 +87,7 @@ class PartitionProducer:
         self.max_record_bytes = 0
         self.failure: DanubeError | None = None
         self.when_settled: Callable[[Outgoing], None] | None = None
+        self.when_late: Callable[[Outgoing], None] | None = None  # it has failed, and may be settled yet
         self._timeout_ns = timeout_ns
         self._state = State.OPENING
         self._handle = 0
@@ -98,6 +99,7 @@ class PartitionProducer:
         self._attempts = 0
         self._retry: Timer | None = None
         self._expiry: Timer | None = None
+        self._request: Request | None = None  # the OPEN_PRODUCER that was sent last
 
     def start(self) -> None:
         """Open on the session's connection, now or when there is one."""
@@ -257,7 +259,7 @@ class PartitionProducer:
             return
         self._handle = self.session.new_handle(self)
         body = wire.OpenProducer(self.partition, self.name, self.producer_id, self.epoch)
-        request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
+        self._request = request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
         handle = self._handle
         request.when_settled(lambda _: self._on_opened(request, handle))
 
@@ -396,17 +398,13 @@ class PartitionProducer:
     def close(self) -> Reply:
         """Close the handle; what is still queued fails.  Flush first."""
         if self._state in (State.CLOSED, State.FAILED):
-            done = Reply()
-            done.resolve(None)
-            return done
+            return settled_reply()
         opened = self._state in (State.OPEN, State.SETTLING)
-        handle = self._handle
+        handle, request = self._handle, self._request
         self._end(State.CLOSED, ClosedError("the producer was closed before the batch was answered"))
         if opened and self.session.ready:
             return self.session.request(Kind.CLOSE_PRODUCER, None, handle=handle)
-        done = Reply()
-        done.resolve(None)
-        return done
+        return settled_reply() if request is None else self.session.undo(request)
 
     def _fail(self, error: DanubeError) -> None:
         if self._state not in (State.CLOSED, State.FAILED):
@@ -455,6 +453,8 @@ class PartitionProducer:
                 outgoing.fail(
                     self._timeout("it was sent and not answered; whether it is stored is not known")
                 )
+                if self.when_late is not None:
+                    self.when_late(outgoing)
             else:
                 self._queue.remove(outgoing)
                 self._settle(outgoing, None, self._timeout("it was not sent"))

@@ -74,6 +74,13 @@ def settled_reply(value: Any = None) -> Reply:
     return reply
 
 
+def failed_reply(error: BaseException) -> Reply:
+    """A reply that has failed from the start."""
+    reply = Reply()
+    reply.fail(error)
+    return reply
+
+
 def all_settled(replies: list[Reply]) -> Reply:
     """A reply that settles with None when every one of ``replies`` has; their errors stay with them."""
     pending = [reply for reply in replies if not reply.settled]

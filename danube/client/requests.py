@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from danube.client.reply import Reply
@@ -42,6 +43,25 @@ class Request(Reply):
         self.fail(error)
 
 
+class Undone:
+    """Takes the late answer to an open that was given up."""
+
+    __slots__ = ("_close",)
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        self._close()
+
+    def on_error(self, error: DanubeError) -> None:
+        """Nothing was opened."""
+
+
+CLOSED_BY: dict[int, Kind] = {
+    Kind.OPEN_PRODUCER: Kind.CLOSE_PRODUCER,
+    Kind.SUBSCRIBE: Kind.CLOSE_CONSUMER,
+}
 ANSWERS: dict[int, tuple[int, type]] = {
     Kind.OPEN_PRODUCER: (Kind.PRODUCER_OPENED, wire.ProducerOpened),
     Kind.SUBSCRIBE: (Kind.SUBSCRIBED, wire.Subscribed),

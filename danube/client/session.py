@@ -27,7 +27,8 @@ from danube.client.dialling import refuse_http2
 from danube.client.handles import Handles
 from danube.client.opened import Awaited, Opened
 from danube.client.outgoing import Outgoing
-from danube.client.requests import ANSWERS, Request, Statistics
+from danube.client.reply import Reply, all_settled, settled_reply
+from danube.client.requests import ANSWERS, CLOSED_BY, Request, Statistics, Undone
 from danube.client.shared_memory import Sharing
 from danube.client.timers import Timer, Timers
 from danube.clock import monotonic_ns
@@ -310,9 +311,34 @@ class Session(Timers):
         self._awaited[request.correlation] = request
         self._write(wire.control_frame(request.kind, request.body, request.correlation, request.handle))
 
-    def _expire(self, request: Request, timeout_ns: int) -> None:
+    def drop_request(self, request: Request) -> None:
+        """Nobody waits for this answer any more, and none may come."""
         self._awaited.pop(request.correlation, None)
         self._waiting.pop(request, None)
+        if request.timer is not None:
+            request.timer.cancel()
+
+    def undo(self, request: Request) -> Reply:
+        """Give up an open that is not answered; settles when it is undone at the broker, if it can be.
+
+        The close follows the open at once, and once more when the answer comes after all.
+        """
+        if not request.correlation or self._awaited.get(request.correlation) is not request:
+            return settled_reply()
+        self.drop_request(request)
+        self.drop_handle(request.handle)
+        kind = CLOSED_BY[request.kind]
+        self._awaited[request.correlation] = Undone(
+            lambda: self._write(wire.control_frame(kind, None, 0, request.handle))
+        )
+        return all_settled([self.request(kind, None, handle=request.handle)])
+
+    def _expire(self, request: Request, timeout_ns: int) -> None:
+        if request.kind in CLOSED_BY:
+            self.undo(request)
+        else:
+            self._awaited.pop(request.correlation, None)
+            self._waiting.pop(request, None)
         why = "the broker did not answer" if request.correlation else "there was no connection to a broker"
         request.fail(
             OperationTimeout(

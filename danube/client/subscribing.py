@@ -8,7 +8,8 @@ have had, and fast ones never wait.
 
 After a lost connection or a moved owner the consumer subscribes again under the same name:
 batches that were prefetched and not yet handed out are dropped (the broker sends them again),
-acknowledgements that were not sent are kept and sent then.
+acknowledgements that were not sent are kept and sent then.  sync_acks() and close() wait for that, or
+fail: an acknowledgement that the broker may not have is never told as done.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from typing import Final
 import numpy as np
 
 from danube.client.received import ReceivedBatch, ranges_of, take_batch
-from danube.client.reply import Reply, settled_reply
+from danube.client.reply import Reply, failed_reply, settled_reply
 from danube.client.requests import Request
+from danube.client.sent_acks import SentAcks
 from danube.client.session import Session
 from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
-from danube.errors import ClosedError, Damage, DanubeError, OwnerMoved
+from danube.errors import (
+    ClosedError,
+    ConnectionFailed,
+    Damage,
+    DanubeError,
+    OperationTimeout,
+    OwnerMoved,
+)
 
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
@@ -35,6 +44,7 @@ WINDOW_FIRST: Final = 256
 WINDOW_MAX: Final = 262_144
 GROW_BELOW_NS: Final = 1_000_000_000
 SHRINK_ABOVE_NS: Final = 5_000_000_000
+CLOSE_TIMEOUT_NS: Final = 5_000_000_000
 _RANGE: Final = struct.Struct("<QQ")
 
 
@@ -74,7 +84,13 @@ class PartitionConsumer:
         self._acked_ranges: list[tuple[int, int]] = []
         self._nacked: list[tuple[list[tuple[int, int]], int, str]] = []
         self._dirty = False
-        self._last_range: tuple[int, int] | None = None
+        self._sent_acks = SentAcks(session.now_ns)
+        self._syncing: Request | None = None
+        self._syncs: list[Reply] = []  # each settles when every ack so far is stored
+        self._asked: list[Reply] = []  # those that the question that is out is for
+        self._request: Request | None = None  # the SUBSCRIBE that is not answered yet
+        self._closing: Reply | None = None  # acks have to be sent before it can be closed
+        self._lost_acks = False  # it failed with acks that were not sent
 
     def start(self) -> None:
         """Subscribe on the session's connection, now or when there is one."""
@@ -85,6 +101,8 @@ class PartitionConsumer:
     # -- deliveries -----------------------------------------------------------------------------
 
     def on_deliver(self, body: memoryview) -> None:
+        if self._closing is not None:
+            return
         delivery = wire.decode_delivery(body)
         position, end = DELIVERY_BYTES, len(body)
         statistics = self.session.statistics
@@ -168,6 +186,8 @@ class PartitionConsumer:
             return
         if not self._reliable:
             return
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         if self._ack_end != self._ack_start:
             self._close_range()
         self._ack_start, self._ack_end = offset, offset + 1
@@ -178,6 +198,8 @@ class PartitionConsumer:
         """Acknowledge half-open offset ranges."""
         if not self._reliable:
             return
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         self._acked_ranges += ranges
         if len(self._acked_ranges) >= ACKED_OFFSETS_MAX:
             self._merge()
@@ -198,6 +220,8 @@ class PartitionConsumer:
         """Give records back, to be delivered again after ``delay_ms`` (-1: the policy's delay)."""
         if not self._reliable:
             return
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         nacked = self._nacked
         if nacked and nacked[-1][1:] == (delay_ms, reason) and len(nacked[-1][0]) < RANGES_PER_FRAME:
             nacked[-1][0].extend(ranges)
@@ -251,19 +275,77 @@ class PartitionConsumer:
 
     def _write_ranges(self) -> None:
         ranges, self._acked_ranges = self._acked_ranges, []
-        self._last_range = ranges[-1]
+        self._sent_acks.add(ranges)
         for position in range(0, len(ranges), RANGES_PER_FRAME):
             few = ranges[position : position + RANGES_PER_FRAME]
             packed = _RANGE.pack(*few[0]) if len(few) == 1 else np.array(few, "<u8").tobytes()
             self.session.send(wire.ack_frame(self._handle, packed))
 
     def sync_acks(self) -> Reply:
-        """Settles when the broker has stored the cursor with every ack so far."""
-        if self._subscribed:
-            self.write_acks()
-        if not self._subscribed or self._last_range is None:
+        """Settles when the broker has stored the cursor with every ack so far; waits for a connection."""
+        if self.failure is not None:
+            return failed_reply(self.failure)
+        if not self._dirty and not self._sent_acks.unsure and self._syncing is None:
             return settled_reply()
-        return self.session.await_ack(self._handle, _RANGE.pack(*self._last_range), int(FrameFlag.SYNC))
+        reply = self._within(self.session.request_timeout_ns, "storing acknowledgements")
+        self._syncs.append(reply)
+        self._sync()
+        return reply
+
+    def _sync(self) -> None:
+        """Ask for what sync_acks() waits for, unless an earlier question is out or nobody can be asked."""
+        self._syncs = [one for one in self._syncs if not one.settled]
+        if not self._syncs or not self._subscribed or self._syncing is not None:
+            return
+        self._acked_ranges += self._sent_acks.take_lost()
+        self.write_acks()
+        last, self._asked, self._syncs = self._sent_acks.begin_sync(), self._syncs, []
+        if last is None:  # records were given back, and none was acknowledged
+            self._answer_syncs(None)
+            return
+        request = self.session.await_ack(self._handle, _RANGE.pack(*last), int(FrameFlag.SYNC))
+        self._syncing = request
+        request.when_settled(self._on_synced)
+
+    def _on_synced(self, request: Reply) -> None:
+        if self._syncing is not request:
+            return
+        self._syncing = None
+        error = request.error
+        if isinstance(error, ConnectionFailed | OwnerMoved):
+            self._syncs, self._asked = self._asked + self._syncs, []  # asked again where it subscribes next
+            return
+        self._sent_acks.end_sync(error is None)
+        self._answer_syncs(error)
+        self._sync()
+
+    def _answer_syncs(self, error: BaseException | None) -> None:
+        asked, self._asked = self._asked, []
+        for reply in asked:
+            if error is None:
+                reply.resolve(None)
+            else:
+                reply.fail(error)
+
+    def _within(self, timeout_ns: int, what: str) -> Reply:
+        """A reply that fails when nothing else has settled it in time."""
+        home = self.session.brokers.home  # its timers run as long as the client lives
+        reply = Reply()
+
+        def expire() -> None:
+            why = "the broker did not answer" if self._subscribed else "there is no connection to the broker"
+            reply.fail(
+                OperationTimeout(
+                    f"{what} of {self.partition} took longer than {timeout_ns / 1e9:g} s",
+                    why=why,
+                    hint="whether they are stored is not known; records that are not acknowledged come again",
+                    partition=self.partition,
+                )
+            )
+
+        timer = home.call_at(home.now_ns() + timeout_ns, expire)
+        reply.when_settled(lambda _: timer.cancel())
+        return reply
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -275,10 +357,12 @@ class PartitionConsumer:
         self._body.credit_records = self._window_records
         self._taken_records = self._taken_bytes = 0
         self._replenished_ns = self.session.now_ns()
-        request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
+        self._request = request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
         request.when_settled(lambda _: self._on_subscribed(request, handle))
 
     def _on_subscribed(self, request: Request, handle: int) -> None:
+        if request is self._request:
+            self._request = None
         if handle != self._handle or self._closed:
             return
         error = request.error
@@ -290,6 +374,9 @@ class PartitionConsumer:
             if self._dirty:
                 self.session.mark_dirty(self)
             self.opened.resolve(request.value)
+            self._sync()
+            if self._closing is not None:
+                self._unsubscribe(self._closing)
             return
         if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
             self.last_error = error
@@ -327,8 +414,13 @@ class PartitionConsumer:
             self._open_later()
 
     def _forget_deliveries(self) -> None:
-        """What was prefetched on the old subscription will come again."""
+        """What was prefetched on the old subscription will come again, and so may what was acked on it."""
         self._subscribed = False
+        if self._syncing is not None:  # it may never be answered; the next subscription asks again
+            self.session.drop_request(self._syncing)
+            self._syncing = None
+            self._syncs, self._asked = self._asked + self._syncs, []
+        self._sent_acks.lose()
         self.ready.clear()
         self.ready_records = self.ready_bytes = 0
         self.when_reset(self)
@@ -357,30 +449,70 @@ class PartitionConsumer:
 
     # -- ending ---------------------------------------------------------------------------------
 
-    def close(self) -> Reply:
-        """Send what is pending, then unsubscribe; settles when the broker has applied every ack."""
+    def close(self, timeout_ns: int = CLOSE_TIMEOUT_NS) -> Reply:
+        """Send what is pending, then unsubscribe; settles when the broker has applied every ack.
+
+        Without a connection it waits for one if acks are pending, else the consumer is gone already.
+        """
+        if self._closing is not None:
+            return self._closing
         if self._closed:
-            return settled_reply()
-        reply = settled_reply()
-        if self._subscribed and self.session.ready:
-            self.write_acks()
-            reply = self.session.request(Kind.CLOSE_CONSUMER, None, handle=self._handle)
-        self._end(ClosedError("the consumer is closed"))
-        return reply
+            lost, self._lost_acks = self._lost_acks, False
+            return failed_reply(self.failure) if lost and self.failure is not None else settled_reply()
+        if not self._subscribed and not self._dirty:
+            reply = self._give_up_subscribing()
+            self._end(ClosedError("the consumer is closed"))
+            return reply
+        self._closing = closing = self._within(timeout_ns, "closing a consumer")
+        closing.when_settled(lambda _: self._end(ClosedError("the consumer is closed")))
+        if self._subscribed:
+            self._unsubscribe(closing)
+        return closing
+
+    def _unsubscribe(self, closing: Reply) -> None:
+        """Write the last acks and leave; again on the next connection, where this one is lost meanwhile."""
+        self._acked_ranges += self._sent_acks.take_lost()
+        self.write_acks()
+        unsure = self._sent_acks.unsure
+        request = self.session.request(Kind.CLOSE_CONSUMER, None, handle=self._handle)
+        self.session.drop_handle(self._handle)
+        self._subscribed = False
+        self._handle = 0
+        self.failure = ClosedError("the consumer is closed")
+
+        def left(_: Reply) -> None:
+            if request.error is None or not unsure:
+                closing.resolve(None)
+            elif not isinstance(request.error, ConnectionFailed):
+                closing.fail(request.error)
+
+        request.when_settled(left)
+
+    def _give_up_subscribing(self) -> Reply:
+        """What a SUBSCRIBE that is not answered yet makes of this consumer is undone at the broker."""
+        request, self._request = self._request, None
+        return settled_reply() if request is None else self.session.undo(request)
 
     def _fail(self, error: DanubeError) -> None:
         if not self._closed:
+            self._lost_acks = self._dirty and not isinstance(error, ClosedError)
             self._end(error)
             self.when_ready(self)
 
     def _end(self, error: DanubeError) -> None:
+        if self._closed:
+            return
         self._closed = True
         self.failure = error
         self._forget_deliveries()
         if self._retry is not None:
             self._retry.cancel()
+        self._give_up_subscribing()
         self.session.unregister(self)
         self.opened.fail(error)
+        self._ack_start = self._ack_end = 0
+        for reply in [*self._syncs, *([] if self._closing is None else [self._closing])]:
+            reply.fail(error)
 
 
 def _nothing(_: PartitionConsumer) -> None:

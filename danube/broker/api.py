@@ -25,6 +25,7 @@ class Session(ABC):
     def __init__(self) -> None:
         self.producers: dict[int, ProducerLink] = {}
         self.consumers: dict[int, ConsumerLink] = {}
+        self.opening: dict[int, object] = {}  # handle -> the request that opens it, until that is answered
         self.closed = False
         self.writable = True
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from danube import clock
 from danube.core import wire
 from danube.core.wire import FrameDecoder, Kind
-from danube.errors import DanubeError, OwnerMoved, Unavailable
+from danube.errors import ClosedError, DanubeError, OwnerMoved, Unavailable
 
 if TYPE_CHECKING:
     from danube.broker.operations import Answer
@@ -30,6 +30,7 @@ class _Parked(NamedTuple):
     deadline_ns: int
     session: RoutedSession
     frame: bytes  # whole
+    handle: int  # that it opens; 0: none
 
 
 class Parked:
@@ -67,13 +68,15 @@ class Parked:
         start = frame.start - wire.FRAME_HEADER_BYTES
         end = frame.start + ((frame.end - frame.start + 7) & ~7)
         deadline_ns = self._deadline_ns or clock.monotonic_ns() + WAIT_NS
-        return _Parked(deadline_ns, session, bytes(buffer[start:end]))
+        return _Parked(deadline_ns, session, bytes(buffer[start:end]), frame.handle)
 
     def _keep(self, queue: deque[_Parked], parked: _Parked) -> bool:
         """Whether it has time left, and there is room."""
         if len(self) >= PARKED_MAX or clock.monotonic_ns() >= parked.deadline_ns:
             return False
         queue.append(parked)
+        if parked.handle:
+            parked.session.opening[parked.handle] = parked
         return True
 
     def offer(self) -> None:
@@ -100,11 +103,20 @@ class Parked:
     def _offer(self, parked: _Parked) -> None:
         if parked.session.closed:
             return
+        opening = parked.session.opening
+        given_up = parked.handle and opening.get(parked.handle) is not parked
+        if not given_up:
+            opening.pop(parked.handle, None)
         buffer = memoryview(bytearray(parked.frame))
         self._deadline_ns = parked.deadline_ns
         try:
             for frame in FrameDecoder().frames(buffer, 0, len(buffer)):
-                if not self._router.route(parked.session, frame, buffer):
+                if given_up:
+                    closed = ClosedError("the handle was closed before it was open")
+                    parked.session.send_error(closed, frame.correlation)
+                elif not self._router.route(parked.session, frame, buffer):
                     self._waiting.append(parked)  # the ring to its owner is full
+                    if parked.handle:
+                        opening[parked.handle] = parked
         finally:
             self._deadline_ns = 0

@@ -29,6 +29,7 @@ from danube.core import wire
 from danube.core.commands import TopicRecord
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
 from danube.errors import (
+    ClosedError,
     DanubeError,
     FetchPending,
     InvalidArgument,
@@ -196,7 +197,7 @@ class Shard:
             )  # fmt: skip
             session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
 
-        self._with_partition(request.partition, session, frame, opened)
+        self._with_partition(request.partition, session, frame, opened, opens=True)
 
     def _check_handle(self, session: Session, handle: int) -> None:
         if self.draining:
@@ -207,6 +208,7 @@ class Shard:
             raise InvalidArgument(f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles")
 
     def _on_close_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        session.opening.pop(frame.handle, None)
         link = session.producers.pop(frame.handle, None)
         if link is not None:
             link.hosted.producers.drop(session, frame.handle)
@@ -239,7 +241,7 @@ class Shard:
                 self._leave(hosted, session, frame.handle)
                 raise
 
-        self._with_partition(request.partition, session, frame, opened)
+        self._with_partition(request.partition, session, frame, opened, opens=True)
 
     def _refuse_subscribe(
         self, hosted: HostedPartition, session: Session, frame: Frame, error: DanubeError
@@ -253,6 +255,7 @@ class Shard:
             hosted.leave(link, clock.monotonic_ns())
 
     def _on_close_consumer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        session.opening.pop(frame.handle, None)
         link = session.consumers.pop(frame.handle, None)
         if link is not None:
             link.hosted.leave(link, clock.monotonic_ns())
@@ -299,14 +302,24 @@ class Shard:
     # -- partitions -------------------------------------------------------------------------------
 
     def _with_partition(
-        self, name: str, session: Session, frame: Frame, then: Callable[[HostedPartition], None]
+        self,
+        name: str,
+        session: Session,
+        frame: Frame,
+        then: Callable[[HostedPartition], None],
+        opens: bool = False,
     ) -> None:
+        """Call ``then`` once the partition is open; where it ``opens`` a handle, not if that was closed."""
         deadline_ns = clock.monotonic_ns() + PENDING_MAX_NS
+        if opens:
+            session.opening[frame.handle] = frame
 
         def opened(outcome: HostedPartition | DanubeError) -> None:
             if session.closed:
                 return
             try:
+                if opens and session.opening.get(frame.handle) is not frame:
+                    raise ClosedError("the handle was closed before it was open")
                 if isinstance(outcome, DanubeError):
                     raise outcome
                 then(outcome)
@@ -316,6 +329,8 @@ class Shard:
                     return
                 self.counters.add("errors")
                 session.send_error(error, frame.correlation)
+            if opens and session.opening.get(frame.handle) is frame:
+                del session.opening[frame.handle]
             self._schedule_turn()
 
         self.open(name, opened)

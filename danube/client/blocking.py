@@ -110,6 +110,13 @@ class BlockingConnection:
         finally:
             with self.lock:
                 plan.close()
+                self.flush()  # what was cut short is undone at the broker, also where nobody waits any more
+
+    def leave(self, close: Callable[[], Any]) -> None:
+        """Close something without waiting for the broker's word."""
+        with self.lock:
+            close()
+            self.flush()
 
     # -- one turn -------------------------------------------------------------------------------
 

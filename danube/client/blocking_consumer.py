@@ -10,6 +10,7 @@ from danube.client.blocking import BlockingConnection
 from danube.client.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.inbox import Inbox
 from danube.client.message import BaseBatch, BaseMessage, reason_of
+from danube.client.reply import Plan
 from danube.client.setup import ConsumerOptions, open_consumer
 from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
 
@@ -107,9 +108,23 @@ class Consumer:
         if self._inbox is None:
             if self._closed:
                 raise ClosedError("the consumer is closed", hint="make a new one")
-            plan = open_consumer(self._connection.session, self._options, self._message_cls, self._batch_cls)
-            self._inbox = self._connection.run(plan)
+            try:
+                self._connection.run(self._opening())
+            except BaseException:  # also a signal's, behind the last answer
+                self._undo_open()
+                raise
         return self
+
+    def _undo_open(self) -> None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            self._connection.leave(inbox.close)
+
+    def _opening(self) -> Plan[None]:
+        session = self._connection.session
+        self._inbox = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
+        if self._closed:
+            raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
 
     def __iter__(self) -> Iterator[Message]:
         inbox = self._box

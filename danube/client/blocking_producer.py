@@ -13,7 +13,7 @@ from danube.client.outbox import Outbox
 from danube.client.outgoing import Outgoing
 from danube.client.producer import CLOSE_TIMEOUT_S, raise_first, undelivered
 from danube.client.records import Attributes
-from danube.client.reply import all_settled
+from danube.client.reply import Plan, all_settled
 from danube.client.setup import ProducerOptions, open_producer
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 
@@ -72,8 +72,22 @@ class Producer:
         if self._outbox is None:
             if self._closed:
                 raise ClosedError("the producer is closed", hint="make a new one")
-            self._outbox = self._connection.run(open_producer(self._connection.session, self._options))
+            try:
+                self._connection.run(self._opening())
+            except BaseException:  # also a signal's, behind the last answer
+                self._undo_open()
+                raise
         return self
+
+    def _undo_open(self) -> None:
+        box, self._outbox = self._outbox, None
+        if box is not None:
+            self._connection.leave(box.close)
+
+    def _opening(self) -> Plan[None]:
+        self._outbox = yield from open_producer(self._connection.session, self._options)
+        if self._closed:
+            raise ClosedError("the producer was closed while it was opened", hint="make a new one")
 
     def send(
         self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None

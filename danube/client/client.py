@@ -90,6 +90,11 @@ class Client:
             timeout_s = self._connect_timeout_s
             connection = Connection(self._session, self._addresses, timeout_s, self._busy_poll_us)
             await connection.open()
+            try:
+                self._session.check_usable()  # it may have been closed meanwhile
+            except DanubeError:
+                connection.leave()
+                raise
             self._connection = connection
         return self
 
@@ -250,11 +255,15 @@ class Client:
         self._closed = True
         connection, self._connection = self._connection, None
         opened = self._open.take()
-        outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
-        self._session.flush_acks()
-        if connection is not None:
-            await connection.close()
-        self._session.fail(ClosedError("the client is closed"))
+        try:
+            outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
+            self._session.flush_acks()
+            if connection is not None:
+                await connection.close()
+        finally:  # also where this task was cancelled
+            if connection is not None:
+                connection.leave()
+            self._session.fail(ClosedError("the client is closed"))
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -176,11 +176,7 @@ class Connection:
         owner = self._owners.pop(session, None)
         if owner is None:
             return
-        owner.flush()
-        if owner._timer is not None:
-            owner._timer.cancel()
-        if owner._link is not None and owner._link.transport is not None:
-            owner._link.transport.close()
+        owner.leave()
 
     async def _serve_owner(self) -> None:
         try:
@@ -210,17 +206,12 @@ class Connection:
 
     async def close(self) -> None:
         """Write what is queued, as far as the broker takes it at once, and close the socket."""
-        for owner in list(self._owners.values()):
+        owners = list(self._owners.values())
+        self.leave()
+        for owner in owners:
             await owner.close()
-        self._owners.clear()
-        self.flush()
-        if self._keeper is not None:
-            self._keeper.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
         link = self._link
         if link is not None and link.transport is not None:
-            link.transport.close()
             try:
                 await asyncio.wait_for(asyncio.shield(link.lost), 1.0)
             except TimeoutError:
@@ -228,6 +219,19 @@ class Connection:
                     link.transport.abort()
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
+
+    def leave(self) -> None:
+        """Write what is queued and have the sockets closed once it is gone; nobody need wait for that."""
+        self.flush()
+        owners, self._owners = self._owners, {}
+        for owner in owners.values():
+            owner.leave()
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._link is not None and self._link.transport is not None:
+            self._link.transport.close()
 
     # -- output and time ------------------------------------------------------------------------
 

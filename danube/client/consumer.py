@@ -65,7 +65,11 @@ class Consumer:
             if self._closed:
                 raise ClosedError("the consumer is closed", hint="make a new one")
             plan = open_consumer(self._connection.session, self._options, self._message_cls, self._batch_cls)
-            self._inbox = await self._connection.run(plan)
+            inbox = await self._connection.run(plan)
+            if self.closed:
+                inbox.close()
+                raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
+            self._inbox = inbox
         return self
 
     async def __aiter__(self) -> AsyncIterator[Message]:

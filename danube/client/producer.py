@@ -89,9 +89,13 @@ class Producer:
         if self._outbox is None:
             if self._closed:
                 raise ClosedError("the producer is closed", hint="make a new one")
-            self._outbox = await self._connection.run(open_producer(self._connection.session, self._options))
-            self._outbox.when_group = self._schedule
-            self._outbox.when_full = self._connection.flush
+            box = await self._connection.run(open_producer(self._connection.session, self._options))
+            if self.closed:
+                box.close()
+                raise ClosedError("the producer was closed while it was opened", hint="make a new one")
+            box.when_group = self._schedule
+            box.when_full = self._connection.flush
+            self._outbox = box
         return self
 
     def _schedule(self) -> None:

@@ -205,10 +205,9 @@ class Consuming:
         consumer.stream = None
         self._forget(consumer)
 
-    def drop(self, consumer_id: int) -> None:
-        """Undo a Subscribe whose consumer could not be kept."""
-        consumer = self._by_id.get(consumer_id)
-        if consumer is not None:
+    def drop(self, consumer: GrpcConsumer) -> None:
+        """Undo a Subscribe whose consumer could not be kept, or whose client has given it up."""
+        if consumer.handle:
             self._forget(consumer)
 
     def connection_lost(self, connection: Any) -> None:

@@ -155,6 +155,7 @@ class Publishing:
         if self.draining:
             raise Draining("the broker is stopping", hint="connect again")
         target = self._target(partition, name)
+        known = user in target.users
         target.users.add(user)
         self._by_user.setdefault(user, set()).add(target)
         if exclusive and not target.exclusive and target.handle:
@@ -164,8 +165,22 @@ class Publishing:
             future = asyncio.get_running_loop().create_future()
             target.waiters.append(future)
             self._open(target)
-            await future
+            try:
+                await future
+            except asyncio.CancelledError:  # its client has given it up: nobody may ever use it
+                if not known:
+                    self._leave(target, user)
+                raise
         return target
+
+    def _leave(self, target: Target, user: Any) -> None:
+        """This connection does not use it after all; it is closed when it is open, unless others do."""
+        target.users.discard(user)
+        used = self._by_user.get(user)
+        if used is not None:
+            used.discard(target)
+            if not used:
+                del self._by_user[user]
 
     def partition_of(self, producer_id: int) -> str:
         """Of a producer with this id that was created or used on this worker; "" for others."""
@@ -236,6 +251,8 @@ class Publishing:
             for future in waiters:
                 if not future.done():
                     future.set_result(None)
+            if target.idle:
+                self._forget(target)
 
         body = OpenProducer(target.partition, target.name, exclusive=target.exclusive)
         self._session.request(Kind.OPEN_PRODUCER, body, handle, opened)

@@ -299,8 +299,10 @@ def test_a_refused_subscribe_leaves_nothing(door: Door) -> None:
     with pytest.raises(SubscriptionBusy):
         subscribe(door, door.identity("two", "exclusive"))
     assert door.links == ["one"] and door.consuming.find(door.identity("two").consumer_id) is None
-    door.consuming.drop(door.identity("one").consumer_id)
-    door.consuming.drop(12345)
+    one = door.consuming.find(door.identity("one").consumer_id)
+    assert one is not None
+    door.consuming.drop(one)
+    door.consuming.drop(one)
     door.turn()
     assert door.links == []
 

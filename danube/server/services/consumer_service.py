@@ -8,7 +8,7 @@ from danube.core.commands import KnowConsumer, KnownConsumer
 from danube.core.glob import KeyFilter
 from danube.core.http2_streams import Stream
 from danube.core.metadata import Metadata
-from danube.errors import Conflict, InvalidArgument, LimitExceeded, TopicNotFound
+from danube.errors import InvalidArgument, LimitExceeded, TopicNotFound
 from danube.ids import check_label, check_topic_name
 from danube.limits import KNOWN_CONSUMERS_MAX
 from danube.server.calls import BrokerCalls, Call
@@ -40,9 +40,13 @@ class ConsumerService:
             wanted = KnownConsumer(consumer_id, *place[:3], mode, request.consumer_name, filters)
         else:
             wanted = known
-        await self._consuming.subscribe(wanted, call.connection)
+        consumer = await self._consuming.subscribe(wanted, call.connection)
         if wanted is not known:
-            await self._keep(wanted)
+            try:
+                await self._broker.propose(KnowConsumer(consumer=wanted, known_max=KNOWN_CONSUMERS_MAX))
+            except BaseException:  # also where the client has cancelled its call
+                self._consuming.drop(consumer)
+                raise
         return ConsumerResponse(
             request_id=request.request_id,
             consumer_id=wanted.consumer_id,
@@ -55,13 +59,6 @@ class ConsumerService:
         except TopicNotFound:
             self._broker.refresh()
         return self._broker.metadata
-
-    async def _keep(self, consumer: KnownConsumer) -> None:
-        try:
-            await self._broker.propose(KnowConsumer(consumer=consumer, known_max=KNOWN_CONSUMERS_MAX))
-        except Conflict:
-            self._consuming.drop(consumer.consumer_id)
-            raise
 
     async def receive_messages(self, connection: Streaming, stream: Stream, request: ReceiveRequest) -> None:
         """Start the stream; it lives until the client, the owner or the broker ends it."""

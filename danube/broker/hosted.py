@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from danube import telemetry
 from danube.broker.chunks import Chunk, HotBatches
 from danube.broker.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.lossy_host import LossyHost
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from danube.wal.holes import Hole
     from danube.wal.log import Log
 
+_log = telemetry.events("hosted")
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
 
 
@@ -379,7 +381,7 @@ class HostedPartition:
     def load_subscriptions(self, states: dict[str, bytes]) -> None:
         """Rebuild subscriptions from their stored cursors; a cursor is never beyond the log's end."""
         for name, blob in states.items():
-            state = CursorState.decode(blob)
+            state = self._within_log(name, CursorState.decode(blob))
             core = HoledSubscription(
                 name,
                 state.mode,
@@ -388,6 +390,18 @@ class HostedPartition:
                 failure=failure_for(self.record, name, state.failure),
             )
             self.subscriptions[name] = SubscriptionHost(self, core)
+
+    def _within_log(self, name: str, state: CursorState) -> CursorState:
+        """A cursor may have reached the disk before records that it passed: those that come are others."""
+        end = self.core.log_end
+        clipped = state.clipped(end)
+        if clipped is not state:
+            reach = max(state.ack_floor, int(state.acked[-1, 1]) if len(state.acked) else 0)
+            _log.warning(
+                "cursor was ahead of the log and goes back to its end",
+                partition=self.name, subscription=name, ack_floor=state.ack_floor, reach=reach, log_end=end,
+            )  # fmt: skip
+        return clipped
 
     def store_cursors(self) -> bool:
         """Append changed cursors to the cursor file; True when something was written."""

@@ -22,6 +22,7 @@ from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFail
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from danube.wal.descriptors import LogFile
     from danube.wal.jobs import SealJob
     from danube.wal.log import Log
     from danube.wal.spare import Spare
@@ -356,7 +357,12 @@ class Storage:
         if cursors is None:
             return False
         hosted.store_cursors()
-        job = cursors.sync_job()
+        behind: list[LogFile] = []
+        made = False
+        log = hosted.log
+        if log is not None and hosted.failure is None and hosted.high_watermark > log.synced_end:
+            behind, made = log.unsynced_files()  # consumers may have acked what is in them
+        job = cursors.sync_job(behind, made=made)
         if job is None:
             return False
 

@@ -38,7 +38,7 @@ ahead of its acks.  A file whose sync failed is replaced by a new one (write, sy
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -201,13 +201,20 @@ def _next_entry(data: bytes, position: int, generation: int) -> int | None:
 
 
 class CursorSyncJob:
-    """Syncs the file that is appended to, and the directory once after the files were made."""
+    """Syncs the file that is appended to, and the directory once after the files were made.
 
-    __slots__ = ("_fd", "_file", "_pinned", "directory", "succeeded", "version")
+    ``behind``: files of the log with records that the cursors may have passed.  They are synced first, so
+    that no cursor is on the disk without what it has passed.
+    """
 
-    def __init__(self, file: LogFile, directory: Path | None, version: int) -> None:
+    __slots__ = ("_behind", "_fd", "_file", "_pinned", "directory", "succeeded", "version")
+
+    def __init__(
+        self, file: LogFile, directory: Path | None, version: int, behind: Sequence[LogFile] = ()
+    ) -> None:
         self._file = file
         self._fd = descriptors.pin(file)
+        self._behind = [(each, descriptors.pin(each)) for each in behind]
         self._pinned = True
         self.directory = directory
         self.succeeded = False
@@ -216,17 +223,25 @@ class CursorSyncJob:
     def run(self, synced: set[object] | None = None) -> None:
         done = set() if synced is None else synced
         try:
-            if self._file not in done or self._file.failed:
-                sync_file(self._file, self._fd)
-                done.add(self._file)
+            for file, fd in self._behind:
+                self._sync(file, fd, done)
             if self.directory is not None and self.directory not in done:
                 files.fsync_directory(self.directory)
                 done.add(self.directory)
+            self._sync(self._file, self._fd, done)
             self.succeeded = True
         finally:
             if self._pinned:
                 self._pinned = False
+                for file, _ in self._behind:
+                    descriptors.unpin(file)
                 descriptors.unpin(self._file)
+
+    @staticmethod
+    def _sync(file: LogFile, fd: int, done: set[object]) -> None:
+        if file not in done or file.failed:
+            sync_file(file, fd)
+            done.add(file)
 
 
 class CursorStore:
@@ -429,8 +444,11 @@ class CursorStore:
                 files.fallocate(fd, 0, RESERVE_FIRST)
         return descriptors.fd(file)
 
-    def sync_job(self) -> CursorSyncJob | None:
-        """What a thread must do to make all that write() appended durable; None when nothing is left."""
+    def sync_job(self, behind: Sequence[LogFile] = (), *, made: bool = False) -> CursorSyncJob | None:
+        """What a thread must do to make all that write() appended durable; None when nothing is left.
+
+        ``behind``: files of the log that must be durable before; ``made``: some of them are new.
+        """
         current = self._files[self._generation % 2]
         if current.failed and not self._changed:
             self._changed = dict(self._states)  # the next write() must replace the failed file
@@ -438,8 +456,8 @@ class CursorStore:
             return None
         if self._job is not None and self._job.succeeded and self._job.directory is not None:
             self._directory_dirty = False
-        directory = self.directory if self._directory_dirty else None
-        self._job = CursorSyncJob(current, directory, self._version)
+        directory = self.directory if self._directory_dirty or made else None
+        self._job = CursorSyncJob(current, directory, self._version, behind)
         self._requested = self._version
         return self._job
 

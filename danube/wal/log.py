@@ -280,6 +280,10 @@ class Log:
             self._files_created, active_end, last.base_offset, last.data_end, self.epoch,
         )  # fmt: skip
 
+    def unsynced_files(self) -> tuple[list[LogFile], bool]:
+        """Files with bytes that may not be on the disk, the oldest first, and whether any of them is new."""
+        return self._unsynced.files(), self._files_created > self._files_synced
+
     def synced(self, job: SyncJob) -> None:
         """``job`` succeeded: advance synced_end; store_mark() tells recovery of it."""
         active = self.active

@@ -31,10 +31,14 @@ class Unsynced:
             descriptors.pin(file)
         self._ends[file] = end
 
+    def files(self) -> list[LogFile]:
+        """All of them, the oldest first."""
+        return list(self._ends)
+
     def start_job(self) -> list[LogFile]:
         """All files, the oldest first, for a job that syncs them; end_job() must follow."""
         self._jobs += 1
-        return list(self._ends)
+        return self.files()
 
     def end_job(self, synced_end: int = -1) -> None:
         """A job has ended: what is written up to ``synced_end`` is synced."""

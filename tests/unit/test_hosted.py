@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from danube.broker.hosted import HostedPartition
 from danube.core import wire
 from danube.core.batch import Flag
+from danube.core.cursor import CursorState
+from danube.core.grants import Mode
 from danube.core.wire import FrameFlag, Kind
 from danube.errors import (
     InvalidArgument,
@@ -494,6 +497,42 @@ def test_an_undecodable_cursor_falls_back_is_told_and_harms_nobody_else(
     again.publish(later, numbered(1, start=20))
     again.turn()
     assert published(later) == [(again.correlation, 20)]
+    again.shard.close()
+
+
+@pytest.mark.parametrize("acked", [[(0, 30)], [(0, 5), (7, 9), (15, 30)], [(25, 30)]])
+def test_a_cursor_ahead_of_its_log_goes_back_to_the_end_and_passes_nothing_new(
+    tmp_path: Path, session: RecordingSession, caplog: pytest.LogCaptureFixture, acked: list[tuple[int, int]]
+) -> None:
+    """A power cut took the last records of a topic, and not the cursor that had passed them."""
+    bench = Bench(tmp_path)
+    bench.open_producer(session)
+    bench.publish(session, numbered(20))
+    bench.turn()
+    bench.subscribe(session, name="s", start="earliest")
+    cursors = bench.hosted.cursors
+    assert cursors is not None
+    floor = acked[0][1] if acked[0][0] == 0 else 0
+    ranges = np.array([span for span in acked if span[0]], np.int64).reshape(-1, 2)
+    cursors.store("s", CursorState(Mode.SHARED, floor, ranges).encode())
+    cursors.write()
+    bench.shard.partitions.clear()  # no orderly stop
+
+    again = Bench(tmp_path)
+    again.shard._epoch = 256 * 9
+    core = opened(again).subscriptions["s"].core
+    assert core.next == core.ack_floor == (20 if acked == [(0, 30)] else 5 if floor else 0)
+    (line,) = [record for record in caplog.records if "cursor was ahead of the log" in record.getMessage()]
+    assert "'s'" in str(vars(line))
+    later = RecordingSession(2)
+    again.open_producer(later)
+    again.subscribe(later, name="s", mode="shared")
+    again.publish(later, numbered(20, start=20))
+    end = again.hosted.core.log_end
+    for _ in range(5):
+        again.turn()
+    passed = {offset for start, stop in acked for offset in range(start, min(stop, 20))}
+    assert later.records() == [(o, b"%d" % o) for o in range(end) if o not in passed]
     again.shard.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from danube import files
 from danube.broker import opening, storage
 from danube.broker.shard import REOPENS_PER_INCARNATION
 from danube.core import wire
@@ -358,6 +359,61 @@ def test_a_synced_ack_is_answered_when_the_cursor_is_on_the_disk(
     assert session.take() == []
     written.syncer.step()
     assert session.only(Kind.RESULT).correlation == 77
+
+
+def test_a_cursor_is_synced_behind_the_records_that_it_passed(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fdatasync, fsync_directory = files.fdatasync, files.fsync_directory
+
+    def named(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name[-5:])
+        fdatasync(fd)
+
+    def directory(path: Path) -> None:
+        synced.append("directory")
+        fsync_directory(path)
+
+    written.open_producer(session)
+    written.subscribe(session)
+    written.publish(session, numbered(2))
+    written.turn()
+    session.take()
+    monkeypatch.setattr(files, "fdatasync", named)
+    monkeypatch.setattr(files, "fsync_directory", directory)
+    written.frame(session, wire.ack_frame(2, bytes(8) + (2).to_bytes(8, "little"), 77, FrameFlag.SYNC))
+    written.syncer.step()
+    session.only(Kind.RESULT)
+    assert synced[:2] == ["0.seg", "directory"] and "ors-" in synced[2], synced
+    written.shard.storage.sync_written()
+    written.syncer.step()
+    synced.clear()
+    written.ack(session, 0, 2)
+    written.frame(session, wire.ack_frame(2, bytes(8) + (3).to_bytes(8, "little"), 78, FrameFlag.SYNC))
+    written.syncer.step()
+    assert "0.seg" not in synced, "the log is on the disk already"
+
+
+def test_a_cursor_is_not_synced_where_its_records_cannot_be(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.open_producer(session)
+    written.subscribe(session)
+    written.publish(session, numbered(2))
+    written.turn()
+    session.take()
+    failing = FailingFiles(monkeypatch)
+    written.frame(session, wire.ack_frame(2, bytes(8) + (2).to_bytes(8, "little"), 77, FrameFlag.SYNC))
+    failing.arm(0, errno.EIO)
+    written.syncer.step()
+    failing.disarm()
+    assert isinstance(session.only(Kind.ERROR).error, StorageFailed)
+    cursors = written.hosted.cursors
+    assert cursors is not None and not cursors._durable
+    written.shard.storage.sync_written()
+    written.syncer.step()
+    assert written.hosted.failure is not None, "the log hears of it: its file is never synced again"
 
 
 def test_cursors_that_a_full_disk_refused_are_written_when_there_is_room(

@@ -204,6 +204,8 @@ class Deliveries:
         hosted = host.hosted
         if hosted.silent or hosted.subscriptions.get(host.core.name) is not host:
             return
+        if hosted.core.settling:  # looked at again when the sync that makes it so is done
+            return
         more = False
         try:
             more = host.dispatch(now_ns, bytes_max)

@@ -232,7 +232,7 @@ class HostedPartition:
             end_offset, session, correlation, handle, found.base_offset, self.core.epoch, header.record_count,
             FrameFlag.DUPLICATE,
         )  # fmt: skip
-        if end_offset <= self.core.high_watermark:
+        if end_offset <= self.core.acknowledged_end:
             self._answer(waiting)
         else:
             self.waiting.append(waiting)
@@ -281,8 +281,8 @@ class HostedPartition:
         self.waiting = kept
 
     def complete(self) -> None:
-        """Answer every publish that the high watermark has reached."""
-        end = self.core.high_watermark
+        """Answer every publish that is stored at the level which the answer names."""
+        end = self.core.acknowledged_end
         waiting = self.waiting
         while waiting and waiting[0].end_offset <= end:
             self._answer(waiting.popleft())
@@ -386,7 +386,7 @@ class HostedPartition:
                 name,
                 state.mode,
                 state,
-                max_unacked=max_unacked_for(self.record, name),
+                max_unacked=max_unacked_for(self.record, name, state.max_unacked),
                 failure=failure_for(self.record, name, state.failure),
             )
             self.subscriptions[name] = SubscriptionHost(self, core)

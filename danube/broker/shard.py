@@ -96,6 +96,7 @@ class Shard:
         self.storage = Storage(
             syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed
         )
+        self.storage.on_settled = self.wake
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
             Kind.ACK: self._on_ack,
@@ -471,6 +472,7 @@ class Shard:
             hosted = self.partitions.get(name)
             if hosted is not None and hosted.topic_id == record.topic_id:
                 hosted.update(record)
+                self.storage.follow_level(hosted)
                 self.wake(hosted)
 
     def delete_topic(self, record: TopicRecord) -> None:

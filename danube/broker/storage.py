@@ -59,6 +59,7 @@ class Storage:
         self._reopen = reopen
         self._on_progress = on_progress
         self.on_sealed: Callable[[HostedPartition], None] = lambda hosted: None
+        self.on_settled: Callable[[HostedPartition], None] = lambda hosted: None  # see Partition.settling
         self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
         self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
         self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
@@ -117,6 +118,11 @@ class Storage:
         except ClosedError:  # the worker ends, and with it the thread
             job.run()
 
+    def follow_level(self, hosted: HostedPartition) -> None:
+        """The topic's level may have been raised: what was stored at the former one is synced now."""
+        if hosted.core.settling:
+            self.request_sync(hosted)
+
     def request_sync(self, hosted: HostedPartition) -> None:
         """Sync what is written, or note that it must follow the sync that is running."""
         asked = self._sync_job(hosted)
@@ -154,6 +160,7 @@ class Storage:
 
     def _synced(self, hosted: HostedPartition, log: Log) -> None:
         core = hosted.core
+        settling = core.settling
         core.synced(log.synced_end)
         hosted.counters.add("syncs")
         if core.level < _FSYNC:  # acknowledged when it was written
@@ -163,6 +170,8 @@ class Storage:
         hosted.complete()
         self.request_sync(hosted)
         self._on_progress(hosted)
+        if settling and not core.settling:
+            self.on_settled(hosted)
 
     def sync_written(self) -> None:
         """Background sync of the `written` level, all dirty logs as one group; called every interval."""
@@ -268,7 +277,7 @@ class Storage:
         )
         hosted.log.discard_pending()
         self.drop_spare(hosted.log.spare)
-        hosted.fail_waiting(hosted.failure, hosted.core.high_watermark)
+        hosted.fail_waiting(hosted.failure, hosted.core.acknowledged_end)
         hosted.hot.clear()
         self._schedule_reopen(hosted)
 
@@ -283,8 +292,10 @@ class Storage:
             return
         if hosted.directory is not None:
             self._reopening.add(hosted.directory)
-        fsync_level = hosted.core.level >= _FSYNC
-        trusted_end = hosted.log.synced_end if fsync_level else None
+        core = hosted.core
+        # Records above what is synced may have been acknowledged at a lower level: those are kept.
+        unseen = core.level >= _FSYNC and not core.settling
+        trusted_end = hosted.log.synced_end if unseen else None
         future = self._executor.submit(self._reopen, hosted, trusted_end)
         future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
 
@@ -326,11 +337,14 @@ class Storage:
             return
         if hosted.log is not None:
             hosted.log.abandon()
+        settling = hosted.core.settling
         hosted.adopt(opened)
         hosted.reopen_delay_ns = 0
         _log.info("log opened anew", partition=hosted.name, epoch=hosted.core.epoch)
         self.on_reopened(hosted)
         self._on_progress(hosted)
+        if settling:
+            self.on_settled(hosted)
 
     # -- cursors ----------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
     core = HoledSubscription(
         name,
         mode,
-        CursorState.at(mode, offset, failure=request.failure),
+        CursorState.at(mode, offset, max_unacked=request.max_unacked, failure=request.failure),
         max_unacked=max_unacked_for(hosted.record, name, request.max_unacked),
         failure=failure_for(hosted.record, name, request.failure),
     )

@@ -28,12 +28,18 @@ def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> i
 
 
 def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
-    """Let live subscriptions follow what changed of their settings."""
-    if former.settings == record.settings:
+    """Let live subscriptions follow what changed of their settings and of the topic's policy.
+
+    They have then what a start would give them.
+    """
+    if former.settings == record.settings and former.policy == record.policy:
         return
     for name, host in hosted.subscriptions.items():
-        before, now = former.settings.get(name, _NONE), record.settings.get(name, _NONE)
-        if before.failure != now.failure:
-            host.core.set_failure(now.failure or record.policy.failure)
-        if before.max_unacked != now.max_unacked:
-            host.core.set_max_unacked(max_unacked_for(record, name))
+        before, now = former.settings.get(name, _NONE).failure, record.settings.get(name, _NONE).failure
+        if before != now:
+            host.core.set_failure(now or record.policy.failure, own=now is not None)
+        elif failure_for(record, name, host.core.asked.failure) != host.core.failure:
+            host.core.set_failure(record.policy.failure, own=False)
+        max_unacked = max_unacked_for(record, name, host.core.asked.max_unacked)
+        if max_unacked != host.core.max_unacked:
+            host.core.set_max_unacked(max_unacked)

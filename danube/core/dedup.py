@@ -73,8 +73,8 @@ _Batch = tuple[int, int, int, int, int]
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
     """The batch is stored already, under ``base_offset``, by the owner of ``epoch``.
 
-    It may be acknowledged once the high watermark has reached ``end_offset``; the original can
-    still be on its way to the level that the topic promises.
+    It may be acknowledged once the partition's ``acknowledged_end`` has reached ``end_offset``; the original
+    can still be on its way to the level that the topic promises.
     """
 
     base_offset: int

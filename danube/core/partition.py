@@ -5,9 +5,10 @@ The owner worker asks ``admit`` about every batch before its bytes go to the log
 
     synced_end <= written_end <= log_end,    high_watermark <= written_end
 
-``high_watermark`` is the end of what consumers may see and of what may be acknowledged.  It follows
-``written_end`` at the levels memory and written (for a topic that keeps no log, *written* means that
-the bytes lie in the shared tail) and ``synced_end`` at fsync.  It never goes back.
+``high_watermark`` is the end of what consumers may see.  It follows ``written_end`` at the levels memory
+and written (for a topic that keeps no log, *written* means that the bytes lie in the shared tail) and
+``synced_end`` at fsync.  It never goes back.  ``acknowledged_end`` is the end of what is stored at the level
+of now.  Where the level was raised it may be lower; the partition is ``settling`` until it is not.
 
 Nothing is changed by a call that raises.  Pure: no file, no clock.
 """
@@ -74,6 +75,16 @@ class Partition:
         """Idempotent producers that are remembered."""
         return len(self._producers)
 
+    @property
+    def acknowledged_end(self) -> int:
+        """Records below it are stored at the level that an acknowledgement names."""
+        return self.synced_end if self.level >= _FSYNC else self.written_end
+
+    @property
+    def settling(self) -> bool:
+        """Records that may have been seen are not stored at the level of now: it was raised a moment ago."""
+        return self.level >= _FSYNC and self.synced_end < self.high_watermark
+
     def open_producer(self, name: str, producer_id: int, epoch: int, now_us: int) -> ProducerGrant:
         """Open a producer anew (``producer_id`` 0), or resume the epoch of an earlier opening.
 
@@ -94,7 +105,7 @@ class Partition:
         """Give a batch its offset and time, or recognise it as one that has them already.
 
         Append times never go back, even where the clock does.  A Duplicate is answered once
-        ``high_watermark`` has reached its ``end_offset``.  Raises Fenced, SequenceGap or
+        ``acknowledged_end`` has reached its ``end_offset``.  Raises Fenced, SequenceGap or
         SequenceConflict (see :mod:`danube.core.dedup`), and ProtocolError for a batch that only
         a broker may send.
         """

@@ -86,11 +86,16 @@ class Subscription:
     def failure(self) -> FailurePolicy:
         return self._failures.policy
 
-    def set_failure(self, failure: FailurePolicy) -> None:
-        """Follow another failure policy from the next failure on; the cursor keeps it."""
+    @property
+    def asked(self) -> CursorState:
+        """What the cursor keeps of the policy that the subscription has of its own."""
+        return self._state
+
+    def set_failure(self, failure: FailurePolicy, *, own: bool = True) -> None:
+        """Follow another failure policy from the next failure on; the cursor keeps it where it is its own."""
         failure.check()
         self._failures.policy = failure
-        self._state = replace(self._state, failure=failure)
+        self._state = replace(self._state, failure=failure if own else None)
         self.version += 1
 
     def set_max_unacked(self, max_unacked: int) -> None:

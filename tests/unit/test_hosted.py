@@ -16,6 +16,7 @@ from danube.core import wire
 from danube.core.batch import Flag
 from danube.core.cursor import CursorState
 from danube.core.grants import Mode
+from danube.core.policy import Durability
 from danube.core.wire import FrameFlag, Kind
 from danube.errors import (
     InvalidArgument,
@@ -261,6 +262,78 @@ def test_raising_the_level_holds_what_comes_and_lowering_it_answers_what_waits(
     follow("written")
     frame = session.only(Kind.PUBLISHED)
     assert frame.correlation == second and bench.hosted.high_watermark == 2
+
+
+def raise_level(bench: Bench, durability: str = "fsync") -> None:
+    policy = msgspec.structs.replace(bench.record.policy, durability=durability)
+    bench.shard.update_policy(msgspec.structs.replace(bench.record, policy=policy))
+
+
+def test_a_duplicate_of_before_the_level_was_raised_waits_for_the_sync(
+    bench: Bench, session: RecordingSession
+) -> None:
+    opened = bench.open_producer(session)
+    fields = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    raw = numbered(2, base_sequence=0, **fields)
+    bench.publish(session, raw)
+    bench.turn()
+    assert wire.decode_published(session.only(Kind.PUBLISHED).body).level == Durability.WRITTEN
+    raise_level(bench)
+    again = bench.publish(session, raw)
+    bench.turn()
+    assert session.take() == [], "it is not on the disk"
+    bench.syncer.step()
+    frame = session.only(Kind.PUBLISHED)
+    assert (frame.correlation, frame.flags) == (again, FrameFlag.DUPLICATE)
+    assert wire.decode_published(frame.body).level == Durability.FSYNC
+    assert bench.hosted.core.synced_end == 2
+
+
+def test_what_was_not_shown_before_the_level_was_raised_is_shown_when_it_is_synced(
+    bench: Bench, session: RecordingSession
+) -> None:
+    bench.open_producer(session)
+    bench.subscribe(session, start="earliest", credit_records=3)
+    bench.publish(session, numbered(5))
+    bench.turn()
+    assert session.records() == expected(0, 3)
+    raise_level(bench)
+    bench.frame(session, wire.credit_frame(2, 10, 0))
+    bench.nack(session, 0, 1)
+    for _ in range(3):
+        bench.turn()
+    assert session.records() == [], "neither a new record nor one again"
+    bench.syncer.step()
+    for _ in range(3):
+        bench.turn()
+    assert session.records() == expected(3, 5)
+    raise_level(bench, "written")
+    bench.publish(session, numbered(1, 5))
+    bench.turn()
+    assert session.records() == expected(5, 6)
+
+
+def test_a_failed_sync_fails_a_duplicate_that_waits_for_the_raised_level(
+    bench: Bench, session: RecordingSession
+) -> None:
+    """And the log is opened anew with the records that were acknowledged at the former level."""
+    opened = bench.open_producer(session)
+    fields = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    raw = numbered(2, base_sequence=0, **fields)
+    bench.publish(session, raw)
+    bench.turn()
+    session.take()
+    raise_level(bench)
+    again = bench.publish(session, raw)
+    bench.syncer.step(OSError(errno.EIO, "input/output error"))
+    frame = session.only(Kind.ERROR)
+    assert frame.correlation == again and isinstance(frame.error, StorageFailed)
+    bench.run_later()
+    assert bench.hosted.failure is None and bench.hosted.core.log_end == 2
+    assert bench.stored() == expected(0, 2)
+    late = bench.publish(session, raw)
+    frame = session.only(Kind.PUBLISHED)
+    assert (frame.correlation, frame.flags) == (late, FrameFlag.DUPLICATE)
 
 
 # -- a full disk ----------------------------------------------------------------------------------

@@ -203,6 +203,33 @@ def test_settings_reach_a_live_subscription_and_go_back(bench: Asked) -> None:
     assert bench.client.records() == expected(4, 6)
 
 
+def test_subscriptions_follow_the_topic_in_what_they_have_not_of_their_own(tmp_path: Path) -> None:
+    """Live ones, and the same ones after a start."""
+    bench = Asked(tmp_path)
+    bench.fill(1)
+    bench.join("s")
+    bench.join("own", 3, failure=QUICK, max_unacked=7)
+    bench.join("set", 4)
+    bench.ask("set_subscription_settings", topic=TOPIC, subscription="set", max_unacked=5, failure=DROP)
+    bench.ask("set_subscription_settings", topic=TOPIC, subscription="s", failure=DROP)
+    bench.ask("set_subscription_settings", topic=TOPIC, subscription="s", failure=None)
+    policy = {"max_unacked": 9, "failure": {"poison": "drop", "max_redelivery_count": 2}}
+    bench.ask("update_topic", topic=TOPIC, policy=policy)
+
+    def followed(one: Asked) -> dict[str, tuple[int, int]]:
+        cores = {name: one.core(name) for name in ("s", "own", "set")}
+        return {name: (core.max_unacked, core.failure.max_redelivery_count) for name, core in cores.items()}
+
+    expected_now = {"s": (9, 2), "own": (7, QUICK.max_redelivery_count), "set": (5, 0)}
+    assert followed(bench) == expected_now
+    bench.shard.close()
+    again = Asked(tmp_path)
+    again.proposals.state = bench.proposals.state
+    assert again.ask("describe_partition", TOPIC)["subscriptions"] == ["own", "s", "set"]
+    assert followed(again) == expected_now
+    again.shard.close()
+
+
 def test_settings_and_policies_survive_opening_the_partition_again(tmp_path: Path) -> None:
     bench = Asked(tmp_path)
     bench.fill(1)

@@ -315,10 +315,14 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalConfig:
-    """The log's files.  ``sync_interval_ms``: how often ``written`` topics are synced in the background."""
+    """The log's files.  ``sync_interval_ms``: how often ``written`` topics are synced in the background.
+
+    ``sync_lag_max_ms``: while older records are not synced, their acknowledgements wait for the disk.
+    """
 
     segment_bytes: int = _size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
     sync_interval_ms: int = _duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
+    sync_lag_max_ms: int = _duration(limits.SYNC_LAG_MAX_MS, "sync_lag_max", 50, 60_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

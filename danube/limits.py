@@ -115,7 +115,9 @@ SEGMENT_BYTES = 256 * MIB
 SEGMENT_PREALLOCATE_FIRST = 64 * KIB
 SEGMENT_PREALLOCATE_STEP_MAX = 32 * MIB
 WRITE_BYTES_MAX = 1 * MIB  # of one call to the kernel: docs/adr/0032-writes-of-a-mebibyte.md
-SYNC_INTERVAL_MS = 20  # `written`: background sync starts this often, so it stays far less than 100 ms behind
+SYNC_INTERVAL_MS = 20  # `written`: background sync starts this often
+SYNC_LAG_MAX_MS = 1_000  # `written`: acknowledgements wait while older records are not synced
+UNSYNCED_RECORDS_MAX = 1 << 24  # `written`: the same while so many are not synced
 READ_CHUNK_BYTES = 1 * MIB
 
 _agree(RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX, "the default is allowed")

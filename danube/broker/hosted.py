@@ -61,7 +61,7 @@ class HostedPartition:
         "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
         "damaged", "deleted", "directory", "failure", "hot", "index", "log", "lossy", "metadata", "moved",
         "name", "near", "producers", "record", "records_in", "refusal", "reopen_delay_ns", "silent",
-        "subscriptions", "sync_running", "tier", "waiting",
+        "subscriptions", "sync_running", "tier", "unsynced_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class HostedPartition:
         self.silent = False  # hands out no records: deleted, or being given away
         self.moved: DanubeError | None = None  # where it went, when it was not its topic that was deleted
         self.sync_running = False
+        self.unsynced_ns = 0  # since when there are records that are not synced, at most; 0: there are none
         self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
         self.reopen_delay_ns = 0
         self.damaged: list[tuple[int, int]] = []
@@ -450,6 +451,7 @@ class HostedPartition:
         self.log, self.core = opened
         self.core.update_policy(self.policy)  # it may have changed while the log was opened
         self.failure = self.refusal = None
+        self.unsynced_ns = 0
         self.hot.clear()
         self._chunk = self._hot_chunk = None
 
@@ -466,6 +468,7 @@ class HostedPartition:
             "high_watermark": core.high_watermark,
             "written_end": core.written_end,
             "synced_end": core.synced_end,
+            "waits_for_disk": core.held,
             "epoch": core.epoch,
             "local_bytes": log.local_bytes if log else 0,
             "records_in": self.records_in,

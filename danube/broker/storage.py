@@ -12,12 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
-from danube import telemetry
+from danube import clock, telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.broker.removing import remove_directory
 from danube.core.policy import Durability
 from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
+from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,7 @@ class Storage:
         self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
         self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
         self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
+        self.sync_lag_max_ns = SYNC_LAG_MAX_MS * 1_000_000  # see WalConfig
         self._unsynced: dict[HostedPartition, None] = {}
         self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
         self._spares: dict[Spare, None] = {}  # those that may be held
@@ -72,6 +74,8 @@ class Storage:
 
     def write(self, hosted: HostedPartition) -> None:
         """Write what was queued, start a sync where the level needs one now, roll a full segment."""
+        if hosted.log is not None and hosted.core.level < _FSYNC:
+            self._mind_lag(hosted, hosted.log)
         try:
             hosted.write()
         except StorageFull:
@@ -90,6 +94,21 @@ class Storage:
         active = log.active
         if active is None or log.age_due or active.data_end >= log.spare.quiet_below:
             self._see_to_next_segment(hosted, log)
+
+    def _mind_lag(self, hosted: HostedPartition, log: Log) -> None:
+        """Before a write: where the disk has fallen behind, acknowledgements wait for it from now on."""
+        now_ns = clock.monotonic_ns()
+        if not hosted.unsynced_ns:
+            hosted.unsynced_ns = now_ns
+        if not hosted.core.held and self._fallen_behind(hosted, log, now_ns):
+            hosted.core.hold()
+            count = log.log_end - log.synced_end
+            _log.limited("acknowledgements wait for the disk", source=hosted.name, unsynced_records=count)
+            self.request_sync(hosted)
+
+    def _fallen_behind(self, hosted: HostedPartition, log: Log, now_ns: int) -> bool:
+        since_ns = hosted.unsynced_ns or now_ns
+        return now_ns - since_ns > self.sync_lag_max_ns or log.log_end - log.synced_end > UNSYNCED_RECORDS_MAX
 
     def _see_to_next_segment(self, hosted: HostedPartition, log: Log) -> None:
         """Roll a full segment, or have the space for the next one reserved."""
@@ -140,6 +159,7 @@ class Storage:
             return None
         hosted.sync_running = True
         log: Log = hosted.log
+        made_ns = clock.monotonic_ns()
 
         def done(job: Any, error: Exception | None) -> None:
             hosted.sync_running = False
@@ -149,6 +169,8 @@ class Storage:
                 log.sync_failed(job, error)
             if hosted.log is not log or hosted.deleted:
                 return
+            if hosted.unsynced_ns:  # what is left was written after the job was made
+                hosted.unsynced_ns = made_ns if log.synced_end < log.written_end else 0
             if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
             elif log.fenced:
@@ -163,9 +185,11 @@ class Storage:
         settling = core.settling
         core.synced(log.synced_end)
         hosted.counters.add("syncs")
-        if core.level < _FSYNC:  # acknowledged when it was written
+        if core.level < _FSYNC and not core.held:  # acknowledged when it was written
             self._unmarked[log] = None
             return
+        if core.held and not self._fallen_behind(hosted, log, clock.monotonic_ns()):
+            core.release()
         log.store_mark()  # what it tells is acknowledged now
         hosted.complete()
         self.request_sync(hosted)

@@ -160,7 +160,9 @@ class Worker:
             "schedule_turn": self._need_turn,
             "take_dead_letters": lambda host, letters: self.dead_letters.take(host, letters),
         }
-        return Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
+        shard = Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
+        shard.storage.sync_lag_max_ns = self.config.wal.sync_lag_max_ms * 1_000_000
+        return shard
 
     def _silence(self) -> None:
         """Drop all connections, with what was to be sent to them."""

@@ -177,7 +177,6 @@ def _scheme(config: BrokerConfig, door: str) -> str:
 
 
 def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
-    behind_ms = 2 * config.wal.sync_interval_ms
     return (
         (
             "memory",
@@ -185,7 +184,8 @@ def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
         ),
         (
             "written",
-            f"in the log file; survives kill -9 of any or all processes; on disk within {behind_ms} ms",
+            "in the log file; survives kill -9 of any or all processes; a power cut may take the last"
+            f" {config.wal.sync_lag_max_ms} ms",
         ),
         ("fsync", "on disk; survives a power cut"),
     )

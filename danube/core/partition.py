@@ -7,7 +7,8 @@ The owner worker asks ``admit`` about every batch before its bytes go to the log
 
 ``high_watermark`` is the end of what consumers may see.  It follows ``written_end`` at the levels memory
 and written (for a topic that keeps no log, *written* means that the bytes lie in the shared tail) and
-``synced_end`` at fsync.  It never goes back.  ``acknowledged_end`` is the end of what is stored at the level
+``synced_end`` at fsync, and everywhere while the partition is ``held`` because the disk has fallen behind.
+It never goes back.  ``acknowledged_end`` is the end of what is stored at the level
 of now.  Where the level was raised it may be lower; the partition is ``settling`` until it is not.
 
 Nothing is changed by a call that raises.  Pure: no file, no clock.
@@ -50,6 +51,7 @@ class Partition:
         "_append_time_us",
         "_producers",
         "epoch",
+        "held",
         "high_watermark",
         "level",
         "log_end",
@@ -66,6 +68,7 @@ class Partition:
         self.epoch = epoch
         self.policy = policy
         self.level = policy.level
+        self.held = False
         self.log_end = self.written_end = self.synced_end = self.high_watermark = log_end
         self._producers = ProducerTable()
         self._append_time_us = 0
@@ -78,7 +81,7 @@ class Partition:
     @property
     def acknowledged_end(self) -> int:
         """Records below it are stored at the level that an acknowledgement names."""
-        return self.synced_end if self.level >= _FSYNC else self.written_end
+        return self.synced_end if self.level >= _FSYNC else self.high_watermark
 
     @property
     def settling(self) -> bool:
@@ -133,9 +136,18 @@ class Partition:
         if not self.written_end <= end <= self.log_end:
             self._moved_outside("written", end)
         self.written_end = end
-        if self.level < _FSYNC and end > self.high_watermark:
+        if self.level < _FSYNC and not self.held and end > self.high_watermark:
             self.high_watermark = end
         return self.high_watermark
+
+    def hold(self) -> None:
+        """The disk has fallen behind: until ``release`` nothing counts that is not synced."""
+        self.held = True
+
+    def release(self) -> int:
+        """The disk has caught up; return the high watermark."""
+        self.held = False
+        return self._follow_level()
 
     def synced(self, end: int) -> int:
         """The log is on stable storage up to ``end``; return the high watermark.
@@ -146,7 +158,7 @@ class Partition:
             self._moved_outside("synced", end)
         if end > self.synced_end:
             self.synced_end = end
-            if self.level >= _FSYNC and end > self.high_watermark:
+            if (self.level >= _FSYNC or self.held) and end > self.high_watermark:
                 self.high_watermark = end
         return self.high_watermark
 
@@ -165,7 +177,11 @@ class Partition:
         """Take over a new policy; return the high watermark, which never goes back."""
         self.policy = policy
         self.level = policy.level
-        reached = self.synced_end if self.level >= _FSYNC else self.written_end
+        self.held = self.held and self.level < _FSYNC
+        return self._follow_level()
+
+    def _follow_level(self) -> int:
+        reached = self.synced_end if self.level >= _FSYNC or self.held else self.written_end
         self.high_watermark = max(self.high_watermark, reached)
         return self.high_watermark
 

@@ -82,6 +82,21 @@ def test_high_watermark_never_goes_back_when_the_policy_gets_stricter() -> None:
     assert orders.update_policy(TopicPolicy(durability="written")) == 11
 
 
+def test_a_partition_that_is_held_counts_what_is_synced() -> None:
+    orders = partition("written")
+    orders.admit(header(10), NOW_US)
+    assert orders.written(10) == orders.acknowledged_end == 10
+    orders.hold()
+    orders.admit(header(5), NOW_US)
+    assert orders.written(15) == orders.acknowledged_end == 10, "what was told stays told"
+    assert orders.synced(7) == 10 and orders.synced(12) == orders.acknowledged_end == 12
+    assert orders.release() == orders.acknowledged_end == 15
+    orders.hold()
+    orders.update_policy(TopicPolicy(durability="fsync"))
+    assert orders.settling and orders.acknowledged_end == 12 and not orders.held
+    assert orders.synced(15) == 15 and not orders.settling
+
+
 def test_an_end_outside_the_log_stops_the_shard() -> None:
     orders = partition()
     orders.admit(header(10), NOW_US)

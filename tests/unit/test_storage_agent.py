@@ -344,6 +344,77 @@ def test_what_a_full_disk_left_unsealed_is_sealed_when_there_is_room_in_order(
     assert sealed == [1, 2] and written.hosted.failure is None
 
 
+# -- a disk that falls behind ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", ["time", "records"])
+def test_acknowledgements_of_a_written_topic_wait_while_the_disk_is_behind(
+    written: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    written.open_producer(session)
+    written.subscribe(session, start="earliest")
+    written.publish(session, numbered(2))
+    written.turn()
+    assert acknowledged(session) == [0]
+    written.shard.storage.sync_written()
+    if bound == "time":
+        written.shard.storage.sync_lag_max_ns = 0
+    else:
+        monkeypatch.setattr(storage, "UNSYNCED_RECORDS_MAX", 3)
+    for number in range(2):
+        written.publish(session, numbered(2, 2 + 2 * number))
+        written.turn()
+        written.shard.storage.sync_written()
+    assert session.take() == [], "neither acknowledged nor handed out"
+    assert written.hosted.statistics()["waits_for_disk"]
+    assert written.syncer.step() == 1
+    written.turn()
+    assert session.take() == [], "the sync that ran was asked for before"
+    assert written.syncer.step() == 1, "the next one is asked for at once"
+    written.turn()
+    frames = session.take()
+    answers = [frame for frame in frames if frame.kind == Kind.PUBLISHED]
+    assert [wire.decode_published(frame.body).base_offset for frame in answers] == [2, 4]
+    delivered = [frame for frame in frames if frame.kind == Kind.DELIVER]
+    assert [record for frame in delivered for record in frame.records] == expected(2, 6)
+    assert not written.hosted.core.held
+    written.shard.storage.sync_lag_max_ns = 10**18
+    written.publish(session, numbered(1, 6))
+    written.turn()
+    assert acknowledged(session) == [6], "the disk has caught up"
+
+
+def test_a_disk_that_fails_while_it_is_behind_fails_what_waits(
+    written: Bench, session: RecordingSession
+) -> None:
+    written.open_producer(session)
+    written.publish(session, numbered(1))
+    written.turn()
+    assert acknowledged(session) == [0]
+    written.shard.storage.sync_lag_max_ns = 0
+    written.publish(session, numbered(1, 1))
+    written.turn()
+    assert session.take() == []
+    written.syncer.step(EIO)
+    assert isinstance(session.only(Kind.ERROR).error, StorageFailed)
+    written.run_later()
+    assert written.hosted.failure is None and not written.hosted.core.held
+
+
+def test_changing_the_level_ends_the_wait(written: Bench, session: RecordingSession) -> None:
+    written.open_producer(session)
+    written.publish(session, numbered(1))
+    written.turn()
+    written.shard.storage.sync_lag_max_ns = 0
+    written.publish(session, numbered(1, 1))
+    written.turn()
+    assert acknowledged(session) == [0]
+    for level in ("fsync", "written"):
+        policy = msgspec.structs.replace(written.record.policy, durability=level)
+        written.shard.update_policy(msgspec.structs.replace(written.record, policy=policy))
+    assert acknowledged(session) == [1] and not written.hosted.core.held
+
+
 # -- cursors --------------------------------------------------------------------------------------
 
 

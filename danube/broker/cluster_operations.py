@@ -1,13 +1,17 @@
 """Operations on a cluster's brokers and on where partitions are: asked of any broker, decided by the leader.
 
 They read the metadata of this host, and what they change is a command, or a request that the leader
-finds in the metadata; so none waits for a move.  A broker that is alone says so.
+finds in the metadata; so none waits for a move.  A broker that is alone answers as a cluster of one
+(:mod:`danube.broker.alone`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from danube.broker import alone
 from danube.broker.arguments import Args, flag, integer, text, texts
 from danube.core.cluster_commands import (
     DeleteKey,
@@ -32,17 +36,20 @@ if TYPE_CHECKING:
     from danube.core.commands import Command
     from danube.core.metadata import Metadata
 
-ALONE: Final = "this broker runs on one host, without a cluster"
 _ID_END: Final = 1 << 64
 
 
-def _clustered(operations: Operations, what: str) -> Metadata:
-    """The metadata with all that was committed here; raises NotSupported where the broker is alone."""
-    operations.refresh()
-    state = operations.state
-    if not state.cluster.agreement.index:
-        raise NotSupported(what, why=ALONE, hint="start it with --seed-nodes or --join")
-    return state
+def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
+    """The operation of a cluster's broker, or what ``alone`` gives for one without a cluster."""
+
+    def either(operations: Operations, args: Args, answer: Answer) -> None:
+        operations.refresh()
+        if operations.state.cluster.agreement.index:
+            clustered(operations, args, answer)
+        else:
+            answer(of_one(operations.status(), operations.state, args))
+
+    return either
 
 
 def _outlook(state: Metadata) -> Outlook:
@@ -66,25 +73,12 @@ def _deciding(state: Metadata) -> int:
 
 
 def _brokers(operations: Operations, args: Args, answer: Answer) -> None:
-    """One row for each broker that is known; a broker that is alone is the only one."""
-    operations.refresh()
+    """One row for each broker that is known."""
     state = operations.state
-    if not state.cluster.agreement.index:
-        answer([_alone(operations.status(), state)])
-        return
     counts: dict[int, int] = {}
     for ownership in state.cluster.owners.records():
         counts[ownership.broker_id] = counts.get(ownership.broker_id, 0) + 1
     answer([_row(state, one, counts.get(one.broker_id, 0)) for one in state.cluster.brokers.brokers()])
-
-
-def _alone(status: dict[str, Any], state: Metadata) -> dict[str, Any]:
-    return {
-        "broker_id": "", "mode": "active", "reason": "", "alive": True, "role": "none",
-        "native_address": status.get("native", ""), "grpc_address": status.get("grpc", ""),
-        "admin_address": status.get("admin", ""), "metrics_address": status.get("metrics", ""),
-        "version": status.get("version", ""), "partitions": state.partition_count, "load": None,
-    }  # fmt: skip
 
 
 def _row(state: Metadata, broker: BrokerRecord, partitions: int) -> dict[str, Any]:
@@ -104,8 +98,15 @@ def _row(state: Metadata, broker: BrokerRecord, partitions: int) -> dict[str, An
     }  # fmt: skip
 
 
+def _member_status(operations: Operations, args: Args, answer: Answer) -> None:
+    operations.refresh()
+    if operations.state.cluster.agreement.index:
+        raise NotSupported("members of a cluster are asked of its controller", hint="`danube cluster status`")
+    answer(msgspec.to_builtins(alone.member_status(operations.status(), operations.state)))
+
+
 def _deciding_broker(operations: Operations, args: Args, answer: Answer) -> None:
-    state = _clustered(operations, "there is no leader")
+    state = operations.state
     broker = state.cluster.brokers.find(_deciding(state))
     if broker is None:
         raise NotFound("no leader is known", hint="most of the voters must be up and reach each other")
@@ -113,7 +114,7 @@ def _deciding_broker(operations: Operations, args: Args, answer: Answer) -> None
 
 
 def _activate_broker(operations: Operations, args: Args, answer: Answer) -> None:
-    state = _clustered(operations, "a broker that is alone is always active")
+    state = operations.state
     broker = _broker(state, args)
     reason = text(args, "reason", "") or "admin_activate"
     row = {"broker_id": str(broker.broker_id), "mode": "active"}
@@ -123,15 +124,10 @@ def _activate_broker(operations: Operations, args: Args, answer: Answer) -> None
 
 def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
     """Empty a broker, or take the partitions of some namespaces from it; others take over."""
-    operations.refresh()
     state = operations.state
     others = [one for one in state.cluster.brokers.brokers() if one.alive and one.mode == "active"]
-    if not state.cluster.agreement.index or len(state.cluster.brokers) < 2:
-        raise WrongState(
-            "a broker cannot be unloaded when there are fewer than 2 brokers",
-            why="its topics would have nowhere to go",
-            hint="stop the broker to take it out of service; it keeps what it stored",
-        )
+    if len(state.cluster.brokers) < 2:
+        raise alone.nowhere_to_go()
     broker = _broker(state, args)
     if not any(one.broker_id != broker.broker_id for one in others):
         raise WrongState("no other broker is active", why="nobody could take over", hint="activate one")
@@ -153,7 +149,7 @@ def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
     """A dead broker comes back no more.  What only its disk holds is lost then, which has to be accepted."""
-    state = _clustered(operations, "there are no other brokers")
+    state = operations.state
     broker = _broker(state, args)
     if broker.alive:
         raise WrongState(f"broker {broker.broker_id} is there", hint="stop it first")
@@ -203,8 +199,7 @@ def _movable(
 
 
 def _balance(operations: Operations, args: Args, answer: Answer) -> None:
-    outlook = _outlook(_clustered(operations, "there is no cluster balance"))
-    answer(_balance_view(outlook))
+    answer(_balance_view(_outlook(operations.state)))
 
 
 def _balance_view(outlook: Outlook) -> dict[str, Any]:
@@ -230,7 +225,7 @@ def _balance_view(outlook: Outlook) -> dict[str, Any]:
 
 def _rebalance(operations: Operations, args: Args, answer: Answer) -> None:
     """Ask the leader for a round of moves; with ``dry_run`` only say which they would be now."""
-    outlook = _outlook(_clustered(operations, "there is nothing to rebalance"))
+    outlook = _outlook(operations.state)
     most = integer(args, "max_moves", 0)
     now_us = outlook.state.cluster.agreement.now_us
     moves = outlook.plan(most or outlook.settings.level.moves_per_round, now_us)
@@ -262,7 +257,7 @@ def _unload_topic(operations: Operations, args: Args, answer: Answer) -> None:
     """Ask the owners of a topic's partitions, or of one, to release them; others take over."""
     name = text(args, "topic")
     check_topic_name(name)
-    outlook = _outlook(_clustered(operations, f"topic {name} cannot be unloaded"))
+    outlook = _outlook(operations.state)
     record = outlook.state.find_topic(name)
     wanted: Sequence[int] = range(record.partition_count) if record is not None else ()
     if record is None:
@@ -310,12 +305,13 @@ def _propose_all(
 
 
 TABLE: dict[str, Operation] = {
-    "brokers": _brokers,
-    "deciding_broker": _deciding_broker,
-    "activate_broker": _activate_broker,
-    "unload_broker": _unload_broker,
-    "forget_broker": _forget_broker,
-    "balance": _balance,
-    "rebalance": _rebalance,
-    "unload_topic": _unload_topic,
+    "brokers": _or_alone(_brokers, alone.brokers),
+    "member_status": _member_status,
+    "deciding_broker": _or_alone(_deciding_broker, alone.deciding_broker),
+    "activate_broker": _or_alone(_activate_broker, alone.activate_broker),
+    "unload_broker": _or_alone(_unload_broker, alone.unload_broker),
+    "forget_broker": _or_alone(_forget_broker, alone.forget_broker),
+    "balance": _or_alone(_balance, alone.balance),
+    "rebalance": _or_alone(_rebalance, alone.rebalance),
+    "unload_topic": _or_alone(_unload_topic, alone.unload_topic),
 }

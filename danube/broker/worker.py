@@ -24,6 +24,7 @@ from danube.broker.dead_letters import DeadLetters
 from danube.broker.doors import Arrivals, Door
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
+from danube.broker.identity import broker_id
 from danube.broker.link_client import LinkClient
 from danube.broker.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.measuring import Measuring
@@ -376,6 +377,7 @@ class Worker:
         """What `danube status` shows: this broker and the counters of all workers."""
         return {
             "version": __version__,
+            "broker_id": str(broker_id(self.data_dir, clustered=bool(self.context.controller_address))),
             "supervisor_pid": os.getppid(),
             "data_dir": str(self.data_dir),
             **addresses(self.context.listeners),

@@ -11,9 +11,10 @@ from danube.cli.config import config_file_option
 from danube.cli.lazy import Entry, LazyGroup
 from danube.cli.output import note, output_option, plain, show
 from danube.cli.services import Services
-from danube.errors import InvalidArgument, NotSupported
+from danube.errors import InvalidArgument, NotSupported, WrongState
 
 if TYPE_CHECKING:
+    from danube.cli.running import RunningBroker
     from danube.cluster.calls import Answer, ClusterStatus, Request
 
 TIMEOUT_S = 15.0
@@ -48,21 +49,33 @@ def status(services: Services, /, data_dir: Path | None, file: Path | None, outp
 
     Exit code 6 when no leader is known: then nothing can be changed, and what is read may be old.
     """
+    from danube.cli.running import require_running
+    from danube.cli.stop import data_dir_of
     from danube.cluster.calls import ClusterStatus, Status
     from danube.errors import Unavailable
 
-    found = _ask(services, data_dir, file, Status(), 5.0)
+    running = require_running(data_dir_of(services, data_dir, file))
+    found = _ask(running, Status(), 5.0) if running.controller else _alone(services, running.url)
     if not isinstance(found, ClusterStatus):
         raise NotSupported("the controller answered something else")
     if output == "json":
         show(plain(found), output)
     else:
         show(_members(found), output, COLUMNS)
-        note(
-            f"cluster {found.cluster} {found.cluster_id}, term {found.current_term}, version {found.version}"
-        )
+        name = f"cluster {found.cluster} {found.cluster_id}" if found.cluster_id else "a broker that is alone"
+        note(f"{name}, term {found.current_term}, version {found.version}")
     if not found.leader_id:
         raise Unavailable("no leader is known", hint="most of the voters must be up and reach each other")
+
+
+def _alone(services: Services, url: str) -> ClusterStatus:
+    """A broker without a cluster has no controller; its workers know that it is the only member."""
+    import msgspec
+
+    from danube.cluster.calls import ClusterStatus
+
+    with services.connect(url) as client:
+        return msgspec.convert(client.admin.cluster("member_status"), ClusterStatus)
 
 
 def _members(found: ClusterStatus) -> list[dict[str, object]]:
@@ -124,6 +137,8 @@ def _change(
     services: Services, data_dir: Path | None, file: Path | None, output: str, what: str, node_id: str,
     address: str = "",
 ) -> None:  # fmt: skip
+    from danube.cli.running import require_running
+    from danube.cli.stop import data_dir_of
     from danube.cluster.addresses import split_address
     from danube.cluster.calls import Change, Changed
 
@@ -132,27 +147,23 @@ def _change(
     if address:
         split_address(address)
     change = Change(what, node_id, address, int(1000 * (TIMEOUT_S - 1)))
-    changed = _ask(services, data_dir, file, change, TIMEOUT_S)
+    running = require_running(data_dir_of(services, data_dir, file))
+    if not running.controller:
+        raise WrongState(
+            "this broker is a cluster of one",
+            why="it was started without --seed-nodes and --join",
+            hint="see docs/cluster.md: from one host to a cluster",
+        )
+    changed = _ask(running, change, TIMEOUT_S)
     if not isinstance(changed, Changed):
         raise NotSupported("the controller answered something else")
     members = changed.members
     show({"voters": sorted(members.voters), "learners": sorted(members.learners)}, output)
 
 
-def _ask(
-    services: Services, data_dir: Path | None, file: Path | None, request: Request, timeout_s: float
-) -> Answer:
-    from danube.cli.running import require_running
-    from danube.cli.stop import data_dir_of
+def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:
     from danube.cluster.controller_client import ControllerClient
 
-    running = require_running(data_dir_of(services, data_dir, file))
-    if not running.controller:
-        raise NotSupported(
-            "this broker is alone",
-            why="it was started without --seed-nodes and --join",
-            hint="start it with them",
-        )
     client = ControllerClient("\0" + running.controller)
     try:
         return client.ask(request, timeout_s)

@@ -6,7 +6,7 @@ import click
 
 from danube.cli.upstream_admin_line import AdminLine
 from danube.cli.upstream_root import say
-from danube.errors import DanubeError
+from danube.errors import DanubeError, WrongState
 from danube.server.proto import DanubeAdmin_pb2 as pb
 
 
@@ -43,6 +43,12 @@ def add_node(line: AdminLine, node_addr: str) -> None:
         f"Discovered: node_id={found.self_node_id}, raft_addr={found.raft_addr}",
         "Adding node to the cluster...",
     )
+    if not found.raft_addr:
+        raise WrongState(
+            f"Failed: the broker at {node_addr} is a cluster of one",
+            why="it was started without --seed-nodes and --join",
+            hint="start it with --join and the address of a member",
+        )
     request = pb.AddNodeRequest(addr=found.raft_addr, node_id=found.self_node_id)
     done = line.ask("ClusterAdmin/AddNode", request, pb.AddNodeResponse)
     _tell(done.success, done.message)

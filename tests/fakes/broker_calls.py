@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from danube.broker import cluster_operations
 from danube.config import BrokerConfig
 from danube.core.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
 from danube.core.metadata import Metadata
@@ -65,7 +66,23 @@ class FakeBrokerCalls:
 
     async def ask(self, op: str, **args: Any) -> Any:
         self.asked.append(op)
-        return _over_the_wire(getattr(self, f"_{op.replace('.', '_')}")(**_over_the_wire(args)))
+        own = getattr(self, f"_{op.replace('.', '_')}", None)
+        if own is None:
+            return _over_the_wire(self._cluster(op, _over_the_wire(args)))
+        return _over_the_wire(own(**_over_the_wire(args)))
+
+    def _cluster(self, op: str, args: dict[str, Any]) -> Any:
+        """An operation of the broker itself, on this metadata."""
+        answers: list[Any] = []
+        cluster_operations.TABLE[op](cast(Any, self), args, answers.append)
+        return answers[0]
+
+    @property
+    def state(self) -> Metadata:
+        return self.metadata
+
+    def status(self) -> dict[str, Any]:
+        return {"broker_id": str(self.broker_id), "native": "127.0.0.1:6660", "version": "1"}
 
     async def ask_partition(self, partition: str, op: str, **args: Any) -> Any:
         self.asked.append(op)

@@ -17,9 +17,11 @@ from danube.cli.main import root
 from danube.cli.services import Services
 from danube.core.balance import BalanceSettings
 from danube.core.cluster_commands import SetBrokerMode
+from danube.core.commands import CreateTopic
 from danube.core.load_report import LoadReport
 from danube.core.metadata import Metadata
-from danube.errors import DanubeError, NotFound, NotSupported, WrongState
+from danube.core.policy import TopicPolicy
+from danube.errors import DanubeError, NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.topic_admin import TopicAdmin
@@ -39,7 +41,7 @@ class Broker:
         pass
 
     def status(self) -> dict[str, Any]:
-        return {"native": "127.0.0.1:6660", "grpc": "127.0.0.1:6650", "version": "1"}
+        return {"native": "127.0.0.1:6660", "grpc": "127.0.0.1:6650", "version": "1", "broker_id": "9"}
 
     def propose(self, command: Any, answer: Any, view: Any = lambda made: None) -> None:
         assert self.site is not None
@@ -90,6 +92,10 @@ class Broker:
         servicers = [BrokerAdmin(fake), TopicAdmin(fake)]
         servicer = next(one for one in servicers if hasattr(one, method))
         return asyncio.run(getattr(servicer, method)(request, FakeCall()))
+
+
+def apply(state: Metadata, command: Any) -> None:
+    state.apply(state.version + 1, command)
 
 
 @pytest.fixture
@@ -286,26 +292,49 @@ def test_topics_are_listed_by_their_owners(lopsided: Broker) -> None:
 # -- alone -----------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_alone_is_the_only_one() -> None:
-    (row,) = Broker(None).json("brokers", "list")
-    assert (row["role"], row["mode"], row["native_address"]) == ("none", "active", "127.0.0.1:6660")
+def test_a_broker_that_is_alone_is_a_cluster_of_one() -> None:
+    broker = Broker(None)
+    apply(broker.state, CreateTopic(topic="/default/t", policy=TopicPolicy(), partitions=3, created_us=1))
+    (row,) = broker.json("brokers", "list")
+    assert (row["broker_id"], row["role"], row["mode"], row["partitions"]) == ("9", "leader", "active", 3)
+    assert broker.json("brokers", "leader") == {"broker_id": "9", "native_address": "127.0.0.1:6660"}
+    assert broker.call("get_leader_broker", pb.Empty()).leader == "9"
+    assert broker.json("brokers", "activate", "9") == {"broker_id": "9", "mode": "active"}
+
+
+def test_what_a_broker_alone_has_is_in_balance() -> None:
+    broker = Broker(None)
+    apply(broker.state, CreateTopic(topic="/default/t", policy=TopicPolicy(), partitions=3, created_us=1))
+    found = broker.json("brokers", "balance")
+    (own,) = found["brokers"]
+    assert (own["broker_id"], own["partitions"], own["load"]) == ("9", 3, 3.0)
+    assert (found["broker_count"], found["coefficient_of_variation"]) == (1, 0.0)
+    assert "deviation 0 %" in broker.danube("brokers", "balance").stderr
+    told = broker.call("get_cluster_balance", pb.ClusterBalanceRequest())
+    assert (told.mean_load, told.broker_count, told.brokers[0].topic_count) == (3, 1, 3)
+    for words in (["rebalance"], ["rebalance", "--dry-run"]):
+        found = broker.json("brokers", *words)
+        assert (found["moves"], found["started"]) == ([], False)
+    moved = broker.call("trigger_rebalance", pb.RebalanceRequest())
+    assert moved.success and "balanced" in moved.error_message
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "code"),
+    ("words", "reason", "code"),
     [
-        (["leader"], NotSupported, 2),
-        (["balance"], NotSupported, 2),
-        (["rebalance", "--dry-run"], NotSupported, 2),
-        (["activate", "1"], NotSupported, 2),
-        (["unload", "1"], WrongState, 4),
+        (["brokers", "activate", "1"], "NotFound", 3),
+        (["brokers", "forget", "1"], "NotFound", 3),
+        (["brokers", "forget", "9"], "WrongState", 4),
+        (["brokers", "unload", "9"], "WrongState", 4),
+        (["topics", "unload", "t"], "WrongState", 4),
+        (["topics", "unload", "t-part-1"], "WrongState", 4),
+        (["topics", "unload", "t-part-7"], "TopicNotFound", 3),
     ],
 )
-def test_a_broker_that_is_alone_has_nothing_to_balance(
-    words: list[str], error: type[DanubeError], code: int
-) -> None:
-    told = Broker(None).json("brokers", *words, code=code)
-    assert told["reason"] == error.__name__
+def test_what_a_broker_alone_cannot_do(words: list[str], reason: str, code: int) -> None:
+    broker = Broker(None)
+    apply(broker.state, CreateTopic(topic="/default/t", policy=TopicPolicy(), partitions=3, created_us=1))
+    assert broker.json(*words, code=code)["reason"] == reason
 
 
 def test_errors_of_later_commands_are_told() -> None:

@@ -216,7 +216,7 @@ def test_deleting_what_is_not_there(admin: Admin) -> None:
 def test_unload_is_for_several_brokers(admin: Admin) -> None:
     admin.create("/default/t")
     status, text = admin.refused("unload_topic", pb.TopicRequest(name="/default/t"))
-    assert status == "UNIMPLEMENTED"
+    assert status == "FAILED_PRECONDITION"
     assert "one host" in text
 
 

@@ -1,22 +1,20 @@
 """danube_admin.BrokerAdmin: which brokers there are, and where their partitions go.
 
-In a cluster any broker answers, by operations of its own; one that is alone is the only broker, always
-active, with nobody to hand topics to.
+Any broker answers, by operations of its own; one without a cluster answers as a cluster of one.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from danube.errors import NotFound, NotSupported, WrongState
+from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.naming import number_of_broker
 from danube.server.services.ports import BrokerCalls, Call
 
-_NO_LEADER = "not_found"  # what a broker without a cluster answers
+_NO_LEADER = "not_found"  # what clients know for none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
 _STRATEGIES: Final = {"fair": "Fair", "balanced": "Balanced", "weighted_load": "WeightedLoad"}
-_ALONE = "its workers share the partitions by themselves"
 
 
 class BrokerAdmin:
@@ -26,23 +24,14 @@ class BrokerAdmin:
         self._broker = broker
 
     async def list_brokers(self, request: pb.Empty, call: Call) -> pb.BrokerListResponse:
-        broker = self._broker
-        if broker.clustered:
-            rows = await broker.ask("brokers")
-            return pb.BrokerListResponse(brokers=[_info(row) for row in rows if row["alive"]])
-        one = pb.BrokerInfo(
-            broker_id=str(broker.broker_id),
-            broker_addr=broker.address_for(call),
-            broker_role="None",
-            admin_addr=_url(broker.admin_address),
-            metrics_addr=broker.metrics_address,
-            broker_status="active",
-        )
-        return pb.BrokerListResponse(brokers=[one])
+        found = [_info(row) for row in await self._broker.ask("brokers") if row["alive"]]
+        if not self._broker.clustered:  # nobody but this broker, so the caller has dialled it
+            for one in found:
+                one.broker_addr = self._broker.address_for(call)
+                one.admin_addr = _url(self._broker.admin_address)
+        return pb.BrokerListResponse(brokers=found)
 
     async def get_leader_broker(self, request: pb.Empty, call: Call) -> pb.BrokerResponse:
-        if not self._broker.clustered:
-            return pb.BrokerResponse(leader=_NO_LEADER)
         try:
             found = await self._broker.ask("deciding_broker")
         except NotFound:
@@ -55,12 +44,6 @@ class BrokerAdmin:
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
         """Answers at once: what has to go is pending, and the leader moves some at a time."""
         broker_id = number_of_broker(request.broker_id)
-        if not self._broker.clustered:
-            raise WrongState(
-                "a broker cannot be unloaded when there are fewer than 2 brokers",
-                why="its topics would have nowhere to go",
-                hint="stop the broker to take it out of service; it keeps what it stored",
-            )
         found = await self._broker.ask(
             "unload_broker",
             broker_id=str(broker_id),
@@ -75,18 +58,12 @@ class BrokerAdmin:
         self, request: pb.ActivateBrokerRequest, call: Call
     ) -> pb.ActivateBrokerResponse:
         broker_id = number_of_broker(request.broker_id)
-        if self._broker.clustered:
-            await self._broker.ask("activate_broker", broker_id=str(broker_id), reason=request.reason)
-        elif broker_id != self._broker.broker_id:
-            raise NotFound(f"there is no broker {broker_id}", hint=f"this broker is {self._broker.broker_id}")
+        await self._broker.ask("activate_broker", broker_id=str(broker_id), reason=request.reason)
         return pb.ActivateBrokerResponse(success=True)
 
     async def get_cluster_balance(
         self, request: pb.ClusterBalanceRequest, call: Call
     ) -> pb.ClusterBalanceResponse:
-        if not self._broker.clustered:
-            why = "this broker runs on one host"
-            raise NotSupported("there is no cluster balance", why=why, hint=_ALONE)
         found = await self._broker.ask("balance")
         figures = ("coefficient_of_variation", "mean_load", "max_load", "min_load", "std_deviation")
         return pb.ClusterBalanceResponse(
@@ -98,9 +75,6 @@ class BrokerAdmin:
 
     async def trigger_rebalance(self, request: pb.RebalanceRequest, call: Call) -> pb.RebalanceResponse:
         """The commands of upstream know by the word "background" that moves have begun."""
-        if not self._broker.clustered:
-            why = "this broker runs on one host"
-            raise NotSupported("there is nothing to rebalance", why=why, hint=_ALONE)
         most = min(request.max_moves, 1_000) if request.HasField("max_moves") else 0
         found = await self._broker.ask("rebalance", dry_run=request.dry_run, max_moves=most)
         message = ""

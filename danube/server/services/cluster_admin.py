@@ -1,26 +1,34 @@
 """danube_admin.ClusterAdmin: the members of a cluster, asked of this host's controller.
 
-Unlike upstream any member answers: its controller speaks to the leader.  A broker that is alone says so.
+Unlike upstream any member answers: its controller speaks to the leader.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from danube.broker.alone import JOIN_HINT
 from danube.cluster.addresses import split_address
 from danube.cluster.calls import Change, Changed, ClusterStatus, Status
-from danube.errors import ConfigInvalid, InvalidArgument, NotSupported
+from danube.errors import ConfigInvalid, InvalidArgument, NotSupported, WrongState
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.ports import BrokerCalls, Call
 
 
 class ClusterAdmin:
-    """Every method answers UNIMPLEMENTED where the broker is alone, as brokers without a cluster do."""
+    """A broker without a cluster is the only member of one, and its members cannot be changed."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker
 
     async def cluster_status(self, request: pb.Empty, call: Call) -> pb.ClusterStatusResponse:
-        self._check_clustered("there is no cluster status")
-        found = await self._broker.ask_controller(Status())
+        found: Any
+        if self._broker.clustered:
+            found = await self._broker.ask_controller(Status())
+        else:
+            found = msgspec.convert(await self._broker.ask("member_status"), ClusterStatus)
         if not isinstance(found, ClusterStatus):
             raise NotSupported("the controller answered something else")
         return pb.ClusterStatusResponse(
@@ -62,8 +70,7 @@ class ClusterAdmin:
 
     def _check_clustered(self, what: str) -> None:
         if not self._broker.clustered:
-            why = "this broker runs on one host, without a cluster"
-            raise NotSupported(what, why=why, hint="use ListBrokers")
+            raise WrongState(what, why="this broker is a cluster of one, and stays one", hint=JOIN_HINT)
 
 
 def _check_id(node_id: int) -> None:

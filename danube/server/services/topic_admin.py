@@ -17,7 +17,6 @@ from danube.core.commands import TopicRecord
 from danube.errors import (
     Conflict,
     InvalidArgument,
-    NotSupported,
     PolicyMismatch,
     SchemaNotFound,
     SubscriptionNotFound,
@@ -134,14 +133,8 @@ class TopicAdmin:
 
     async def unload_topic(self, request: pb.TopicRequest, call: Call) -> pb.TopicResponse:
         check_topic_name(request.name)
-        if self._broker.clustered:
-            await self._broker.ask("unload_topic", topic=request.name)
-            return pb.TopicResponse(success=True)
-        raise NotSupported(
-            f"topic {request.name} cannot be unloaded",
-            why="this broker runs on one host, and no other could take the topic",
-            hint="stop the broker to take its topics out of service",
-        )
+        await self._broker.ask("unload_topic", topic=request.name)
+        return pb.TopicResponse(success=True)
 
     async def describe_topic(self, request: pb.DescribeTopicRequest, call: Call) -> pb.DescribeTopicResponse:
         """An unknown topic is described too: no broker, no subscriptions, NonReliable."""

@@ -150,6 +150,20 @@ def test_creation_with_a_subject_configures_it(admin: Admin, partitions: int) ->
     assert admin.broker.topic_schemas["/default/t"]["subject"] == "orders"
 
 
+@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize("name", ["String", "Bytes", "Int64", "JSON", "json_schema"])
+def test_the_name_of_a_schema_type_is_no_subject(admin: Admin, name: str, partitions: int) -> None:
+    admin.create("/default/t", partitions=partitions, subject=name)
+    assert not admin.broker.topic_schemas
+    assert "/default/t" in {record.topic for record in admin.broker.metadata.topics()}
+
+
+def test_a_subject_may_be_called_as_a_schema_type(admin: Admin) -> None:
+    admin.broker.register("String")
+    admin.create("/default/t", subject="String")
+    assert admin.broker.topic_schemas["/default/t"]["subject"] == "String"
+
+
 def test_creation_with_an_unknown_subject_leaves_no_topic(admin: Admin) -> None:
     status, text = admin.refused("create_topic", pb.NewTopicRequest(name="/default/t", schema_subject="nope"))
     assert status == "NOT_FOUND"

@@ -24,6 +24,7 @@ from danube.errors import (
     WrongState,
 )
 from danube.ids import check_namespace, check_topic_name, split_partition_name
+from danube.schema.model import SchemaType
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.failure_policy import (
     mode_number,
@@ -109,14 +110,31 @@ class TopicAdmin:
                 hint="use NonReliable (0) or Reliable (1)",
             )
         subject = request.schema_subject
-        if subject:
-            # Before the topic is made: what is refused must leave nothing behind.
-            await self._broker.ask("schema.get", subject=subject)
+        if subject and not await self._registered(subject):
+            subject = ""
         policy = {"reliable": request.dispatch_strategy == pb.Reliable}
         await self._broker.ask("create_topic", topic=name, partitions=partitions, policy=policy)
         if subject:
             await self._broker.ask("schema.configure_topic", topic=name, subject=subject)
         return pb.TopicResponse(success=True)
+
+    async def _registered(self, subject: str) -> bool:
+        """Asked before a topic is made, so that what is refused leaves nothing behind.
+
+        False for the name of a schema type, which web interfaces of old send in the subject's place;
+        any other name that is not registered raises SchemaNotFound.
+        """
+        try:
+            await self._broker.ask("schema.get", subject=subject)
+        except SchemaNotFound:
+            try:
+                SchemaType.parse(subject)
+            except InvalidArgument:
+                pass
+            else:
+                return False
+            raise
+        return True
 
     async def delete_topic(self, request: pb.TopicRequest, call: Call) -> pb.TopicResponse:
         """Deletes a topic with all its partitions; one partition alone cannot go."""

@@ -41,6 +41,13 @@ from danube.schema.model import Difference
 PAIRS_MAX: Final = 200_000
 DIFFERENCES_MAX: Final = 100
 SHOWN_MAX: Final = 8
+_UPSTREAM_PROMOTIONS: Final = {
+    "int": ("long", "double"),
+    "long": ("double",),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
 PATH_CHARACTERS_MAX: Final = 2_000
 
 _Pair = tuple[Type, Type, str]  # reader, writer, path
@@ -74,25 +81,53 @@ def differences(reader: Type, writer: Type, *, pairs_max: int = PAIRS_MAX) -> li
 
 
 def upstream_differences(reader: Type, writer: Type) -> list[Difference]:
-    """As the broker of the official clients decides: names of records, missing fields, promotions.
+    """As the broker of the official clients decides: names of records, missing fields, some promotions.
 
-    Types of fields that both sides have are not compared, and a union reads everything.
+    Types of fields that both sides have are not compared, and a union reads everything and is read by
+    everything.  Items of arrays and values of maps are compared as the types around them.
     """
-    if isinstance(reader, Union) or isinstance(writer, Union):
+    path = unqualified(reader.name) if isinstance(reader, Record) else ""
+    while True:
+        if isinstance(reader, Array) and isinstance(writer, Array):
+            reader, writer, path = reader.items, writer.items, f"{path}[]"
+        elif isinstance(reader, Map) and isinstance(writer, Map):
+            reader, writer, path = reader.values, writer.values, path + "{}"
+        else:
+            return _upstream_inner(reader, writer, _shortened(path))
+
+
+def _upstream_inner(reader: Type, writer: Type, path: str) -> list[Difference]:
+    if isinstance(reader, Union) or isinstance(writer, Union) or _upstream_same(reader, writer):
         return []
     if not isinstance(reader, Record) or not isinstance(writer, Record):
-        if reader.kind == writer.kind or reader.kind in PROMOTIONS.get(writer.kind, ()):
+        plain = not reader.logical and not writer.logical
+        if plain and reader.kind in _UPSTREAM_PROMOTIONS.get(writer.kind, ()):
             return []
-        return [_type_changed(reader, writer, "")]
-    path = unqualified(reader.name)
+        return [_type_changed(reader, writer, path)]
     if reader.name != writer.name:
         return [_name_changed(reader, writer, path)]
     written = {field.name for field in writer.fields}
     return [
         _field_without_default(field, f"{path}.{field.name}")
         for field in reader.fields
-        if field.name not in written and field.default is NO_DEFAULT and not _nullable(field.type)
+        if field.name not in written and not _upstream_optional(field)
     ]
+
+
+def _upstream_same(reader: Type, writer: Type) -> bool:
+    """Whether two types that hold no others are equal; records are looked into instead."""
+    if reader.kind != writer.kind or reader.logical != writer.logical:
+        return False
+    if isinstance(reader, Enum) and isinstance(writer, Enum):
+        return (reader.name, reader.symbols) == (writer.name, writer.symbols)
+    if isinstance(reader, Fixed) and isinstance(writer, Fixed):
+        return (reader.name, reader.size_bytes) == (writer.name, writer.size_bytes)
+    return isinstance(reader, Primitive)
+
+
+def _upstream_optional(field: Field) -> bool:
+    """A union counts as optional by its null, whatever its default; any other type by its default."""
+    return _nullable(field.type) if isinstance(field.type, Union) else field.default is not NO_DEFAULT
 
 
 def _plainly_same(reader: Type, writer: Type) -> bool:

@@ -7,7 +7,7 @@ of ``const``, of a limit or of anything nested passes.  Its rules, in words of r
   (backward: a required field was removed; forward: a new required field was not a property before);
 * ``required_added``: the reader requires a property that is optional for the writer.  That broker looks at
   this one only in the backward direction; who checks forward leaves it out (see BACKWARD_ONLY);
-* ``type_changed``: the ``type`` of a property that both have differs.
+* ``type_changed``: the ``type`` of a property that both have, and that both give a type, differs.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def upstream_differences(reader: Any, writer: Any) -> list[Difference]:
         for name in needed
         if name in writes and name not in given
     ]
-    for name in reads:
-        if name in writes and _type(reads[name]) != _type(writes[name]):
+    for name, schema in reads.items():
+        mine, other = _type(schema), _type(writes.get(name))
+        if mine is not None and other is not None and mine != other:
             found.append(
                 Difference(
                     path="/properties/" + escape(name),
                     rule="type_changed",
-                    reader=_type(reads[name]),
-                    writer=_type(writes[name]),
-                    message=f"the type of {name!r} is {_type(reads[name])} for the reader"
-                    f" and {_type(writes[name])} for the writer",
+                    reader=mine,
+                    writer=other,
+                    message=f"the type of {name!r} is {mine} for the reader and {other} for the writer",
                     hint="add a property of another name",
                 )
             )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Alone = Callable[[dict[str, Any], "Metadata", Args], Any]
 
 JOIN_HINT = "give it other brokers: docs/cluster.md, from one host to a cluster"
-_TERM = 1  # nobody else was ever elected
 
 
 def member_status(status: dict[str, Any], state: Metadata) -> ClusterStatus:
@@ -29,7 +28,7 @@ def member_status(status: dict[str, Any], state: Metadata) -> ClusterStatus:
     own_id = status["broker_id"]
     return ClusterStatus(
         self_node_id=own_id, raft_addr="", cluster="", cluster_id="", role="leader", leader_id=own_id,
-        current_term=_TERM, last_applied=state.version, commit_index=state.version, version=state.version,
+        current_term=1, last_applied=state.version, commit_index=state.version, version=state.version,
         voters={own_id: ""}, learners={},
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,10 @@ _STATFS_BYTES = 256  # more than any layout of struct statfs; it begins with the
 _LOCAL_MAGICS = frozenset(  # statfs(2): ext2 to ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
 )
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800  # statx(2)
+_STATX_BYTES = 256
+_STATX_BTIME_POSITION = 80
 _CREATE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -141,6 +146,18 @@ def next_data(fd: int, position: int) -> int | None:
 
 def inode_of(fd: int) -> int:
     return os.fstat(fd).st_ino
+
+
+def born_ns_of(fd: int) -> int:
+    """When the file was made, nanoseconds of 1970, which no copy takes along; 0 where it is not known."""
+    call = getattr(_libc, "statx", None)
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if call is None or call(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, found):
+        return 0
+    if not struct.unpack_from("<I", found)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = struct.unpack_from("<qI", found, _STATX_BTIME_POSITION)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -315,7 +315,7 @@ class SubscriptionHost:
         core = self.core
         return {
             **core.statistics(),
-            "lag": self.hosted.high_watermark - core.settled_end,
+            "lag": self.hosted.lag_from(core.settled_end),
             "state": self._pending_state() or core.explain(now_ns),
             "consumer_names": [link.name for link in self.links.values()],
         }

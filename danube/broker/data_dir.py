@@ -6,6 +6,7 @@
     incarnation   the last number given to a worker's start, with a checksum.  It is also the epoch of
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
                   before the worker runs
+    place         when it was itself made, so that a copy of the directory is known (danube.broker.copied)
     danube.pid    the supervisor's pid
     reserve-N     room that worker N keeps for a full disk (danube.wal.reserve); reserve-mover: the mover
     danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
@@ -37,6 +38,7 @@ PID_NAME: Final = "danube.pid"
 STATE_NAME: Final = "danube.json"
 
 _ORPHANS_WAIT_NS: Final = 5_000_000_000
+_EPOCHS_END: Final = 1 << 24  # a log has 256 epochs for each, and 32 bits
 _INCARNATION_MAX: Final = (1 << 32) - 1
 
 
@@ -134,6 +136,13 @@ class DataDir:
         """From now on all numbers drawn are above ``least``: epochs up to its own are in use elsewhere."""
         if self._stored_incarnation() < least:
             self._store_incarnation(least)
+
+    def skip_incarnations(self, count: int) -> int:
+        """Pass over ``count`` numbers that may be in use, or what is left of them; return the last one."""
+        last = self._stored_incarnation()
+        skipped = last + min(count, max(0, _EPOCHS_END - last - 1) // 2)
+        self._store_incarnation(skipped)
+        return skipped
 
     def _stored_incarnation(self) -> int:
         path = self.path / INCARNATION_NAME

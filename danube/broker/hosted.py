@@ -23,7 +23,7 @@ from danube.core.batch import BatchHeader, stamp, unpack_header
 from danube.core.columns import check_columns, check_published
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
-from danube.core.holed_subscription import HoledSubscription
+from danube.core.holed_subscription import UNUSED, HoledSubscription
 from danube.core.partition import Duplicate, Partition
 from danube.core.policy import TopicPolicy
 from danube.core.reserved_partition import ReservedPartition
@@ -313,7 +313,7 @@ class HostedPartition:
             return chunk
         if self.log is None:
             raise StorageFailed("a non-reliable topic keeps no log")
-        cold = self.tier is not None and offset < self.log.start
+        cold = self.tier is not None and offset < self.log.start and self.log.holes.at(offset) is None
         tier: Any = self.tier if cold else self.log
         raw = tier.read(offset, end, bytes_max)
         for damage in raw.damage:
@@ -390,6 +390,9 @@ class HostedPartition:
                 max_unacked=max_unacked_for(self.record, name, state.max_unacked),
                 failure=failure_for(self.record, name, state.failure),
             )
+            hole = self.hole_at(core.ack_floor)
+            if hole is not None:
+                core.skip_damaged(core.ack_floor, hole.end, why=UNUSED)
             self.subscriptions[name] = SubscriptionHost(self, core)
 
     def _within_log(self, name: str, state: CursorState) -> CursorState:
@@ -403,6 +406,17 @@ class HostedPartition:
                 partition=self.name, subscription=name, ack_floor=state.ack_floor, reach=reach, log_end=end,
             )  # fmt: skip
         return clipped
+
+    def hole_at(self, offset: int) -> Hole | None:
+        """The hole that this host's log has named over an offset: no record there in this history."""
+        return self.log.holes.at(offset) if self.log is not None else None
+
+    def lag_from(self, offset: int) -> int:
+        """Records from ``offset`` to the high watermark."""
+        end = self.high_watermark
+        if self.log is None or not self.log.holes:
+            return end - offset
+        return sum(last - first for first, last in self.log.holes.uncovered(offset, end))
 
     def store_cursors(self) -> bool:
         """Append changed cursors to the cursor file; True when something was written."""
@@ -455,6 +469,13 @@ class HostedPartition:
         self.hot.clear()
         self._chunk = self._hot_chunk = None
 
+    def _holes(self) -> list[Hole]:
+        """Those of the store, and those of this host that it does not know yet."""
+        manifest = self.tier.manifest if self.tier is not None else None
+        stored = manifest.all_holes() if manifest is not None else []
+        end = stored[-1].end if stored else 0
+        return stored + [hole for hole in self.log.holes if hole.end > end] if self.log else stored
+
     def statistics(self) -> dict[str, Any]:
         core = self.core
         log = self.log
@@ -477,9 +498,8 @@ class HostedPartition:
             "subscriptions": sorted([*self.subscriptions, *self.lossy]),
             "durability": self.policy.durability,
             "damaged": [list(hole) for hole in self.damaged],
-            "holes": [hole.described() for hole in tier.manifest.all_holes()]
-            if tier and tier.manifest
-            else [],
+            "holes": [hole.described() for hole in self._holes()],
+            "histories": self.metadata.histories if self.metadata is not None else [],
             "state": "open" if self.failure is None else str(self.failure),
         }
 

@@ -103,8 +103,8 @@ class Housekeeping:
         for hosted in left[-RETAINED_AT_ONCE:]:
             if hosted.log is not None and hosted.failure is None and not hosted.deleted:
                 self._retain(hosted, now_us)
-                end = hosted.high_watermark
-                backlog += sum(max(0, end - host.core.ack_floor) for host in hosted.subscriptions.values())
+                hosts = hosted.subscriptions.values()
+                backlog += sum(max(0, hosted.lag_from(host.core.ack_floor)) for host in hosts)
         del left[-RETAINED_AT_ONCE:]
         if left:
             self._worker.loop.call_later(PART_PAUSE_S, self._retain_next, left, backlog)

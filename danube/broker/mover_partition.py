@@ -28,7 +28,7 @@ from danube.core.tier_plan import (
     merge_next,
     retry_delay_us,
 )
-from danube.errors import DanubeError, Fenced
+from danube.errors import Damage, DanubeError, Fenced
 from danube.wal.compacting import (
     Replacement,
     compact_objects,
@@ -37,6 +37,8 @@ from danube.wal.compacting import (
     replacing_in_order,
 )
 from danube.wal.hole_changes import giving_up
+from danube.wal.holes import Hole
+from danube.wal.local_holes import holes_in
 from danube.wal.manifest import Manifest, SegmentEntry
 from danube.wal.merging import merge_objects
 from danube.wal.orphans import ROUND_OBJECTS_MAX, sweep_partition
@@ -385,7 +387,19 @@ class MovedPartition:
         ]  # fmt: skip
         if self._staged.examined:
             changes.insert(2, self._staged.change(self._rules(now_us)))
-        return lambda: self._install(in_turn(*changes))
+
+        def install() -> tuple[Manifest, list[str]]:
+            changes[0] = adding(entries, self._local_holes())
+            return self._install(in_turn(*changes))
+
+        return install
+
+    def _local_holes(self) -> tuple[Hole, ...]:
+        """What the owner passed over; where its file cannot be read, records are told to be lost."""
+        try:
+            return holes_in(self.owner.directory)
+        except (Damage, OSError):
+            return ()
 
     def _install(self, change: Change) -> tuple[Manifest, list[str]]:
         before = self.uploader.manifest

@@ -11,11 +11,14 @@ from danube.broker.hosted import HostedPartition
 from danube.broker.traffic import TrafficCounters
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
+from danube.core.metadata import Metadata
 from danube.core.offset_budget import OffsetBudget
 from danube.core.partition import Partition
+from danube.core.recovered import recovery_of
 from danube.core.reserved_partition import ReservedPartition
 from danube.errors import DanubeError, StorageFailed
 from danube.wal.cursors import CursorStore
+from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
 
 _log = telemetry.events("opening")
@@ -36,14 +39,16 @@ def partition_directory(root: Path, topic_id: int, index: int) -> Path:
 
 def open_log(
     root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions,
-    trusted_end: int | None = None, budget: OffsetBudget | None = None,
+    trusted_end: int | None = None, budget: OffsetBudget | None = None, ahead: Ahead | None = None,
 ) -> OpenedStorage:  # fmt: skip
     """Recover the log and rebuild what the partition knows about producers.
 
-    ``budget``: in a cluster, the offsets that this owner has reserved.
+    ``budget``: in a cluster, the offsets that this owner has reserved.  ``ahead``: on one host, where a log
+    of a history that is gone goes on.
     """
     directory = partition_directory(root, record.topic_id, index)
-    log = Log.open(directory, LogIdentity(record.topic_id, index), epoch, options, trusted_end=trusted_end)
+    identity = LogIdentity(record.topic_id, index)
+    log = Log.open(directory, identity, epoch, options, trusted_end=trusted_end, ahead=ahead)
     core = (
         Partition(name, epoch, record.policy, log.log_end)
         if budget is None
@@ -62,11 +67,12 @@ def open_partition(
     options: LogOptions,
     counters: TrafficCounters,
     budget: OffsetBudget | None = None,
+    ahead: Ahead | None = None,
 ) -> HostedPartition:
     """Open a partition of either kind; blocks on the disk for a reliable one."""
     if not record.policy.reliable:
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
-    opened = open_log(root, name, record, index, epoch, options, budget=budget)
+    opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead)
     directory = partition_directory(root, record.topic_id, index)
     cursors = CursorStore(directory, LogIdentity(record.topic_id, index), CursorState.decode)
     hosted = HostedPartition(
@@ -74,6 +80,14 @@ def open_partition(
     )
     hosted.load_subscriptions(cursors.load())
     return hosted
+
+
+def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
+    """Where the logs of a topic go on that are older than the history that is under way."""
+    history = recovery_of(state).history_of(topic_id)
+    if history is None or not history.first_epoch:
+        return None
+    return Ahead(history.first_epoch, history.since_us, history.why)
 
 
 def outcome_of(name: str, done: Future[HostedPartition]) -> HostedPartition | DanubeError:

@@ -9,6 +9,7 @@ import msgspec
 
 from danube import telemetry
 from danube.core.commands import ForgetSubscription, SetSubscriptionSettings, SubscriptionSettings
+from danube.core.recovered import recovery_of
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ class OwnerMetadata:
         self.fresh = False  # nothing that was committed before the last bytes were received is unread
         self._log = log
         self._operations = operations
+
+    @property
+    def histories(self) -> list[dict[str, Any]]:
+        """Those that followed the first one, as plain values."""
+        return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
 
     def freshen(self) -> None:
         """Read what others committed, where they may have."""

@@ -9,11 +9,15 @@ that holds data is never touched.
                              /producers      what is remembered of producers there
                              /cursors-*      the newest copy of the cursors, none beyond that offset
     restoring/complete                       the store's identity and the largest epoch
+
+The metadata begins a new history (:mod:`danube.core.recovered`): what the lost host gave behind what it had
+uploaded is given to nothing else, so each log goes on far ahead when it is opened.
 """
 
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +27,7 @@ import msgspec
 
 from danube import files, telemetry
 from danube.broker.data_dir import DataDir
+from danube.clock import wall_us
 from danube.cluster import log_file
 from danube.core.batch import BatchHeader, read_header
 from danube.core.columns import scan
@@ -31,6 +36,7 @@ from danube.core.cursor import CursorState
 from danube.core.metadata import Metadata
 from danube.core.partition import Partition
 from danube.core.policy import TopicPolicy
+from danube.core.recovered import INCARNATIONS_AHEAD, History, recovered
 from danube.errors import Damage, ObjectMissing, StorageFailed, StoreDamaged, WrongState
 from danube.wal.carry import create_empty
 from danube.wal.cursors import CursorStore, read_cursor_file
@@ -172,15 +178,20 @@ def _stage(store: ObjectStore, staging: Path, progress: Callable[[str], None]) -
     metadata, problems = _newest_metadata(store)
     problems += _pass_unknown_ids(store, metadata)
     progress(f"metadata version {metadata.version}: {metadata.topic_count} topics")
-    files.make_directory(staging / "metadata")
-    files.replace_durably(staging / "metadata" / "metadata.log", log_file.new_file(1, metadata.snapshot()))
     records = [record for record in metadata.topics(None) if record.policy.reliable]
     jobs = [(record, index) for record in records for index in range(record.partition_count)]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="danube-restore") as pool:
         found = list(pool.map(lambda job: _restore_partition(store, staging / "partitions", *job), jobs))
     files.fsync_directory(staging / "partitions")
+    epoch = max((one.epoch for one in found), default=0) + INCARNATIONS_AHEAD * EPOCHS_PER_INCARNATION
+    history = History(
+        uuid.uuid4().hex, wall_us(), (epoch // EPOCHS_PER_INCARNATION + 1) * EPOCHS_PER_INCARNATION,
+        "restored from the object store",
+    )  # fmt: skip
+    files.make_directory(staging / "metadata")
+    snapshot = recovered(metadata, history).snapshot()
+    files.replace_durably(staging / "metadata" / "metadata.log", log_file.new_file(1, snapshot))
     files.fsync_directory(staging)
-    epoch = max((one.epoch for one in found), default=0)
     files.replace_durably(staging / COMPLETE, msgspec.json.encode(_Complete(identity, epoch)))
     for one in found:
         problems += one.problems

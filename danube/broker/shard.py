@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from danube.broker.owner_metadata import OwnerMetadata
     from danube.broker.tiers import Tiers
     from danube.core.offset_budget import OffsetBudget
+    from danube.wal.local_holes import Ahead
     from danube.wal.log import LogOptions
     from danube.wal.syncer import Syncer
 
@@ -80,6 +81,7 @@ class Shard:
         self.draining = False
         self.metadata: OwnerMetadata | None = None
         self.tiers: Tiers | None = None
+        self.ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None  # where its older logs go on
         self.on_subscriptions_changed: Callable[[HostedPartition], None] = lambda hosted: None  # on disk, too
         self._root = root
         self._epoch = incarnation * REOPENS_PER_INCARNATION
@@ -353,7 +355,7 @@ class Shard:
         self._opening[name] = [then]
         future = self._executor.submit(
             open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
-            self.counters, self._budget_of(record, index),
+            self.counters, self._budget_of(record, index), self.ahead_of(record.topic_id),
         )  # fmt: skip
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
 
@@ -405,7 +407,7 @@ class Shard:
             broken("a log was opened anew too often; the worker must start again", partition=hosted.name)
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
-            hosted.budget,
+            hosted.budget, self.ahead_of(hosted.topic_id),
         )  # fmt: skip
 
     def wake(self, hosted: HostedPartition) -> None:

@@ -44,6 +44,15 @@ def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
             start=hosted.start,
             end=hosted.high_watermark,
         )
+    hole = hosted.hole_at(value)
+    if hole is not None and value > hole.start:
+        raise OffsetOutOfRange(
+            f"offset {value} of {hosted.name} is of a history that is gone",
+            why=f"what is here ends at {hole.start} and goes on at {hole.end}: it was put back from a copy",
+            hint=f"start at {hole.start} or {hole.end}, or at earliest or latest",
+            start=hole.start,
+            end=hole.end,
+        )
     return value
 
 

@@ -34,6 +34,7 @@ from danube.broker.contexts import (
     WorkerMain,
 )
 from danube.broker.controller_side import ControllerSide, dismissal
+from danube.broker.copied import note_place, settle_place
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.listeners import address_text, addresses, close_listeners, open_listeners
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
@@ -121,6 +122,7 @@ class Supervisor:
         """Serve until told to stop; returns the exit code.  Raises DanubeError when it cannot start."""
         self._data = DataDir(self._settings.data_dir)
         try:
+            self._settle_place()
             self._prepare()
             try:
                 self._start_first()
@@ -129,6 +131,8 @@ class Supervisor:
                     self._turn(monotonic_ns())
             finally:
                 self._end_all()
+                if self._controller_side is None:
+                    note_place(self._data.path)
         finally:
             close_listeners(self._listeners)
             self._data.close()
@@ -136,6 +140,12 @@ class Supervisor:
             raise self._failure
         _log.info("stopped")
         return 0
+
+    def _settle_place(self) -> None:
+        """Alone on its data, a copy that was put back begins a new history; members have reservations."""
+        history = settle_place(self._data) if self._controller_side is None else None
+        if history is not None and self._settings.progress is not None:
+            self._settings.progress(f"history {history.history_id[:8]} begins: {history.why}")
 
     def _prepare(self) -> None:
         process.raise_descriptor_limit()

@@ -28,6 +28,7 @@ from danube.broker.identity import broker_id
 from danube.broker.link_client import LinkClient
 from danube.broker.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.measuring import Measuring
+from danube.broker.opening import ahead_of
 from danube.broker.plan_settings import compaction_settings
 from danube.broker.proposals import Proposals, open_metadata
 from danube.broker.questions import Questions
@@ -163,6 +164,8 @@ class Worker:
         }
         shard = Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
         shard.storage.sync_lag_max_ns = self.config.wal.sync_lag_max_ms * 1_000_000
+        if self.cluster is None:
+            shard.ahead_of = lambda topic_id: ahead_of(self.metadata.state, topic_id)
         return shard
 
     def _silence(self) -> None:

@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from danube import files
+from danube.clock import wall_us
 from danube.cluster import log_file
 from danube.cluster.engine import Members
 from danube.cluster.node_files import MEMBER, NodeRecord, load_node, store_node
@@ -35,7 +36,7 @@ from danube.cluster.raft_journal import Base, Identity, Journal, Promise
 from danube.cluster.raft_node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
 from danube.cluster.survey import Survey, member, read_journal, survey
 from danube.core.metadata import Metadata
-from danube.core.recovered import COMMANDS_AHEAD, recovered
+from danube.core.recovered import COMMANDS_AHEAD, History, recovered
 from danube.errors import Damage, InvalidArgument, WrongState
 
 STAGING: Final = "recovering"
@@ -137,16 +138,17 @@ def _begin_recovery(data_dir: Path, found: Survey, raft_addr: str) -> Plan:
     plan = Plan(node.node_id, secrets.token_hex(8), node.cluster_id, _free_name(data_dir, node.cluster_id))
     staging = data_dir / STAGING
     shutil.rmtree(staging, ignore_errors=True)  # of an attempt that came to no plan
-    state, index, term = _first_state(found.state, found.index, found.term)
+    history = History(plan.cluster_id, wall_us(), why="the cluster was recovered from one member")
+    state, index, term = _first_state(found.state, history, found.index, found.term)
     base = Base(index, term, index, term, Members({node.node_id: address}), 0)
     _write_journal(staging / JOURNAL_DIRECTORY, Identity(plan.cluster_id, node.node_id), base, state)
     _store_plan(data_dir, plan)
     return plan
 
 
-def _first_state(state: Metadata, index: int, term: int) -> tuple[Metadata, int, int]:
+def _first_state(state: Metadata, history: History, index: int, term: int) -> tuple[Metadata, int, int]:
     """The machine that the new cluster begins with, and the entry that it stands for."""
-    after = recovered(state)
+    after = recovered(state, history)
     agreement = after.cluster.agreement
     index, term = index + COMMANDS_AHEAD, term + 1
     agreement.load(index, term, agreement.now_us, agreement.origins())

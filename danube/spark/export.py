@@ -36,6 +36,7 @@ from danube.spark.export_task import (
     shape_of,
 )
 from danube.spark.findings import Report
+from danube.spark.histories import refuse_gone
 from danube.spark.job_options import (
     STORE_PREFIX,
     JobOptions,
@@ -170,8 +171,9 @@ class _Job:
             done = state.checkpoint(topic, topic_id)
             known = {part.key.partition: part for part in self._known(topic)}
             plan = state.plan(done.number + 1)
+            history_id = self._history_of(plan or done, known)
             if plan is None:
-                plan = self._plan(done, known)
+                plan = self._plan(done, known, history_id)
                 if plan is None:
                     self._told(name, done, [])
                     return
@@ -183,6 +185,15 @@ class _Job:
             table.commit(plan, [one for one in written if one.rows], decode_shape(plan.shape))
             state.finish(plan)
             self._told(name, plan, written)
+
+    def _history_of(self, kept: RoundPlan, known: Mapping[int, Known]) -> str:
+        """The history under way; raises where what was kept is of records that are gone."""
+        parts = list(known.values())
+        histories = self._catalogue.recorded_histories(parts)
+        if not self._losses_allowed:
+            ends = {part.key: kept.ends.get(str(number), 0) for number, part in known.items()}
+            refuse_gone("the export", ends, kept.history, parts, histories)
+        return histories[-1].history_id if histories else ""
 
     def _known(self, topic: str) -> list[Known]:
         return [part for part in self._catalogue.partitions(unsynced=False) if part.key.topic == topic]
@@ -205,7 +216,7 @@ class _Job:
 
     # -- planning -----------------------------------------------------------------------------------
 
-    def _plan(self, done: RoundPlan, known: Mapping[int, Known]) -> RoundPlan | None:
+    def _plan(self, done: RoundPlan, known: Mapping[int, Known], history_id: str) -> RoundPlan | None:
         """The next round; None when nothing is new."""
         files: list[FilePlan] = []
         ends = dict(done.ends)
@@ -231,6 +242,7 @@ class _Job:
             shape=shape,
             ends=ends,
             files=files,
+            history=history_id,
         )
 
     def _new_parts(self, done: RoundPlan, known: Mapping[int, Known]) -> list[_NewPart]:

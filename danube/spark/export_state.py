@@ -39,6 +39,7 @@ class FilePlan(msgspec.Struct, frozen=True, array_like=True):
 class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``ends``: the offset that each partition comes to with this round.  ``shape``: its columns.
 
+    ``history``: the one that the offsets were found in, see :mod:`danube.spark.histories`.
     ``schema``: ``subject:version``, which the values of all rounds have the type of; empty without values.
     """
 
@@ -50,6 +51,7 @@ class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = ""
     ends: dict[str, int]
     files: list[FilePlan] = []
+    history: str = ""
 
 
 class ExportState:

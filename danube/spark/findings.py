@@ -51,6 +51,7 @@ class Damage(StrEnum):
     SEQUENCE_REPEATED = "sequence_repeated"  # a producer's record is stored twice
     SYNCED_LOST = "synced_lost"  # bytes or records below the sync mark are not there
     MARK_DAMAGED = "mark_damaged"
+    HOLES_DAMAGED = "holes_damaged"
     CURSOR_DAMAGED = "cursor_damaged"
     CURSOR_BEYOND_END = "cursor_beyond_end"
     MANIFEST_DAMAGED = "manifest_damaged"

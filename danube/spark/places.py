@@ -21,6 +21,7 @@ from danube.core.metadata import Metadata
 from danube.errors import Damage, InvalidArgument, NotFound, ObjectMissing, StorageFailed
 from danube.spark.local_segments import LocalSegments
 from danube.spark.segments import PartitionHistory, SegmentRef
+from danube.wal.local_holes import holes_in
 from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, manifest_prefix, segment_key
 from danube.wal.objects import ObjectStore
@@ -75,7 +76,8 @@ class DataDirectory:
     def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
         directory = Path(self.path) / PARTITIONS_PREFIX / identity.directory_name
         segments = LocalSegments(directory, identity).found(unsynced=unsynced)
-        return PartitionHistory(identity, segments[0].start if segments else 0, segments)
+        holes = holes_in(directory)
+        return PartitionHistory(identity, segments[0].start if segments else 0, segments, holes)
 
     def segment_path(self, identity: LogIdentity, key: str) -> Path:
         return Path(self.path) / PARTITIONS_PREFIX / identity.directory_name / key

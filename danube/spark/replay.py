@@ -90,7 +90,7 @@ def frame_of(spark: SparkSession, report: Report) -> DataFrame:
 def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress) -> Report:
     start_s = time.monotonic()
     state = load_state(read.state, read.target.job, read.work)
-    lanes = plan_lanes(read.source, state.lanes if state is not None else ())
+    lanes = plan_lanes(read.source, *((state.lanes, state.history) if state is not None else ()))
     offered = sum(lane.range.end - lane.range.start for lane in lanes)
     progress(f"replay: job {read.target.job}, {offered} records in {len(lanes)} lanes")
     if read.dry_run:
@@ -118,7 +118,9 @@ def _settled(read: ReplayOptions, lanes: Sequence[Lane], state: ReplayState | No
     partitions, keep = _target_partitions(read, len(lanes))
     if state is None:
         ranges = [lane.range for lane in lanes]
-        save_state(read.state, ReplayState(FORMAT, read.target.job, read.work, ranges, partitions, keep))
+        history_id = lanes[0].history if lanes else ""
+        job, work = read.target.job, read.work
+        save_state(read.state, ReplayState(FORMAT, job, work, ranges, partitions, keep, history_id))
     else:
         check_same_target(state, partitions, keep)
     return msgspec.structs.replace(read.target, keep_partitions=keep)

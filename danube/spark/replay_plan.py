@@ -9,6 +9,7 @@ import pyarrow
 
 from danube.errors import InvalidArgument
 from danube.spark.decode import COLUMNS, Decoder, Losses
+from danube.spark.histories import refuse_gone
 from danube.spark.offsets import Ends, PartitionKey
 from danube.spark.options import ReadOptions
 from danube.spark.places import AnyPlace
@@ -28,10 +29,11 @@ class Lane(NamedTuple):
     places: tuple[AnyPlace, ...]
     broker: str
     allows_loss: bool
+    history: str = ""
 
 
-def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = ()) -> list[Lane]:
-    """The lanes of the one topic that is asked for; with ``pinned`` those of an earlier run.
+def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_id: str = "") -> list[Lane]:
+    """The lanes of the one topic that is asked for; with ``pinned`` those of an earlier run, of that history.
 
     Raises what is lost of them, unless losses are allowed: a record that was published by the earlier run
     and is gone by now would give all behind it other numbers.
@@ -47,6 +49,10 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = ()) -> list[L
         start = catalogue.resolve(options.starting, known.values(), ending=False)
         end = catalogue.resolve(options.ending, known.values(), ending=True)
         ranges = list(pinned) or _ranges(start, end)
+        histories = catalogue.recorded_histories(known.values())
+        if pinned and options.fail_on_data_loss:
+            refuse_gone("the replay", _bounds(pinned), history_id, known.values(), histories)
+        history_id = histories[-1].history_id if histories else ""
         places = tuple(catalogue.places)
         lost: list[Lost] = []
         lanes = []
@@ -55,12 +61,18 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = ()) -> list[L
             split = Split(()) if part is None else _split_of(part, one, lost)
             if part is None:
                 lost.append(Lost(one.topic, one.partition, one.start, one.end, "the topic was deleted"))
-            lanes.append(Lane(one, split, places, options.broker, not options.fail_on_data_loss))
+            allowed = not options.fail_on_data_loss
+            lanes.append(Lane(one, split, places, options.broker, allowed, history_id))
         if options.fail_on_data_loss:
             refuse_lost(lost)
         return lanes
     finally:
         catalogue.close()
+
+
+def _bounds(pinned: Sequence[LaneRange]) -> Ends:
+    """Where the lanes end: what lies before is checked record by record."""
+    return {PartitionKey(one.topic, one.topic_id, one.partition): one.end for one in pinned}
 
 
 def _ranges(start: Ends, end: Ends) -> list[LaneRange]:

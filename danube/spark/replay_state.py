@@ -24,7 +24,10 @@ _SIZE_MAX: Final = 64 << 20
 
 
 class ReplayState(msgspec.Struct):
-    """``work``: hash of what was asked for; ``partitions`` of the target topic, 0 for files."""
+    """``work``: hash of what was asked for; ``partitions`` of the target topic, 0 for files.
+
+    ``history``: the one that the lanes' offsets were found in, see :mod:`danube.spark.histories`.
+    """
 
     format: int
     job: str
@@ -32,6 +35,7 @@ class ReplayState(msgspec.Struct):
     lanes: list[LaneRange]
     partitions: int = 0
     keep_partitions: bool = False
+    history: str = ""
 
 
 def work_hash(*words: str) -> str:

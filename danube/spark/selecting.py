@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from danube.config_sections import StorageSettings
 from danube.core.metadata import Metadata
+from danube.core.recovered import History, recovery_of
 from danube.errors import Conflict, InvalidArgument, NotFound, TopicNotFound
 from danube.spark.decode import Losses, stretches
 from danube.spark.fetch import Fetcher
+from danube.spark.histories import refuse_gone
 from danube.spark.offsets import Ends, PartitionKey
 from danube.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound, ReadOptions
 from danube.spark.places import AnyPlace, open_place
 from danube.spark.plan import Piece, Selection
 from danube.spark.segments import PartitionHistory, SegmentRef
 from danube.spark.tail import PartitionEnds, Tail
+from danube.wal.holes import Hole, HoleKind
 from danube.wal.segment import LogIdentity
 
 
@@ -48,6 +51,17 @@ class Known(NamedTuple):
         """Behind the last record that can be read: the broker's word counts where there is a broker."""
         return self.told.end if self.told is not None else max(self.stored_end, self.start)
 
+    @property
+    def holes(self) -> list[Hole]:
+        """Offsets that no record has in this history, by offset, as any place or the broker knows them."""
+        told = self.told.holes if self.told is not None else ()
+        found = {hole for history in self.histories for hole in history.holes} | set(told)
+        joined: list[Hole] = []
+        for hole in sorted(hole for hole in found if hole.kind is HoleKind.UNUSED):
+            if not joined or hole.start >= joined[-1].end:
+                joined.append(hole)
+        return joined
+
     def selection(self, start: int, end: int) -> Selection:
         return Selection(self.key.topic, self.key.topic_id, self.key.partition, start, end, self.histories)
 
@@ -64,6 +78,7 @@ class Catalogue:
         self.options = options
         self.places = places_of(options)
         self._tail = Tail(options.broker) if options.broker else None
+        self._histories: tuple[History, ...] = ()  # as the places knew them last
 
     def close(self) -> None:
         if self._tail is not None:
@@ -76,7 +91,9 @@ class Catalogue:
         """
         known: dict[str, tuple[int, int]] = {}
         for place in self.places:
-            for record in place.metadata().topics():
+            metadata = place.metadata()
+            self._histories = max(self._histories, recovery_of(metadata).histories, key=len)
+            for record in metadata.topics():
                 self._note(known, record.topic, record.topic_id, record.partition_count, place.name)
         if self._tail is not None:
             for info in self._tail.topics():
@@ -114,6 +131,11 @@ class Catalogue:
     def histories(self, identity: LogIdentity, *, unsynced: bool) -> tuple[PartitionHistory, ...]:
         return tuple(place.history(identity, unsynced=unsynced) for place in self.places)
 
+    def recorded_histories(self, known: Iterable[Known]) -> Sequence[History]:
+        """The histories that followed the first one, of whoever knows most of them."""
+        told = [part.told.histories for part in known if part.told is not None]
+        return max([*told, self._histories], key=len)
+
     def metadata(self) -> Metadata:
         """Of the first place that has any; NotFound where only a broker is named."""
         for place in self.places:
@@ -124,6 +146,9 @@ class Catalogue:
         """The offset that ``bound`` means in every partition."""
         parts = list(known)
         _refuse_strangers(bound, parts)
+        if self.options.fail_on_data_loss:
+            name = "endingOffsets" if ending else "startingOffsets"
+            refuse_gone(name, _numbers(bound, parts), "", parts, self.recorded_histories(parts))
         return {part.key: self._resolved(bound, part, ending) for part in parts}
 
     def _resolved(self, bound: Bound, known: Known, ending: bool) -> int:
@@ -171,6 +196,15 @@ def _first_since(
 
 def _settings(options: ReadOptions, place: str) -> StorageSettings | None:
     return options.store if "://" in place and not place.startswith("file:") else None
+
+
+def _numbers(bound: Bound, known: Iterable[Known]) -> Ends:
+    """The offsets that were given as such."""
+    given = {
+        part.key: bound.offsets.get(part.key.topic, {}).get(part.key.partition, LATEST_NUMBER)
+        for part in known
+    }
+    return {key: offset for key, offset in given.items() if offset >= 0}
 
 
 def _refuse_strangers(bound: Bound, known: list[Known]) -> None:

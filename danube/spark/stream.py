@@ -18,9 +18,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from danube.core.recovered import History
 from danube.errors import OffsetOutOfRange
 from danube.spark.failures import hinted
-from danube.spark.offsets import Ends, behind, limited, pack, unpack
+from danube.spark.histories import refuse_gone
+from danube.spark.offsets import Ends, behind, history_in, limited, pack, unpack
 from danube.spark.options import EARLIEST, Bound, ReadOptions
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.source import PlanReader
@@ -37,6 +39,7 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         self._target: Ends | None = None
         self._newest: Ends | None = None
         self._catalogue: Catalogue | None = None
+        self._followed: Sequence[History] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_catalogue": None, "_newest": None, "_target": None}
@@ -49,7 +52,9 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         catalogue, known = self._known()
-        return pack(catalogue.resolve(self.options.starting, known, ending=False))
+        with hinted():
+            self._followed = catalogue.recorded_histories(known)
+        return pack(catalogue.resolve(self.options.starting, known, ending=False), self._history_id)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most = self.options.records_per_trigger_max
@@ -58,6 +63,9 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         catalogue, known = self._known()
         before = unpack(start)
+        with hinted():
+            self._followed = catalogue.recorded_histories(known)
+            self._refuse_other_history(start, known)
         end = self._target if self._target is not None else {part.key: part.end for part in known}
         self._newest = end
         began = self._began(catalogue, known, before)
@@ -67,11 +75,11 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         gone = {key: offset for key, offset in before.items() if key.topic not in topics}
         end = {key: max(offset, began.get(key, offset)) for key, offset in {**gone, **end}.items()}
         if isinstance(limit, ReadMaxRows):
-            end = limited(began, end, limit.max_rows)
-        return pack(end)
+            end = limited(began, end, limit.max_rows, {part.key: part.holes for part in known})
+        return pack(end, self._history_id)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return None if self._newest is None else pack(self._newest)
+        return None if self._newest is None else pack(self._newest, self._history_id)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         _, known = self._known()
@@ -83,6 +91,9 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         first, last = unpack(start), unpack(end)
         catalogue, known = self._known()
         with hinted():
+            self._followed = catalogue.recorded_histories(known)
+            self._refuse_other_history(start, known)
+            self._refuse_other_history(end, known)
             self._refuse_gone(known, first, last)
             began = self._began(catalogue, known, first)
             there = [part for part in known if part.key in last]
@@ -95,6 +106,16 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         catalogue, self._catalogue = self._catalogue, None
         if catalogue is not None:
             catalogue.close()
+
+    @property
+    def _history_id(self) -> str:
+        """The history that is under way."""
+        return self._followed[-1].history_id if self._followed else ""
+
+    def _refuse_other_history(self, packed: dict[str, Any], known: Sequence[Known]) -> None:
+        """The checkpoint must be of what is here: else records would be passed over, or come twice."""
+        if self.options.fail_on_data_loss:
+            refuse_gone("the checkpoint", unpack(packed), history_in(packed), known, self._followed)
 
     @staticmethod
     def _began(catalogue: Catalogue, known: Sequence[Known], before: Ends) -> Ends:

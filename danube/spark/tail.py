@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +20,10 @@ from danube.client.received import ReceivedBatch
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START, pack_header
+from danube.core.recovered import History
 from danube.errors import DanubeError, FetchPending, OperationTimeout
 from danube.limits import MIB
+from danube.wal.holes import Hole, HoleKind
 
 SUBSCRIPTION_PREFIX: Final = "danube-spark-"
 _WAIT_S: Final = 30.0
@@ -32,10 +35,15 @@ _CREDIT_BYTES: Final = 16 * MIB
 
 
 class PartitionEnds(NamedTuple):
-    """Records ``start .. end`` of a partition can be read from the broker."""
+    """Records ``start .. end`` of a partition can be read from the broker.
+
+    ``holes``: those among them that no record has; ``histories`` as the broker's metadata names them.
+    """
 
     start: int
     end: int
+    holes: tuple[Hole, ...] = ()
+    histories: tuple[History, ...] = ()
 
 
 class BrokerTopic(NamedTuple):
@@ -79,13 +87,7 @@ class Tail:
             described = self._live().admin.describe_topic(topic).partitions
             unknown = [str(facts["partition"]) for facts in described if facts["start"] is None]
             if not unknown:
-                return [
-                    (
-                        str(facts["partition"]),
-                        PartitionEnds(int(facts["start"]), int(facts["high_watermark"])),
-                    )
-                    for facts in described
-                ]
+                return [(str(facts["partition"]), _ends_of(facts)) for facts in described]
             if time.monotonic() >= end_s:
                 raise _unknown(unknown[0])
             time.sleep(_ASK_S)
@@ -149,6 +151,16 @@ class Tail:
             connection.wait(deleted, _CLOSE_S)
         except DanubeError:
             pass  # a broker that is gone takes the reader with it, and not its subscription
+
+
+def _ends_of(facts: Mapping[str, Any]) -> PartitionEnds:
+    holes = [
+        Hole(row["start"], row["end"], row["broker_id"], row["epoch"], HoleKind[row["kind"].upper()],
+             row["since_us"], row["settled_us"])
+        for row in facts.get("holes", ())
+    ]  # fmt: skip
+    histories = msgspec.convert(facts.get("histories", []), tuple[History, ...])
+    return PartitionEnds(int(facts["start"]), int(facts["high_watermark"]), tuple(holes), histories)
 
 
 def _taken(consumer: PartitionConsumer) -> ReceivedBatch:

@@ -20,6 +20,9 @@ from danube.spark.places import DataDirectory
 from danube.spark.segment_facts import Expected, SegmentFacts
 from danube.spark.validate_order import check_order, without_leftovers
 from danube.spark.validate_task import SegmentWork
+from danube.wal.holes import Hole
+from danube.wal.local_holes import FILE_NAME as HOLES_NAME
+from danube.wal.local_holes import holes_in
 from danube.wal.manifest_keys import PARTITIONS_PREFIX, parse_partition
 from danube.wal.mark import Mark, read_mark
 from danube.wal.segment import LogIdentity, base_offset_of, spare_epoch_of
@@ -38,6 +41,7 @@ class DirectoryPlan:
     identity: LogIdentity
     directory: Path
     mark: Mark | None = None
+    holes: tuple[Hole, ...] = ()  # offsets that the log passed over
     ends: dict[str, int] = field(default_factory=dict)  # subscription: offset that its cursor reaches
     work: list[SegmentWork] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -64,6 +68,7 @@ def plan_directory(identity: LogIdentity, directory: Path) -> DirectoryPlan:
     """What there is to read; StorageFailed where the disk does not answer."""
     plan = DirectoryPlan(identity, directory)
     try:
+        _read_holes(plan)
         _read_mark(plan)
         _read_cursors(plan)
         plan.state = directory_state(directory)
@@ -102,6 +107,14 @@ def _synced(mark: Mark | None, base_offset: int) -> int:
     if mark is None or base_offset > mark.base_offset:
         return 0
     return mark.position if base_offset == mark.base_offset else _EVERYTHING
+
+
+def _read_holes(plan: DirectoryPlan) -> None:
+    try:
+        plan.holes = holes_in(plan.directory)
+    except DamageError as error:
+        where = str(plan.directory / HOLES_NAME)
+        plan.findings.append(finding(Damage.HOLES_DAMAGED, where, error.why))
 
 
 def _read_mark(plan: DirectoryPlan) -> None:
@@ -173,8 +186,9 @@ def judge_directory(plan: DirectoryPlan, segments: Sequence[SegmentFacts]) -> li
         found += facts.findings
     segments, leftovers = without_leftovers(segments)
     plan.remarks += [f"{one.where}: its records are in the compacted segment before it" for one in leftovers]
-    found += check_order(segments)
-    end = max((one.end_offset for one in segments), default=0)
+    passed = {hole.end for hole in plan.holes}
+    found += check_order(segments, lambda facts: facts.base_offset in passed)
+    end = max([*(one.end_offset for one in segments), *passed], default=0)
     if plan.mark is not None and segments and end < plan.mark.synced_end:
         detail = f"records up to offset {plan.mark.synced_end} were synced, and are not there"
         found.append(finding(Damage.SYNCED_LOST, str(plan.directory / "mark"), detail, 32, end))

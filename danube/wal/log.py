@@ -30,6 +30,7 @@ from danube.wal.carry import create_empty
 from danube.wal.damage import DamageRegister
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.jobs import SealJob, SyncJob
+from danube.wal.local_holes import Ahead
 from danube.wal.log_reader import LogReader
 from danube.wal.mark import MarkWriter
 from danube.wal.merge import Merged
@@ -63,6 +64,7 @@ class Log:
         self.options = options
         self.recovery: RecoveryReport = recovered.report
         self.damage = DamageRegister(directory)
+        self.holes = recovered.holes
         self._segments: list[StoredSegment] = recovered.segments
         self._bases: list[int] = [segment.base_offset for segment in self._segments]
         self._unsynced = Unsynced()
@@ -76,7 +78,7 @@ class Log:
         self._mark = MarkWriter(directory, identity, recovered.mark)
         self._files_created = self._files_synced = 0
         self._requested_end = self._synced_end
-        self._reader = LogReader(self._segments, self._bases, self.damage)
+        self._reader = LogReader(self._segments, self._bases, self.damage, self.holes)
         self.age_due = False  # retention waits for the active segment
         self._unsealed_snapshot: Checkpoint | None = None
         self.front_hash = NO_HASH  # content hash of the segment before the first one here, if known
@@ -86,17 +88,18 @@ class Log:
     @classmethod
     def open(
         cls, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions | None = None,
-        *, trusted_end: int | None = None,
+        *, trusted_end: int | None = None, ahead: Ahead | None = None,
     ) -> Log:  # fmt: skip
         """Recover the log in ``directory`` (created when missing) as owner ``epoch``.
 
         With ``trusted_end`` the log is truncated there: records above it were never acknowledged.
+        ``ahead``: where it goes on if it is of an older history than that.
         Raises Fenced for a newer owner's files, AlreadyRunning while an older owner's process still
         writes, StorageIncompatible for a newer format (nothing is touched), StorageFull, StorageFailed.
         """
         try:
             files.make_directory(directory)
-            recovered = Recovery(directory, identity, epoch, trusted_end).run()
+            recovered = Recovery(directory, identity, epoch, trusted_end, ahead).run()
             log = cls(directory, identity, epoch, options or LogOptions(), recovered)
         except OSError as error:
             if error.errno in files.FULL_ERRNOS:
@@ -375,6 +378,8 @@ class Log:
         does not answer: the log itself stays as it is.
         """
         end = min(end, self._written_end)
+        if self.holes and offset < end and (hole := self.holes.at(offset)) is not None:
+            return Chunk(b"", offset, min(hole.end, end), hole=hole.kind)
         if not self.start <= offset <= self._log_end:
             raise OffsetOutOfRange(
                 f"offset {offset} is not in the log",

@@ -8,6 +8,7 @@ from typing import Final
 
 from danube.errors import StorageFailed
 from danube.wal.damage import DamagedRange, DamageRegister
+from danube.wal.local_holes import LocalHoles
 from danube.wal.reading import Chunk, OffsetRange, offset_at_time, read_segment
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.walk import Gap, Place
@@ -21,10 +22,13 @@ class LogReader:
     Remembers where recent reads ended, so that reading on needs no search and no second scan.
     """
 
-    def __init__(self, segments: list[StoredSegment], bases: list[int], damage: DamageRegister) -> None:
+    def __init__(
+        self, segments: list[StoredSegment], bases: list[int], damage: DamageRegister, holes: LocalHoles
+    ) -> None:
         self._segments = segments
         self._bases = bases
         self._damage = damage
+        self._holes = holes
         self._places: OrderedDict[int, tuple[StoredSegment, Place]] = OrderedDict()
 
     def forget_places(self) -> None:
@@ -61,6 +65,7 @@ class LogReader:
         number = bisect_right(self._bases, segment.base_offset)
         hole_end = self._bases[number] if number < len(self._bases) else end
         start, position = segment.end_offset, segment.data_end
+        hole_end = next((named.start for named in self._holes if offset < named.start < hole_end), hole_end)
         if self._damage.note(DamagedRange(segment.name, position, start, hole_end, "batches are missing")):
             self._damage.store()
         following = min(hole_end, end)

@@ -17,6 +17,8 @@ understands.  In order:
     failed once must not be synced again: they are copied into a new file of the new epoch, synced,
     renamed into place, and only then cut from the old file.  The copy becomes the active segment.
 5.  Unsealed segments get their footer.  Appends never go to an older owner's file.
+6.  A log of a history that is gone (:class:`danube.wal.local_holes.Ahead`) goes on far ahead of its end,
+    behind a hole that is named first.
 
 Where a segment reaches beyond the base offset of the next file, the next file wins: it is the copy
 of step 4, or the file of an owner that came later.
@@ -31,11 +33,14 @@ from typing import NamedTuple
 
 from danube import files
 from danube.core.batch import padded
+from danube.core.recovered import offset_ahead
 from danube.errors import Damage
 from danube.wal.carry import carry_over, create_empty
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.inventory import ASIDE_SUFFIX, FoundFile, Inventory, take_inventory
+from danube.wal.local_holes import FILE_NAME as HOLES_NAME
+from danube.wal.local_holes import Ahead, LocalHoles
 from danube.wal.mark import FILE_NAME as MARK_NAME
 from danube.wal.mark import Mark
 from danube.wal.producers import FILE_NAME as CHECKPOINT_NAME
@@ -67,23 +72,35 @@ class RecoveryReport(NamedTuple):
     headers: Headers = Headers()
 
 
+def _newest_epoch(inventory: Inventory) -> int:
+    """Of the last owner that has written a segment here; 0 where there is none."""
+    parts = [part for file in inventory.files for part in (file.header, file.summary) if part is not None]
+    return max((part.epoch for part in parts), default=0)
+
+
 class Recovered(NamedTuple):
     """``active`` is the last of ``segments`` when it is of the new epoch, to be appended to."""
 
     segments: list[StoredSegment]
     active: StoredSegment | None
     mark: Mark | None
+    holes: LocalHoles
     report: RecoveryReport
 
 
 class Recovery:
     """One opening of one log; ``run`` does it all."""
 
-    def __init__(self, directory: Path, identity: LogIdentity, epoch: int, trusted_end: int | None) -> None:
+    def __init__(
+        self, directory: Path, identity: LogIdentity, epoch: int, trusted_end: int | None,
+        ahead: Ahead | None = None,
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._identity = identity
         self._epoch = epoch
         self._trusted_end = trusted_end
+        self._ahead = ahead
+        self._holes = LocalHoles(directory)
         self._damaged: list[DamagedRange] = []
         self._headers_of: dict[StoredSegment, Headers] = {}
         self._surveys: dict[StoredSegment, Survey] = {}
@@ -104,6 +121,7 @@ class Recovery:
         mark = inventory.mark.mark
         if inventory.mark.damaged:
             self._note(MARK_NAME, 0, 0, 0, "a slot of the sync mark is damaged")
+        self._load_holes()
         synced_end = max(mark.synced_end if mark else 0, self._trusted_end or 0)
         found, removable = self._choose(inventory, synced_end)
         segments = self._look(found, mark, synced_end)
@@ -113,6 +131,11 @@ class Recovery:
         snapshot, headers = self._producers(segments, log_end)
         self._tidy(inventory, [file for file in removable if file.base_offset != log_end])
         segments, active = self._make_durable(segments, ends)
+        if self._goes_ahead(inventory):
+            if active is not None:
+                self._seal_copy(active, segments[-2].content_hash if len(segments) > 1 else NO_HASH)
+                active = None
+            log_end = self._go_ahead(segments, log_end)
         if log_end > (segments[-1].end_offset if segments else 0):
             # Nothing else says where numbering goes on; the new file replaces an empty one of its name.
             active = create_empty(self._directory, self._identity, self._epoch, log_end, 0)
@@ -123,7 +146,33 @@ class Recovery:
             segments[0].base_offset if segments else 0, log_end, self._scanned_bytes, self._torn_bytes,
             self._carried_bytes, self._sealed_count, tuple(self._damaged), snapshot, headers,
         )  # fmt: skip
-        return Recovered(segments, active, mark, report)
+        return Recovered(segments, active, mark, self._holes, report)
+
+    # -- going ahead ------------------------------------------------------------------------------
+
+    def _load_holes(self) -> None:
+        """What an unreadable file names is reported as missing."""
+        try:
+            self._holes = LocalHoles.load(self._directory)
+        except Damage as error:
+            self._note(HOLES_NAME, 0, 0, 0, error.why)
+
+    def _goes_ahead(self, inventory: Inventory) -> bool:
+        """Whether offsets behind the end may have been given in a history that is gone."""
+        ahead = self._ahead
+        if ahead is None or self._holes.made_since(ahead.since_us):
+            return False
+        return _newest_epoch(inventory) < ahead.first_epoch
+
+    def _go_ahead(self, segments: list[StoredSegment], log_end: int) -> int:
+        """Name the hole, which is what a crash cannot undo, and make way for the segment behind it."""
+        if self._ahead is None:
+            return log_end
+        start = offset_ahead(log_end, self._ahead.since_us)
+        self._holes.forget_below(segments[0].base_offset if segments else log_end)
+        self._holes.add(log_end, start, self._epoch, self._ahead)
+        self._remove_unused(log_end)
+        return start
 
     def _note(self, file: str, position: int, start: int, end: int, why: str) -> None:
         self._damaged.append(DamagedRange(file, position, start, end, why))
@@ -151,6 +200,7 @@ class Recovery:
         for file, _ in inventory.foreign:
             if file.summary is not None and file.summary.identity == self._identity:
                 yield file.summary.end_offset
+        yield self._holes.end
 
     def _look(self, found: list[FoundFile], mark: Mark | None, synced_end: int) -> list[StoredSegment]:
         segments: list[StoredSegment] = []
@@ -201,8 +251,8 @@ class Recovery:
 
     def _report_holes(self, segments: list[StoredSegment], ends: list[int]) -> None:
         for segment, end in zip(segments, ends, strict=True):
-            if segment.end_offset < end:
-                self._note(segment.name, segment.data_end, segment.end_offset, end, "batches are missing")
+            for first, last in self._holes.uncovered(segment.end_offset, end):
+                self._note(segment.name, segment.data_end, first, last, "batches are missing")
 
     # -- producers --------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from danube.clock import wall_us
 from danube.core.checksum import content_hasher
 from danube.core.tier_plan import superseded
 from danube.errors import Damage, DanubeError, Fenced, StorageFailed, StoreDamaged
+from danube.wal.holes import Hole
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import (
     KeyKind,
@@ -359,8 +360,11 @@ def entries_end(manifest: Manifest) -> int:
     return manifest.named_end
 
 
-def adding(entries: Iterable[SegmentEntry]) -> Change:
-    """The change that names more segments at the end; those that are named already are left out."""
+def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = ()) -> Change:
+    """The change that names more segments at the end; those that are named already are left out.
+
+    ``holes`` are what their host knows to be in none of them; they come with the segments behind them.
+    """
 
     def change(manifest: Manifest) -> Manifest | None:
         end = entries_end(manifest)
@@ -379,7 +383,17 @@ def adding(entries: Iterable[SegmentEntry]) -> Change:
             hole = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
             added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | hole))
             end = held_end = entry.end_offset
-        return manifest.with_added(*added) if added else None
+        if not added:
+            return None
+        known_end = max(entries_end(manifest), manifest.start_offset)
+        passed = [
+            hole._replace(start=max(hole.start, known_end))
+            for hole in holes
+            if known_end < hole.end <= added[-1].base_offset
+        ]
+        if not passed:
+            return manifest.with_added(*added)
+        return manifest.with_holes([*manifest.all_holes(), *passed], added)
 
     return change
 

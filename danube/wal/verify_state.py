@@ -28,6 +28,7 @@ _PRODUCERS: Final = struct.Struct("<8sHHIQQIIII")
 _METADATA_HEAD: Final = 40
 _ENTRY: Final = struct.Struct("<IIQ")
 _SLOT: Final = 64
+_DIGITS: Final = 8
 _OFFSET_MAX: Final = 1 << 62
 _RANGES_MAX: Final = 65_536
 _BITS_MAX: Final = 8_388_608
@@ -104,6 +105,21 @@ class MetadataLog:
 
 def _version_problem(version: int, position: int) -> Problem:
     return Problem(FindingKind.VERSION, f"it has version {version}, which is not known here", position)
+
+
+def read_holes(data: bytes) -> tuple[list[tuple[int, int]], list[Problem]]:
+    """The offsets that a log passed over, by offset: a checksum in front of JSON."""
+    digits, _, content = data.rstrip(b"\n").partition(b" ")
+    try:
+        if len(digits) != _DIGITS or int(digits, 16) != crc32c(content):
+            raise ValueError("its checksum differs")
+        holes = [(int(row["start"]), int(row["end"])) for row in msgspec.json.decode(content)]
+    except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as error:
+        return [], [Problem(FindingKind.CHECKSUM, f"the holes cannot be read: {error}", 0)]
+    ends = [end for hole in holes for end in hole]
+    if sorted(ends) != ends or any(start >= end for start, end in holes):
+        return [], [Problem(FindingKind.OVERLAP, "the holes overlap", 0)]
+    return holes, []
 
 
 def read_mark(data: bytes) -> Mark:

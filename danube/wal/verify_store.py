@@ -372,9 +372,8 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
         return
     if local.segments and local.start > manifest.uploaded_end:
         what = f"neither the store nor {local.directory} holds these offsets"
-        verified.findings.append(
-            Finding(FindingKind.GAP, stored.where, what, -1, manifest.uploaded_end, local.start)
-        )
+        for start, end in local.missing(manifest.uploaded_end, local.start):
+            verified.findings.append(Finding(FindingKind.GAP, stored.where, what, -1, start, end))
     _compare_batches(local, stored, manifest, verified)
 
 

@@ -23,6 +23,7 @@ from danube.wal.verify_state import (
     Identity,
     Mark,
     read_cursors,
+    read_holes,
     read_mark,
     read_metadata_log,
     read_producers,
@@ -34,7 +35,16 @@ _STATE_BYTES_MAX: Final = 2 << 30
 _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
 _SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
-_KNOWN_FILES: Final = {"mark", "producers", "damage.json", "cursors-a", "cursors-b", "manifest", "owner"}
+_KNOWN_FILES: Final = {
+    "mark",
+    "producers",
+    "damage.json",
+    "cursors-a",
+    "cursors-b",
+    "manifest",
+    "owner",
+    "holes",
+}
 
 Progress = Callable[[str], None]
 Wanted = Callable[[Identity], bool]
@@ -49,6 +59,7 @@ class LocalPartition:
     segments: list[tuple[str, Segment]] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)  # files with findings
     manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
+    holes: list[tuple[int, int]] = field(default_factory=list)  # offsets that the log passed over, by offset
 
     @property
     def start(self) -> int:
@@ -57,6 +68,16 @@ class LocalPartition:
     @property
     def end(self) -> int:
         return max((segment.end_offset for _, segment in self.segments), default=0)
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of ``start .. end`` that lie in no hole."""
+        found: list[tuple[int, int]] = []
+        for first, last in self.holes:
+            if start < first < end:
+                found.append((start, first))
+            if first < end and last > start:
+                start = last
+        return [*found, (start, end)] if start < end else found
 
 
 @dataclass
@@ -197,11 +218,13 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     partition.damaged = {
         Path(finding.where).name for finding in verified.findings if Path(finding.where).parent == path
     }
+    _verify_holes(partition, verified)
     _verify_order(partition, verified)
     if mark.number and partition.end < mark.synced_end:
         what = f"records below offset {mark.synced_end} were synced, and are not there"
         where = str(path / "mark")
-        verified.findings.append(Finding(FindingKind.GAP, where, what, 32, partition.end, mark.synced_end))
+        for start, end in partition.missing(partition.end, mark.synced_end):
+            verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
     _verify_cursors(path, identity, verified)
     _verify_producers(path, identity, verified)
     _verify_copy(partition, verified)
@@ -330,6 +353,20 @@ def _never_written(segment: Segment) -> bool:
     )
 
 
+def _verify_holes(partition: LocalPartition, verified: Verified) -> None:
+    """What the log says that it passed over."""
+    path = partition.directory / "holes"
+    data = _content(path)
+    if data is None:
+        return
+    partition.holes, problems = read_holes(data)
+    verified.add(str(path), problems)
+    for start, end in partition.holes:
+        if any(one.base_offset < end and start < one.end_offset for _, one in partition.segments):
+            what = "the log has records at offsets that it says to have passed over"
+            verified.findings.append(Finding(FindingKind.OVERLAP, str(path), what, -1, start, end))
+
+
 def _verify_order(partition: LocalPartition, verified: Verified) -> None:
     """How the files follow each other."""
     for (name, before), (after_name, after) in zip(partition.segments, partition.segments[1:], strict=False):
@@ -340,9 +377,8 @@ def _verify_order(partition: LocalPartition, verified: Verified) -> None:
             verified.findings.append(Finding(FindingKind.OVERLAP, where, what, -1, after.base_offset, end))
         elif after.base_offset > before.end_offset:
             what = f"offsets are missing between {name} and this file"
-            verified.findings.append(
-                Finding(FindingKind.GAP, where, what, -1, before.end_offset, after.base_offset)
-            )
+            for start, end in partition.missing(before.end_offset, after.base_offset):
+                verified.findings.append(Finding(FindingKind.GAP, where, what, -1, start, end))
         hashes = (before.content_hash, before.chain_hash)
         if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
             what = f"its previous hash is not the content hash of {name}"

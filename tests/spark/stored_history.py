@@ -11,12 +11,14 @@ from danube.core.columns import encode
 from danube.core.commands import Command, CreateTopic
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
+from danube.wal.local_holes import holes_in
 from danube.wal.local_store import LocalStore
 from danube.wal.log import Log, LogOptions
 from danube.wal.manifest import EntryFlag, Manifest, entry_of
 from danube.wal.manifest_keys import manifest_key, metadata_key, parse_partition, segment_key
 from danube.wal.objects import ObjectStore
 from danube.wal.segment import SUMMARY_BYTES, LogIdentity, read_summary
+from danube.wal.uploader import adding
 
 START_US = 1_700_000_000_000_000
 STORE_JSON = b'{"format": 1, "store_id": "0b3ff1e6-7d0c-4b44-9a0a-2f6f3a7b7a11", "created_us": 1}\n'
@@ -93,7 +95,9 @@ def put_partition(store: ObjectStore, identity: LogIdentity, directory: Path, to
         added.append(entry)
     if added:
         epoch = max(manifest.epoch, *(entry.epoch for entry in added))
-        manifest = replace(manifest, epoch=epoch).with_added(*added)
+        after = adding(added, holes_in(directory))(replace(manifest, epoch=epoch))
+        assert after is not None
+        manifest = after
         store.put(manifest_key(identity, manifest.epoch, manifest.generation), manifest.encode())
     return manifest
 

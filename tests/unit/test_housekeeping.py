@@ -15,7 +15,7 @@ from danube.broker.worker import Worker
 from danube.core.commands import CreateTopic, DeleteTopic
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
-from danube.core.recovered import recovered
+from danube.core.recovered import History, recovered
 
 
 class Site:
@@ -146,7 +146,7 @@ def test_what_a_lost_command_may_have_made_stays(tmp_path: Path, removed: list[P
     site.create()
     deleted = site.create_and_delete()
     made_later = site.metadata.state.next_topic_id
-    site.metadata.state = recovered(site.metadata.state)
+    site.metadata.state = recovered(site.metadata.state, History("h", 0))
     gone = site.directory(deleted)
     site.directory(made_later)
     site.housekeeping._sweep_directories()
@@ -162,7 +162,8 @@ def test_a_round_of_retention_leaves_the_loop_to_others_between_its_parts(
 
     def partition(number: int, **changed: Any) -> Any:
         subscription = SimpleNamespace(core=SimpleNamespace(ack_floor=4))
-        fields = {"log": True, "failure": None, "deleted": False, "high_watermark": 10, "number": number}
+        fields = {"log": True, "failure": None, "deleted": False, "number": number}
+        fields["lag_from"] = lambda offset: 10 - offset
         return SimpleNamespace(subscriptions={"s": subscription}, **{**fields, **changed})
 
     hosted = [partition(number) for number in range(5)]

@@ -29,6 +29,7 @@ from danube.core.recovered import (
     KEY,
     OFFSETS_AHEAD,
     SCHEMA_VERSIONS_AHEAD,
+    History,
     epoch_floor,
     may_be_lost,
     recovered,
@@ -37,6 +38,8 @@ from danube.core.recovered import (
 )
 from danube.errors import Damage, LimitExceeded
 from tests.unit.test_cluster_metadata import cluster_of, propose
+
+FIRST = History("first", 0)
 
 
 def lived() -> Metadata:
@@ -60,7 +63,7 @@ def register(subject: str, fingerprint: str, revision: int = 0) -> RegisterSchem
 def test_what_was_there_is_there_and_the_machine_before_is_as_it_was() -> None:
     machine = lived()
     before = machine.snapshot()
-    after = recovered(machine)
+    after = recovered(machine, FIRST)
     assert machine.snapshot() == before
     assert [one.topic for one in after.topics()] == [one.topic for one in machine.topics()]
     assert after.cluster.brokers.brokers() == machine.cluster.brokers.brokers()
@@ -70,7 +73,7 @@ def test_what_was_there_is_there_and_the_machine_before_is_as_it_was() -> None:
 
 def test_every_counter_goes_ahead() -> None:
     machine = lived()
-    after = recovered(machine)
+    after = recovered(machine, FIRST)
     assert after.version == machine.version + COMMANDS_AHEAD
     propose(after, CreateTopic(topic="/default/new", policy=TopicPolicy(), created_us=1))
     assert after.topic("/default/new").topic_id == machine.next_topic_id + IDS_AHEAD
@@ -87,7 +90,7 @@ def test_every_counter_goes_ahead() -> None:
 
 
 def test_owners_stay_with_epochs_that_nobody_had() -> None:
-    after = recovered(lived())
+    after = recovered(lived(), FIRST)
     assert after.cluster.owners.of(1, 0) == Ownership(1, 0, 1, 1 + EPOCHS_AHEAD)
     for broker_id in (1, 2):
         broker = after.cluster.brokers.broker(broker_id)
@@ -99,7 +102,7 @@ def test_owners_stay_with_epochs_that_nobody_had() -> None:
 
 
 def test_what_was_reserved_is_nobody_s_and_goes_far_ahead() -> None:
-    after = recovered(lived())
+    after = recovered(lived(), FIRST)
     assert reservation_of(after, 1, 0) == Reservation(1, 0, 500 + OFFSETS_AHEAD, 0, 1 + EPOCHS_AHEAD)
     propose(after, AssignPartitions(broker_id=1, partitions=((1, 0, 1 + EPOCHS_AHEAD),)))
     end = 600 + OFFSETS_AHEAD
@@ -109,7 +112,7 @@ def test_what_was_reserved_is_nobody_s_and_goes_far_ahead() -> None:
 
 def test_partitions_without_a_record_of_before_go_ahead_as_well() -> None:
     """Their first owner, or they themselves, may be in the commands that are lost."""
-    after = recovered(lived())
+    after = recovered(lived(), FIRST)
     propose(after, AddPartitions(topic="/default/1", partitions=5))
     for partition in (1, 2, 4):
         assert reservation_of(after, 1, partition) == Reservation(
@@ -122,7 +125,7 @@ def test_partitions_without_a_record_of_before_go_ahead_as_well() -> None:
 
 
 def test_the_leader_gives_epochs_above_all_that_are_lost() -> None:
-    after = recovered(lived())
+    after = recovered(lived(), FIRST)
     duties = Duties(1, BalanceSettings())
     duties.begin(after, 1)
     given: set[tuple[int, int]] = set()
@@ -137,8 +140,8 @@ def test_the_leader_gives_epochs_above_all_that_are_lost() -> None:
 
 
 def test_twice_goes_ahead_twice() -> None:
-    once = recovered(lived())
-    twice = recovered(once)
+    once = recovered(lived(), FIRST)
+    twice = recovered(once, FIRST)
     assert recovery_of(twice).count == 2
     assert twice.next_topic_id == once.next_topic_id + IDS_AHEAD
     assert twice.cluster.owners.of(1, 0).epoch == 1 + 2 * EPOCHS_AHEAD
@@ -149,7 +152,7 @@ def test_twice_goes_ahead_twice() -> None:
 def test_ids_of_topics_that_may_be_lost_are_known() -> None:
     machine = lived()
     assert not may_be_lost(machine, 2) and not may_be_lost(machine, machine.next_topic_id)
-    after = recovered(recovered(machine))
+    after = recovered(recovered(machine, FIRST), FIRST)
     assert not may_be_lost(after, 1) and not may_be_lost(after, 2), "that one was deleted"
     assert may_be_lost(after, machine.next_topic_id) and may_be_lost(after, after.next_topic_id - 1)
     assert not may_be_lost(after, after.next_topic_id)
@@ -160,7 +163,7 @@ def test_no_epochs_left_is_refused() -> None:
     floor = EPOCH_END - EPOCHS_AHEAD
     propose(machine, AssignPartitions(broker_id=1, partitions=((1, 0, 0),), epoch_floor=floor))
     with pytest.raises(LimitExceeded, match="no epochs left"):
-        recovered(machine)
+        recovered(machine, FIRST)
 
 
 def test_a_record_of_recoveries_that_cannot_be_read_is_damage() -> None:
@@ -173,8 +176,9 @@ def test_a_record_of_recoveries_that_cannot_be_read_is_damage() -> None:
 def test_a_machine_of_a_single_host_goes_ahead_too() -> None:
     machine = Metadata()
     propose(machine, CreateTopic(topic="/default/t", policy=TopicPolicy(), created_us=1))
-    after = recovered(machine)
+    after = recovered(machine, FIRST)
     assert after.topic("/default/t").topic_id == 1
     assert msgspec.json.decode(after.cluster.keys.find(KEY).value) == {  # type: ignore[union-attr]
-        "lost_topic_ids": [[2, 2 + IDS_AHEAD]]
+        "lost_topic_ids": [[2, 2 + IDS_AHEAD]],
+        "histories": [{"history_id": "first", "since_us": 0, "first_epoch": 0, "why": ""}],
     }

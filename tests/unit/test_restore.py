@@ -11,6 +11,7 @@ import pytest
 from danube import files
 from danube.broker import restore
 from danube.broker.data_dir import DataDir
+from danube.broker.opening import ahead_of
 from danube.broker.restore import finish_restore, restore_from, restore_if_empty
 from danube.cluster.local_log import LocalLog
 from danube.core import wire
@@ -19,6 +20,7 @@ from danube.core.cursor import CursorState
 from danube.core.grants import Mode
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
+from danube.core.recovered import IDS_AHEAD, INCARNATIONS_AHEAD, OFFSETS_AHEAD, recovery_of
 from danube.core.wire import Kind
 from danube.errors import AlreadyRunning, ObjectMissing, StorageFailed, StoreDamaged, WrongState
 from danube.wal.manifest_keys import cursors_key, manifest_key, metadata_key, segment_key
@@ -88,7 +90,10 @@ def reopened(source: Source, data_dir: Path) -> TieredBench:
     bench = TieredBench(data_dir)
     bench.mover.store = source.store
     bench.mover.manifests[source.identity] = source.manifest
-    bench.shard._epoch = 256 * 1_000
+    with LocalLog(data_dir / "metadata", create=False) as log:
+        state = log.state.copy()
+    bench.shard.ahead_of = lambda topic_id: ahead_of(state, topic_id)
+    bench.shard._epoch = recovery_of(state).histories[-1].first_epoch
     bench.shard.open(TOPIC, lambda outcome: None)
     return bench
 
@@ -100,12 +105,14 @@ def test_everything_uploaded_comes_back_and_numbering_goes_on(source: Source, tm
     assert restored.subscriptions == 2 and restored.problems == []
     with LocalLog(target / "metadata", create=False) as log:
         assert {record.topic for record in log.state.topics(None)} == {"/default/other", TOPIC}
-        assert log.state.next_topic_id == source.metadata.next_topic_id
+        assert log.state.next_topic_id > source.metadata.next_topic_id + IDS_AHEAD
     identity = bound_store(target)
     assert identity is not None and not (target / "restoring").exists()
     bench = reopened(source, target)
     assert bench.hosted.log is not None
-    assert (bench.hosted.log.start, bench.hosted.log.log_end, bench.hosted.start) == (60, 60, 0)
+    ahead = bench.hosted.log.start
+    assert (bench.hosted.log.log_end, bench.hosted.start) == (ahead, 0)
+    assert ahead > 67 + OFFSETS_AHEAD, "60 to 67 were given to records that are gone"
     session = RecordingSession()
     opened = bench.open_producer(session)
     assert opened.epoch >= 0
@@ -116,14 +123,22 @@ def test_everything_uploaded_comes_back_and_numbering_goes_on(source: Source, tm
     found = []
     for _ in range(30):
         bench.turn()
-        found += session.records()
-    assert found == expected(0, 65)
+        new = session.records()
+        found += new
+        if new:
+            bench.ack(session, new[0][0], new[-1][0] + 1, handle=5)
+    assert [value for _, value in found] == [value for _, value in expected(0, 65)]
+    assert [offset for offset, _ in found] == [*range(60), *range(ahead, ahead + 5)]
+    assert bench.hosted.damaged == []
 
 
 def test_cursors_come_back_and_none_is_beyond_the_records(source: Source, tmp_path: Path) -> None:
     restore_from(source.store, tmp_path / "target")
     bench = reopened(source, tmp_path / "target")
-    assert bench.hosted.subscriptions["s"].core.ack_floor == 60, "63 would skip what is published next"
+    assert bench.hosted.log is not None
+    ahead = bench.hosted.log.log_end
+    assert bench.hosted.subscriptions["s"].core.ack_floor == ahead, "nothing is left of 60 .. ahead"
+    assert bench.hosted.lag_from(11) == 49
     low = bench.hosted.subscriptions["low"].core.cursor_state()
     assert low.ack_floor == 11 and low.acked.tolist() == [[13, 15]]
 
@@ -153,7 +168,7 @@ def test_epochs_go_on_above_those_in_the_store(source: Source, tmp_path: Path) -
     source.store.put(manifest_key(source.identity, high.epoch, 1), high.encode())
     restore_from(source.store, tmp_path / "target")
     data = DataDir(tmp_path / "target")
-    assert data.next_incarnations(1) == 5_001
+    assert data.next_incarnations(1) == 5_001 + INCARNATIONS_AHEAD
     data.close()
 
 
@@ -213,7 +228,7 @@ def test_a_restore_cut_off_anywhere_is_done_by_the_next(
     monkeypatch.setattr(files, "fsync_directory", real)
     assert restore_if_empty(source.store, target) is not None or (target / "metadata").is_dir()
     bench = reopened(source, target)
-    assert bench.hosted.log is not None and bench.hosted.log.log_end == 60
+    assert bench.hosted.log is not None and bench.hosted.lag_from(0) == 60
     assert bound_store(target) is not None and not finish_restore(target)
 
 
@@ -268,7 +283,7 @@ def test_ids_of_topics_newer_than_the_metadata_are_not_given_again(source: Sourc
     restored = restore_from(source.store, tmp_path / "target")
     assert len(restored.problems) == 2
     with LocalLog(tmp_path / "target" / "metadata", create=False) as log:
-        assert log.state.next_topic_id == 0x34
+        assert log.state.next_topic_id > 0x34 + IDS_AHEAD
 
 
 def test_a_cursor_is_cut_where_the_records_end() -> None:

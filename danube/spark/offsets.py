@@ -72,7 +72,7 @@ def limited(
     ``holes``, by offset, are no records.
     """
     waiting = {
-        key: max(0, _records(start.get(key, offset), offset, holes.get(key, ())))
+        key: max(0, records_between(start.get(key, offset), offset, holes.get(key, ())))
         for key, offset in end.items()
     }
     total = sum(waiting.values())
@@ -82,17 +82,17 @@ def limited(
     left = records_max
     for key, count in sorted(waiting.items(), key=lambda item: (item[1], item[0])):
         share = min(count, left, -(-records_max * count // total))
-        chosen[key] = end[key] if share == count else _behind(start[key], share, holes.get(key, ()))
+        chosen[key] = end[key] if share == count else offset_behind(start[key], share, holes.get(key, ()))
         left -= share
     return chosen
 
 
-def _records(start: int, end: int, holes: Sequence[Hole]) -> int:
+def records_between(start: int, end: int, holes: Sequence[Hole]) -> int:
     """How many offsets of ``start .. end`` lie in no hole."""
     return end - start - sum(max(0, min(hole.end, end) - max(hole.start, start)) for hole in holes)
 
 
-def _behind(start: int, count: int, holes: Sequence[Hole]) -> int:
+def offset_behind(start: int, count: int, holes: Sequence[Hole]) -> int:
     """The offset behind ``count`` records from ``start`` on, and behind the hole that follows them."""
     at = start
     for hole in holes:

@@ -17,13 +17,14 @@ from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, piece
 from danube.spark.reading import freeze_once, read_split, speak_up
 from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
+from danube.spark.stream_plan import Range, cut_ranges, pieces_between
 from danube.spark.typed_rows import TypedRows
 from danube.spark.values import Schemas, find_schemas
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from danube.spark.offsets import Ends
+    from danube.spark.offsets import Ends, PartitionKey
 
 
 class SplitPartition(InputPartition):
@@ -127,6 +128,32 @@ class PlanReader:
         splits = plan_splits(planned, split_bytes=options.split_bytes, splits_min=options.partitions_min)
         return [SplitPartition(split, catalogue.places) for split in splits + tails]
 
+    def planned_anew(
+        self, catalogue: Catalogue, known: Sequence[Known], start: Ends, end: Ends
+    ) -> list[InputPartition]:
+        """Like planned(), and each task has the same records whenever the same ends are planned again."""
+        pieces: dict[PartitionKey, list[Piece]] = {}
+        tails: dict[PartitionKey, Run] = {}
+        lost: list[Lost] = []
+        for part in known:
+            first, last = start[part.key], end[part.key]
+            if first >= last:
+                continue
+            stored = min(last, max(part.stored_end, first))
+            pieces[part.key], gone = pieces_of(part.selection(first, stored))
+            lost += gone
+            for split in _tail_of(part, stored, last, lost) if stored < last else ():
+                tails[part.key] = split.runs[0]
+        if self.options.fail_on_data_loss:
+            refuse_lost(lost)
+        holes = {part.key: part.holes for part in known}
+        tasks = cut_ranges(start, end, holes, self.options.partitions_min, self.options.split_bytes)
+        splits = [
+            Split(tuple(run for one in task for run in _runs_of(one, pieces.get(one.key, ()), tails)))
+            for task in tasks
+        ]
+        return [SplitPartition(split, catalogue.places) for split in splits]
+
     def read_records(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
         if not isinstance(partition, SplitPartition):
@@ -156,6 +183,18 @@ def _tail_of(part: Known, start: int, end: int, lost: list[Lost]) -> list[Split]
     if first >= end:
         return []
     return [Split((Run(topic, topic_id, partition, first, end, (), part.physical),))]
+
+
+def _runs_of(one: Range, pieces: Sequence[Piece], tails: Mapping[PartitionKey, Run]) -> Iterator[Run]:
+    """How a range is read: what places hold of it, and what only the broker has."""
+    found = tuple(pieces_between(pieces, one.start, one.end))
+    if found:
+        yield Run(*one.key, found[0].start, found[-1].end, found)
+    tail = tails.get(one.key)
+    if tail is not None:
+        start, end = max(one.start, tail.start), min(one.end, tail.end)
+        if start < end:
+            yield tail._replace(start=start, end=end)
 
 
 class DanubeReader(PlanReader, DataSourceReader):

@@ -73,7 +73,11 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         # unless its topic was made again.
         topics = {key.topic for key in end}
         gone = {key: offset for key, offset in before.items() if key.topic not in topics}
-        end = {key: max(offset, began.get(key, offset)) for key, offset in {**gone, **end}.items()}
+        # One that is new begins with the next batch: where it begins is in the checkpoint then.
+        end = {
+            key: max(offset, began.get(key, offset)) if key in before else began[key]
+            for key, offset in {**gone, **end}.items()
+        }
         if isinstance(limit, ReadMaxRows):
             end = limited(began, end, limit.max_rows, {part.key: part.holes for part in known})
         return pack(end, self._history_id)
@@ -97,7 +101,7 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
             self._refuse_gone(known, first, last)
             began = self._began(catalogue, known, first)
             there = [part for part in known if part.key in last]
-            return self.planned(catalogue, there, began, last)
+            return self.planned_anew(catalogue, there, began, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_records(partition)

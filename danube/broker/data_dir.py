@@ -1,7 +1,7 @@
 """What the supervisor keeps in the data directory.
 
     danube.lock   held with flock by the supervisor and, inherited, by its workers: one broker at a time.
-                  Contains the supervisor's pid
+                  Contains the supervisor's pid and what tells it from others that had this pid
     format        version of everything below; a newer one is refused before anything is touched
     incarnation   the last number given to a worker's start, with a checksum.  It is also the epoch of
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from danube import files
-from danube.broker.process import alive
+from danube.broker.process import alive, identity_of
 from danube.clock import monotonic_ns
 from danube.core.checksum import crc32c
 from danube.errors import AlreadyRunning, Damage, StorageFailed, StorageIncompatible
@@ -58,6 +58,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     region: str  # path for Region.attach: counters of the running broker
     started_at_us: int
     controller: str = ""  # its abstract socket without the leading zero byte; "" on a single host
+    identity: str = ""  # process.identity_of(pid); empty from a version that did not tell
 
 
 class DataDir:
@@ -81,7 +82,7 @@ class DataDir:
             os.close(self._lock)
             raise
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(self._lock, f"{os.getpid()} {identity_of(os.getpid())}\n".encode(), 0)
 
     def _take_lock(self) -> None:
         """Orphaned workers of a killed supervisor hold the lock until the kernel has ended them: wait."""
@@ -91,9 +92,11 @@ class DataDir:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                text = os.pread(self._lock, 32, 0).strip()
-                holder = int(text) if text.isdigit() else 0
-                if (holder and alive(holder)) or monotonic_ns() > deadline:
+                number, _, identity = os.pread(self._lock, 128, 0).decode("ascii", "replace").partition(" ")
+                holder = int(number) if number.isdecimal() and identity.strip() else 0
+                if holder and identity_of(holder) != identity.strip():
+                    holder = 0  # it has ended, or the pid is one of another namespace
+                if holder or monotonic_ns() > deadline:
                     raise AlreadyRunning(
                         f"a broker is running on {self.path}" + (f" (pid {holder})" if holder else ""),
                         why="a data directory belongs to one broker at a time",
@@ -199,7 +202,8 @@ def broker_state(data_dir: Path) -> BrokerState | None:
         state = msgspec.json.decode((data_dir / STATE_NAME).read_bytes(), type=BrokerState)
     except (OSError, msgspec.DecodeError):
         return None
-    return state if alive(state.pid) else None
+    same = identity_of(state.pid) == state.identity if state.identity else alive(state.pid)
+    return state if same else None
 
 
 def _failed(what: str, error: OSError) -> StorageFailed:

@@ -108,6 +108,20 @@ def alive(pid: int) -> bool:
     return True
 
 
+def identity_of(pid: int) -> str:
+    """Name the process that has ``pid`` now: its pid namespace and when it started, in ticks since boot.
+
+    Empty when there is no such process, or when this user may not look at it.  A pid alone names a process
+    only within its namespace and only until the process ends (pid_namespaces(7), proc(5)).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            started = file.read().rpartition(b")")[2].split()[19].decode()
+        return f"{os.readlink(f'/proc/{pid}/ns/pid')} {started}"
+    except (OSError, IndexError):
+        return ""
+
+
 def catch_stop_signals(handler: Callable[[int, Any], None]) -> None:
     """Call ``handler`` for each signal that asks to stop; one that is ignored (nohup) stays so."""
     for number in STOP_SIGNALS:

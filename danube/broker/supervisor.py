@@ -422,6 +422,7 @@ class Supervisor:
             region=self._region.path,
             started_at_us=self._started_at_us,
             controller=self._controller.address.removeprefix("\0") if self._controller is not None else "",
+            identity=process.identity_of(os.getpid()),
         )
         try:
             self._data.write_state(state)

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from danube.errors import DanubeError, NotFound, OperationTimeout
+from danube.broker.process import identity_of
+from danube.errors import DanubeError, NotFound, OperationTimeout, Unavailable
 
 LOCK_FILE = "danube.lock"
 STATE_FILE = "danube.json"
 STATE_BYTES_MAX = 1024 * 1024
+LOOK_INTERVAL_S = 0.02
 WILDCARD = "0.0.0.0"  # noqa: S104 - recognised, never bound here
 
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """What the supervisor tells; ``started_at`` is microseconds since 1970."""
+    """Facts that the supervisor tells; ``started_at`` is microseconds since 1970."""
 
     pid: int
     ready: bool
@@ -34,6 +36,7 @@ class RunningBroker:
     workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
     started_at: int
     controller: str = ""  # of a member of a cluster: its socket
+    identity: str = ""  # of the pid, see process.identity_of
 
     @property
     def url(self) -> str:
@@ -57,6 +60,7 @@ def read_running(data_dir: Path) -> RunningBroker | None:
             workers=list(fields["workers"]),
             started_at=int(fields["started_at_us"]),
             controller=str(fields.get("controller", "")),
+            identity=str(fields.get("identity", "")),
         )
     except FileNotFoundError:
         return None  # it holds the lock and has not come so far yet
@@ -94,26 +98,58 @@ def _locked(data_dir: Path) -> bool:
     return False
 
 
-def stop_and_wait(broker: RunningBroker, timeout_s: float) -> float:
-    """Send SIGTERM and wait for the end; seconds it took.  OperationTimeout when it takes longer."""
+def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> float:
+    """Send SIGTERM and wait until the data directory is free; return the seconds it took.
+
+    Raises OperationTimeout when it takes longer, and Unavailable when the pid in danube.json names a process of
+    another pid namespace: here the same number may belong to anybody.
+    """
     began = time.monotonic()
+    deadline = began + timeout_s
     try:
         descriptor = os.pidfd_open(broker.pid)
     except ProcessLookupError:
-        return 0.0
+        descriptor = -1
+    try:
+        # The descriptor is open: what is asked about the number from here on is true of its process.
+        if descriptor >= 0 and _is_this_process(broker):
+            _terminate(descriptor, timeout_s)
+        elif _elsewhere(broker):
+            raise Unavailable(
+                f"the broker of {data_dir} cannot be stopped from here",
+                why=f"its pid {broker.pid} counts in another pid namespace, such as that of a container",
+                hint="run `danube stop` there, or stop the container",
+            )
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    while _locked(data_dir):
+        if time.monotonic() >= deadline:
+            raise OperationTimeout(
+                f"the broker (pid {broker.pid}) did not stop within {timeout_s:g} s",
+                why="it is still finishing what it accepted, or it hangs",
+                hint=f"wait and look with `danube status`, or `kill -9 {broker.pid}`: the log survives that",
+            )
+        time.sleep(LOOK_INTERVAL_S)
+    return time.monotonic() - began
+
+
+def _is_this_process(broker: RunningBroker) -> bool:
+    """Whether the pid names the broker here and now; a broker of an older version does not tell."""
+    return not broker.identity or identity_of(broker.pid) == broker.identity
+
+
+def _elsewhere(broker: RunningBroker) -> bool:
+    own, theirs = identity_of(os.getpid()).split(" ")[0], broker.identity.split(" ")[0]
+    return bool(theirs) and own != theirs
+
+
+def _terminate(descriptor: int, timeout_s: float) -> None:
+    """Ask the process to end, and wait for that or for the time-out."""
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        poll = select.poll()  # select() takes no descriptor above 1023
-        poll.register(descriptor, select.POLLIN)
-        ended = poll.poll(1000 * timeout_s)
     except ProcessLookupError:
-        return 0.0
-    finally:
-        os.close(descriptor)
-    if not ended:
-        raise OperationTimeout(
-            f"the broker (pid {broker.pid}) did not stop within {timeout_s:g} s",
-            why="it is still finishing what it accepted, or it hangs",
-            hint=f"wait and look with `danube status`, or `kill -9 {broker.pid}`: the log survives that",
-        )
-    return time.monotonic() - began
+        return
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(1000 * timeout_s)

@@ -31,8 +31,9 @@ def stop(
     """Tell the broker to finish what it accepted and stop; wait until it has."""
     from danube.cli.running import require_running, stop_and_wait
 
-    running = require_running(data_dir_of(services, data_dir, file))
-    seconds = stop_and_wait(running, timeout)
+    place = data_dir_of(services, data_dir, file)
+    running = require_running(place)
+    seconds = stop_and_wait(running, place, timeout)
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
 
@@ -55,6 +56,7 @@ def status(
     place = data_dir_of(services, data_dir, file)
     running = require_running(place)
     local = plain(running)
+    del local["identity"]  # for `danube stop` alone
     answer = _ask(services, running.url) if running.ready else {}
     counters = {one["worker"]: one for one in answer.pop("workers", [])}
     workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube import telemetry
+from danube.broker.process import identity_of
 from danube.cli import detached, running, surroundings
 from danube.cli.main import root
 from danube.cli.services import Services
 from danube.config import BrokerConfig, LimitsConfig, ServerConfig, Started
 from danube.errors import OperationTimeout
+from tests.broker_process import ROOT
 from tests.unit.cli_stub import StubBroker
 
 # Holds the lock as a supervisor does, tells about itself, and ends at SIGTERM unless told otherwise.
@@ -121,6 +124,78 @@ def test_a_broker_that_does_not_stop_is_told_and_left(
     process = impostor("stubborn")
     said = invoke("stop", "--data-dir", str(tmp_path), "--timeout", "0.1", exit_code=7).stderr
     assert f"kill -9 {process.pid}" in said
+    assert process.poll() is None
+
+
+@pytest.fixture
+def innocent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any broker."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def tell(tmp_path: Path, **fields: Any) -> None:
+    """Let danube.json say something else."""
+    state = json.loads((tmp_path / running.STATE_FILE).read_text())
+    (tmp_path / running.STATE_FILE).write_text(json.dumps(state | fields))
+
+
+def test_a_pid_that_belongs_to_somebody_else_by_now_gets_no_signal(
+    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]], innocent: subprocess.Popen[bytes]
+) -> None:
+    holder = impostor()  # stands for the workers that outlive their supervisor for a moment
+    namespace, _, ticks = identity_of(innocent.pid).partition(" ")
+    tell(tmp_path, pid=innocent.pid, identity=f"{namespace} {int(ticks) - 1}")
+    said = invoke("stop", "--data-dir", str(tmp_path), "--timeout", "0.1", exit_code=7).stderr
+    assert "did not stop" in said, "the lock is held, so nothing has stopped"
+    assert innocent.poll() is None
+    holder.terminate()
+    found = invoke("stop", "--data-dir", str(tmp_path), "-o", "json", exit_code=0)
+    assert json.loads(found.stdout)["stopped"] and innocent.poll() is None
+
+
+def test_a_pid_of_another_namespace_gets_no_signal(
+    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]], innocent: subprocess.Popen[bytes]
+) -> None:
+    impostor()
+    ticks = identity_of(innocent.pid).partition(" ")[2]
+    tell(tmp_path, pid=innocent.pid, identity=f"pid:[1] {ticks}")
+    said = invoke("stop", "--data-dir", str(tmp_path), exit_code=6).stderr
+    assert "another pid namespace" in said
+    assert innocent.poll() is None
+
+
+def test_stopped_means_that_the_directory_is_free(
+    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = impostor()
+    tell(tmp_path, identity=identity_of(process.pid))
+    # A worker has inherited the lock and outlives its supervisor.
+    with (tmp_path / running.LOCK_FILE).open() as lock:
+        process.terminate()
+        process.wait()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = invoke("stop", "--data-dir", str(tmp_path), "--timeout", "0.1", exit_code=7).stderr
+        assert "did not stop" in said
+    assert "no broker runs" in invoke("stop", "--data-dir", str(tmp_path), exit_code=3).stderr
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True, check=False).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="a pid namespace cannot be made here (unshare, as root)",
+)
+def test_a_stop_in_another_pid_namespace_signals_nobody(
+    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = impostor()
+    tell(tmp_path, identity=identity_of(process.pid))
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", *(sys.executable, "-m", "danube", "stop")]
+    ended = subprocess.run([*inside, "--data-dir", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 6 and "another pid namespace" in ended.stderr, ended
     assert process.poll() is None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from danube.cli.output import note
 from danube.cli.own_process import own_command, own_environment
 from danube.cli.running import read_running
 from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unavailable
@@ -14,17 +16,21 @@ from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unava
 if TYPE_CHECKING:
     from danube.config import BrokerConfig, Started
 
-READY_TIMEOUT_S = 60.0  # a first start compiles kernels
+SILENCE_MAX_S = 60.0  # between two lines of a start: a first one compiles kernels, each takes seconds
 LOOK_INTERVAL_S = 0.02
 OUTPUT_FILE = "danube.out"
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
 _OUTPUT_LINES_SHOWN = 5
+_READ_BYTES = 64 * 1024
+_LOG_LINE = re.compile(rb"\d{4}-\d\d-\d\dT|\{")  # as danube.telemetry writes it, as text or JSON
 
 
 def start_detached(config: BrokerConfig) -> Started:
     """Start the broker with exactly this configuration and wait until it serves.
 
-    Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.
+    Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.  Progress of
+    the start is passed on to standard error.  Raises Unavailable when the broker ends, and OperationTimeout when
+    it says nothing for SILENCE_MAX_S.
     """
     holder = read_running(config.data_dir)
     if holder is not None:
@@ -76,8 +82,11 @@ def _wait_ready(
 ) -> Started:
     from danube.config import Started
 
-    give_up = time.monotonic() + READY_TIMEOUT_S
+    spoken = _Spoken(output, output_start)
+    give_up = time.monotonic() + SILENCE_MAX_S
     while time.monotonic() < give_up:
+        if spoken.pass_on():
+            give_up = time.monotonic() + SILENCE_MAX_S
         found = read_running(config.data_dir)
         if found is not None and found.pid == process.pid and found.ready:
             return Started(
@@ -95,14 +104,42 @@ def _wait_ready(
         time.sleep(LOOK_INTERVAL_S)
     process.terminate()
     raise OperationTimeout(
-        f"the broker did not serve within {READY_TIMEOUT_S:.0f} s and was told to stop",
+        f"the broker said nothing for {SILENCE_MAX_S:.0f} s, does not serve and was told to stop",
         why=_last_lines(output, output_start),
         hint=f"all it said is in {output}",
     )
 
 
+class _Spoken:
+    """Follows what the broker writes to ``danube.out``."""
+
+    def __init__(self, output: Path, start: int) -> None:
+        self._output = output
+        self._position = start
+
+    def pass_on(self) -> bool:
+        """Show new lines about the progress of the start; return whether the broker wrote anything.
+
+        Log lines stay in the file, and so does the banner: the caller shows one of its own.
+        """
+        try:
+            with self._output.open("rb") as file:
+                file.seek(self._position)
+                text = file.read(_READ_BYTES)
+        except OSError:
+            return False
+        whole = text[: text.rfind(b"\n") + 1] if len(text) < _READ_BYTES else text
+        self._position += len(whole)
+        for one in whole.splitlines():
+            if one.startswith(b"Danube "):
+                break
+            if not _LOG_LINE.match(one):
+                note(one.decode("utf-8", "backslashreplace"))
+        return bool(whole)
+
+
 def _last_lines(output: Path, start: int) -> str:
-    """What the child said last, on one line."""
+    """Return the last lines of the child, joined to one."""
     try:
         with output.open("rb") as file:
             file.seek(start)

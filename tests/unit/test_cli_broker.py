@@ -22,7 +22,7 @@ from danube.cli import detached, running, surroundings
 from danube.cli.main import root
 from danube.cli.services import Services
 from danube.config import BrokerConfig, LimitsConfig, ServerConfig, Started
-from danube.errors import OperationTimeout
+from danube.errors import OperationTimeout, Unavailable
 from tests.broker_process import ROOT
 from tests.unit.cli_stub import StubBroker
 
@@ -310,12 +310,40 @@ def test_a_detached_broker_gets_the_whole_configuration(monkeypatch: pytest.Monk
 
 
 def test_a_detached_start_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detached, "READY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(detached, "SILENCE_MAX_S", 0.1)
     config = BrokerConfig(data_dir=tmp_path)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(OperationTimeout, match="was told to stop"):
         detached._wait_ready(config, process, tmp_path / "danube.out", 0)
     assert process.wait(5) == -signal.SIGTERM
+
+
+# Says something each 0.25 s, twelve times: longer in all than it may be silent.
+SLOW = """
+import sys, time
+for number in range(12):
+    time.sleep(0.25)
+    print(f"compiled kernel {number}", flush=True)
+    print("2026-11-21T10:25:03.123Z INFO a line of the log", flush=True)
+print("Danube 1 serves", flush=True)
+print("  data  /d", flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_slow_detached_start_tells_its_progress_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(detached, "SILENCE_MAX_S", 2.5)
+    config = BrokerConfig(data_dir=tmp_path)
+    output = tmp_path / "danube.out"
+    output.write_text("of an earlier start\n")
+    before = output.stat().st_size
+    with output.open("ab") as sink:
+        process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=sink)
+    with pytest.raises(Unavailable, match="exit code 3"):
+        detached._wait_ready(config, process, output, before)
+    assert capsys.readouterr().err.splitlines() == [f"compiled kernel {number}" for number in range(12)]
 
 
 def test_output_that_nobody_rotates_is_bounded(tmp_path: Path) -> None:

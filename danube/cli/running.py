@@ -101,8 +101,8 @@ def _locked(data_dir: Path) -> bool:
 def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> float:
     """Send SIGTERM and wait until the data directory is free; return the seconds it took.
 
-    Raises OperationTimeout when it takes longer, and Unavailable when the pid in danube.json names a process of
-    another pid namespace: here the same number may belong to anybody.
+    Raises OperationTimeout when it takes longer, and Unavailable when the pid in danube.json names a process
+    of another pid namespace: here the same number may belong to anybody.
     """
     began = time.monotonic()
     deadline = began + timeout_s

@@ -504,6 +504,8 @@ def _load_kernels(progress: Callable[[str], None] | None) -> None:
     report = kernels.load(progress)
     if not report.available:
         _log.warning("running without compiled kernels", why=report.reason)
+    elif report.warning:
+        _log.warning("kernels will be compiled again at the next start", why=report.warning)
     _log.debug("shared memory", atomics=atomics.choose())
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:

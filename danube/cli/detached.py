@@ -29,8 +29,8 @@ def start_detached(config: BrokerConfig) -> Started:
     """Start the broker with exactly this configuration and wait until it serves.
 
     Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.  Progress
-    of the start is passed on to standard error.  Raises Unavailable when the broker ends, and OperationTimeout
-    when it says nothing for SILENCE_MAX_S.
+    of the start is passed on to standard error.  Raises Unavailable when the broker ends, and
+    OperationTimeout when it says nothing for SILENCE_MAX_S.
     """
     holder = read_running(config.data_dir)
     if holder is not None:

@@ -44,6 +44,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, OutputClosed | BrokenPipeError):
         _forget_output()
         return EXIT_OUTPUT_CLOSED
+    if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):
+        error = error.__cause__  # click takes any EOFError for the end of what a user types
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, Terminated):

@@ -41,12 +41,11 @@ _kernel: Any = None
 
 
 def load_kernels() -> bool:
-    """Compile the kernels of this module and of danube.core.kernels, or take them from Numba's cache."""
+    """Compile the kernels of this module and of danube.core.kernels, or take them from the cache."""
     global _kernel
-    report = kernels.load()
+    report = kernels.load(more=("joining",))
     if report.available:
         _kernel = import_module("danube.core.kernels.joining")
-        import_module("danube.core.kernels.jit").compile_all()
     return report.available
 
 

@@ -274,6 +274,16 @@ def test_the_brokers_exit_code_is_the_commands(tmp_path: Path) -> None:
     invoke("start", "--data-dir", str(tmp_path), start_broker=starting([], 70), exit_code=70)
 
 
+def test_an_end_of_file_while_starting_is_no_silent_interrupt(tmp_path: Path) -> None:
+    def cut(config: BrokerConfig, announce: Callable[..., None]) -> int:
+        raise EOFError("Ran out of input")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(telemetry, "configure", lambda *rest, **more: None)
+        said = invoke("start", "--data-dir", str(tmp_path), start_broker=cut, exit_code=1).stderr
+    assert "EOFError: Ran out of input" in said
+
+
 def test_a_wrong_configuration_starts_nothing(tmp_path: Path) -> None:
     file = tmp_path / "danube.yml"
     file.write_text("server:\n  hots: x\n  native_prot: 1\n")

@@ -20,7 +20,7 @@ from danube.core import checksum, kernels
 from danube.core.batch import stamp
 from danube.core.batch_scan import ScanResult, StopReason, scan, scan_twin
 from danube.core.columns import encode
-from danube.core.kernels import crc, jit
+from danube.core.kernels import cache, crc, jit
 from danube.errors import InvalidArgument
 from perf import kernels as perf_kernels
 
@@ -297,15 +297,124 @@ print(json.dumps([report.compiled, lines, again.compiled, threading.active_count
 
 @needs_kernels
 @pytest.mark.slow
-def test_a_kernel_cached_before_a_source_changed_is_compiled_again() -> None:
+def test_a_kernel_cached_before_a_source_changed_is_compiled_again(tmp_path: Path) -> None:
     load = """
 compiled, cached = jit.compile_all()
 print(*compiled, "/", *cached, crc.crc32c_of(memoryview(b"123456789")) == 0xE3069283)
 """
-    start = "from danube.core.kernels import crc, jit"
+    start = "from danube.core.kernels import cache, crc, jit"
     _run(start + load)
     assert _run(start + load) == "/ crc32c True"
-    assert _run(start + "\njit._newest_source_ns = lambda: 2**62" + load) == "crc32c / True"
+    changed = "\ncache.sources_digest = lambda: b'of other sources'"
+    folder = {"NUMBA_CACHE_DIR": str(tmp_path)}  # this test's own, which it spoils
+    assert _run(start + changed + load, **folder) == "crc32c / True"
+    assert _run(start + changed + load, **folder) == "/ crc32c True"
+    assert _run(start + load, **folder) == "crc32c / True"
+
+
+LOAD_ONE = """
+import json, os
+from danube.core.kernels import cache, crc, jit
+compiled, cached = jit.compile_all()
+right = crc.crc32c_of(memoryview(b"123456789")) == 0xE3069283
+print(json.dumps([compiled, cached, right, jit.unkept()]))
+"""
+
+
+def _load_one(folder: Path) -> list[Any]:
+    found: list[Any] = json.loads(_run(LOAD_ONE, NUMBA_CACHE_DIR=str(folder)))
+    return found
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "of other sources", "a folder", "gone"])
+def test_a_damaged_cache_file_is_passed_over(damage: str, tmp_path: Path) -> None:
+    assert cache._write(str(tmp_path), "k.kernel", b"code of a kernel")
+    file = tmp_path / "k.kernel"
+    content = bytearray(file.read_bytes())
+    file.unlink()
+    if damage == "a folder":
+        file.mkdir()
+    elif damage != "gone":
+        content[len(content) // 2] ^= damage == "flipped"
+        content[0] ^= damage == "of other sources"
+        file.write_bytes(b"" if damage == "empty" else content[: len(content) - (damage == "cut")])
+    assert cache._read(str(tmp_path), "k.kernel") is None
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_a_cache_that_numba_cannot_read_is_compiled_again(tmp_path: Path) -> None:
+    assert _load_one(tmp_path) == [["crc32c"], [], True, False]
+    (kept,) = (tmp_path / "danube").glob("crc.crc32c.*.kernel")
+    kept.write_bytes(cache._digest(b"no pickle") + b"no pickle")
+    assert _load_one(tmp_path) == [["crc32c"], [], True, False]
+    assert _load_one(tmp_path) == [[], ["crc32c"], True, False], "it took the place of what cannot be read"
+
+
+@needs_kernels
+@pytest.mark.slow
+def test_without_a_folder_to_write_kernels_are_compiled_each_time(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert _load_one(tmp_path / "file") == [["crc32c"], [], True, True]
+
+
+def test_folders_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = str(Path(cache.__file__).parent / "__pycache__")
+    private = str(tmp_path / f"danube-kernels-{os.getuid()}")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache.folders() == [beside, "/cache/danube", private]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/of")
+    assert cache.folders() == [beside, "/home/of/.cache/danube", private]
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user that no table names, without HOME
+    assert cache.folders() == [beside, private]
+    monkeypatch.chdir(tmp_path)
+    assert cache.folders() == [beside], "no code is loaded from the current folder"
+    monkeypatch.setattr("tempfile.gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError()))
+    assert cache.folders() == [beside]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/chosen")
+    assert cache.folders() == ["/chosen/danube"]
+
+
+def test_code_of_another_user_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache._write(str(tmp_path), "k.kernel", b"code")
+    assert cache._read(str(tmp_path), "k.kernel") == b"code"
+    own = os.stat(tmp_path).st_uid
+    monkeypatch.setattr(cache, "_trusted", lambda owner: owner != own)
+    assert cache._read(str(tmp_path), "k.kernel") is None
+    assert not cache._write(str(tmp_path), "other.kernel", b"code")
+    assert [one.name for one in tmp_path.iterdir()] == ["k.kernel"]
+
+
+def test_a_full_disk_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert not cache._write(str(tmp_path), "k.kernel", b"code")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_kernels
+def test_a_numba_that_fails_in_any_way_leaves_the_twins() -> None:
+    code = """
+from danube.core import kernels
+from danube.core.kernels import jit
+def fail(progress): raise RuntimeError("cannot cache function")
+jit.compile_all = fail
+report = kernels.load()
+print(report.available, kernels.available, "RuntimeError: cannot cache function" in report.reason)
+"""
+    assert _run(code, DANUBE_KERNELS="") == "False False True"
+
+
+def test_a_numba_that_breaks_while_it_is_imported_leaves_the_twins(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise AttributeError('module numpy has no attribute bool8')")
+    code = "import danube, danube.core.kernels as k; print(danube.load_kernels(), k.load().reason)"
+    found = _run(code, DANUBE_KERNELS="", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    assert found == "False numba cannot be imported: module numpy has no attribute bool8"
 
 
 @needs_kernels

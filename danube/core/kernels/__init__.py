@@ -23,35 +23,42 @@ _MODULES: Final = ("crc", "batch", "columns", "cursor", "http2", "lists", "messa
 
 
 class Report(NamedTuple):
-    """What load() did: ``compiled`` and ``cached`` name kernels; ``reason`` says why there are none."""
+    """Result of load(): ``compiled`` and ``cached`` name kernels; ``reason`` says why there are none.
+
+    ``warning`` says why the next start will be slow again, if it will.
+    """
 
     available: bool
     compiled: tuple[str, ...]
     cached: tuple[str, ...]
     reason: str = ""
+    warning: str = ""
 
 
-def load(progress: Callable[[str], None] | None = None) -> Report:
+def load(progress: Callable[[str], None] | None = None, *, more: tuple[str, ...] = ()) -> Report:
     """Import Numba, compile every kernel or take it from the on-disk cache, and switch the callers over.
 
-    ``progress`` gets one line per kernel that is really compiled.  Starts no thread, so forking
-    afterwards is safe and shares the code.  Without Numba, with one that cannot compile a kernel, or
-    with DANUBE_KERNELS=off in the environment, nothing changes and the report says so.
+    ``progress`` gets one line per kernel that is really compiled; ``more`` names further modules of
+    this package.  Starts no thread, so forking afterwards is safe and shares the code.  Without Numba,
+    with one that fails in whatever way, or with DANUBE_KERNELS=off in the environment, nothing changes
+    and the report says so.
     """
     global available
     from danube.core.kernels import jit
 
     if jit.reason:
         return Report(False, (), (), jit.reason)
-    modules = {name: import_module(f"{__name__}.{name}") for name in _MODULES}
     try:
+        modules = {name: import_module(f"{__name__}.{name}") for name in (*_MODULES, *more)}
         compiled, cached = jit.compile_all(progress)
-    except jit.CompileError as error:
-        return Report(False, (), (), f"a kernel cannot be compiled by this Numba: {error}")
+    except Exception as error:  # an accelerator never stops the program; the twins do the same work
+        why = f"{type(error).__name__}: {error}"
+        return Report(False, (), (), f"a kernel cannot be compiled by this Numba: {why}")
     if jit.hardware_crc:
         checksum.use_kernel(modules["crc"].crc32c_of)
     available = True
-    return Report(True, compiled, cached)
+    warning = "no cache folder can be written; NUMBA_CACHE_DIR names one that can" if jit.unkept() else ""
+    return Report(True, compiled, cached, warning=warning)
 
 
 def batch_kernels() -> ModuleType:

@@ -2,10 +2,10 @@
 
 ``@jit("int64(const uint8[::1], int64)")`` registers a kernel for that one signature; ``const``
 before an array type accepts read-only arrays as well.  Kernels release the GIL, but for those that
-look at Python's objects; they check no bounds (their callers or they themselves do) and are kept in
-Numba's on-disk cache.  They are compiled by :func:`compile_all`, or on the first call where nobody did.
+look at Python's objects; they check no bounds (their callers or they themselves do) and are kept on disk
+(danube.core.kernels.cache).  They are compiled by :func:`compile_all`, or on the first call where nobody did.
 
-Where Numba is missing, or DANUBE_KERNELS=off is in the environment, ``jit`` returns the function as
+Where Numba cannot be imported, or DANUBE_KERNELS=off is in the environment, ``jit`` returns the function as
 it is and :data:`reason` says why.
 """
 
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, TypeVar, cast
+
+from danube.core.kernels.cache import KernelCache
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,11 +31,6 @@ types: Any = None
 intrinsic: Any = None
 
 
-class _NeverRaised(Exception):
-    """Stands for Numba's errors where Numba is missing."""
-
-
-CompileError: type[Exception] = _NeverRaised
 reason = ""
 hardware_crc = False
 try:
@@ -44,13 +40,11 @@ try:
         numba = import_module("numba")
         binding, ir = import_module("llvmlite.binding"), import_module("llvmlite.ir")
         cgutils, sigutils = import_module("numba.core.cgutils"), import_module("numba.core.sigutils")
-        CompileError = numba.core.errors.NumbaError
         types, intrinsic = numba.types, numba.extending.intrinsic
-except ImportError as error:
-    reason = f"numba cannot be imported: {error}"
+except Exception as error:  # an accelerator that is broken in whatever way must not stop the program
+    reason = f"numba cannot be imported: {str(error) or type(error).__name__}"
 
 _registered: list[tuple[Any, Any]] = []
-_PACKAGE: Final = __name__.rpartition(".")[0]
 _CONST: Final = re.compile(r"\bconst\s+")
 
 
@@ -63,7 +57,8 @@ def jit(signature: str, *, gil: bool = False) -> Callable[[_Function], _Function
         return lambda function: function
 
     def register(function: _Function) -> _Function:
-        dispatcher = numba.njit(cache=True, nogil=not gil, boundscheck=False)(function)
+        dispatcher = numba.njit(nogil=not gil, boundscheck=False)(function)
+        dispatcher._cache = KernelCache(numba, function)  # Numba's own ends the program where it cannot write
         _registered.append((dispatcher, _arguments(signature)))
         return cast(_Function, dispatcher)
 
@@ -81,19 +76,15 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
     """Compile every registered kernel or load it from the cache; return the names of both kinds."""
     compiled: list[str] = []
     cached: list[str] = []
-    newest_ns = _newest_source_ns()
     for number, (dispatcher, arguments) in enumerate(_registered, 1):
         name = dispatcher.py_func.__name__
         if arguments in dispatcher.overloads:  # by an earlier call, or for a kernel that calls it
             cached.append(name)
             continue
-        outdated = _cache_outdated(dispatcher, newest_ns)
         dispatcher.compile(arguments)
         if dispatcher.stats.cache_hits.get(arguments):
-            if not outdated:
-                cached.append(name)
-                continue
-            dispatcher.recompile()
+            cached.append(name)
+            continue
         compiled.append(name)
         if progress is not None:
             progress(f"compiled kernel {name} ({number} of {len(_registered)}), for this and later starts")
@@ -103,34 +94,12 @@ def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[st
     return tuple(compiled), tuple(cached)
 
 
-def _newest_source_ns() -> int:
-    """Modification time of the youngest file whose code or constants are compiled into kernels.
-
-    Numba compares only the file that a kernel stands in; a kernel also contains parts of others.
-    """
-    files = [
-        module.__file__
-        for name, module in sys.modules.items()
-        if name.startswith(_PACKAGE) or name in ("danube.core.batch", "danube.limits")
-    ]
-    return max(os.stat(file).st_mtime_ns for file in files if file)
-
-
-def _cache_outdated(dispatcher: Any, newest_ns: int) -> bool:
-    """Whether a kernel's cache index is older than ``newest_ns``."""
-    code = dispatcher.py_func.__code__
-    module = dispatcher.py_func.__module__.rpartition(".")[2]
-    prefix = f"{module}.{dispatcher.py_func.__qualname__}-{code.co_firstlineno}.py"
-    try:
-        with os.scandir(dispatcher.stats.cache_path) as entries:
-            return any(
-                entry.name.startswith(prefix)
-                and entry.name.endswith(".nbi")
-                and entry.stat().st_mtime_ns < newest_ns
-                for entry in entries
-            )
-    except OSError:
-        return False
+def unkept() -> bool:
+    """Return whether a compiled kernel could not be kept, so that the next start compiles it again."""
+    return any(
+        dispatcher._cache.cache_path is None and dispatcher.stats.cache_misses
+        for dispatcher, _ in _registered
+    )
 
 
 def _arguments(signature: str) -> tuple[Any, ...]:

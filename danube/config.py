@@ -41,18 +41,22 @@ from danube.config_sections import (
 )
 from danube.core.policy import Durability, TopicPolicy
 from danube.errors import ConfigInvalid, InvalidArgument
+from danube.files import user_directory
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
 FILE_BYTES_MAX: Final = 1 * limits.MIB
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """``$XDG_DATA_HOME/danube``, else ``~/.local/share/danube``."""
-    base = environ.get("XDG_DATA_HOME", "")
-    home = (
-        Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local" / "share"
-    )
-    return home / "danube"
+    """Return ``$XDG_DATA_HOME/danube``, else ``~/.local/share/danube``; ConfigInvalid without a home."""
+    base = user_directory("XDG_DATA_HOME", ".local/share", environ)
+    if base is None:
+        raise ConfigInvalid(
+            "there is no data directory",
+            why=f"none was given, HOME is not set, and the system knows no home of user {os.getuid()}",
+            hint="give --data-dir, or set DANUBE_DATA_DIR",
+        )
+    return base / "danube"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +243,7 @@ def load(
         *_from_environment(environ, known, problems),
         *_from_flags(flags or {}, known),
     ]
-    parsed: dict[str, Any] = {"data_dir": default_data_dir(environ)}
+    parsed: dict[str, Any] = {}
     origins = dict.fromkeys(known, "default")
     for one in given:
         try:
@@ -249,6 +253,8 @@ def load(
             shown = "its value" if known[one.key].private else repr(one.text[:80])
             problems.append(Problem(one.origin, f"{one.key}: {shown} {error}"))
     if not problems:
+        if "data_dir" not in parsed:
+            parsed["data_dir"] = default_data_dir(environ)
         config = _build(parsed)
         problems += _contradictions(config, origins)
         if not problems:

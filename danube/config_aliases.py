@@ -6,6 +6,7 @@ meaning here are passed over, and the one that promises something we do not keep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -131,5 +132,5 @@ def _placed(text: str, backend: str, mode: str, folder: Path) -> tuple[str, str]
 
 
 def _absolute(text: str, folder: Path) -> str:
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     return str(path if path.is_absolute() else folder / path)

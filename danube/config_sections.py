@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,10 +89,26 @@ def parse_text(text: str) -> str:
     return text
 
 
+def parse_host(text: str) -> str:
+    """An empty host would listen on every address of the machine, which nobody means by saying nothing."""
+    if not text.strip():
+        raise ValueError("is empty; 0.0.0.0 and :: are every address")
+    return parse_text(text)
+
+
 def parse_directory(text: str) -> Path:
     if not text.strip():
         raise ValueError("is empty")
-    return Path(parse_text(text)).expanduser().absolute()
+    try:
+        path = Path(parse_text(text)).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("begins with ~, and this user has no home") from None
+    for place in (path, *path.parents):
+        if os.path.isdir(place):
+            break
+        if os.path.lexists(place):
+            raise ValueError(f"cannot be used: {place} is not a directory")
+    return path
 
 
 def parse_advertised(text: str) -> str:
@@ -242,7 +259,7 @@ class ServerConfig:
     ``local_socket``: whether clients of this host find one beside the port (danube/local_socket.py).
     """
 
-    host: str = declare("127.0.0.1", "host", parse_text)
+    host: str = declare("127.0.0.1", "host", parse_host)
     native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
     busy_poll_us: int = declare(

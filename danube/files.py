@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -199,6 +199,21 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def user_directory(variable: str, below_home: str, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder that ``variable`` names (XDG base directories), else ``below_home`` in the home.
+
+    None for a user who has no home: HOME is not set and the system's table of users does not name the user,
+    as in many containers.
+    """
+    chosen = environ.get(variable, "")
+    if os.path.isabs(chosen):  # the specification has a relative one ignored
+        return Path(chosen)
+    try:
+        return Path(environ.get("HOME") or Path.home()) / below_home
+    except RuntimeError:
+        return None
 
 
 def make_directory(directory: Path) -> None:

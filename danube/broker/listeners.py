@@ -77,7 +77,7 @@ def _text(host: str, port: int) -> str:
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Address]:
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigInvalid(f"host {host!r} is not an address of this machine", why=str(error)) from error
     family, _, _, _, address = found[0]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.errors import ConfigInvalid
+from danube.files import user_directory
 
 VERSION_MIN: Final = 17
 _VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
@@ -91,8 +92,14 @@ def _bundled() -> Path | None:
 
 def _home_for(java: Path, environ: Mapping[str, str]) -> Path:
     """A JAVA_HOME whose ``bin/java`` starts ``java`` as Spark needs it; made once for each runtime."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "danube"
-    home = cache / f"java-{sys.version_info[0]}.{sys.version_info[1]}-{_tag(java)}"
+    cache = user_directory("XDG_CACHE_HOME", ".cache", environ)
+    if cache is None:
+        raise ConfigInvalid(
+            "the Java runtime that pip installed cannot be set up",
+            why="HOME is not set, and the system knows no home of this user",
+            hint="set XDG_CACHE_HOME to a folder that can be written, or JAVA_HOME to a Java runtime",
+        )
+    home = cache / "danube" / f"java-{sys.version_info[0]}.{sys.version_info[1]}-{_tag(java)}"
     script = home / "bin" / "java"
     wanted = _SCRIPT.format(java=java)
     if script.exists() and script.read_text() == wanted:

@@ -7,6 +7,7 @@ pickled into tasks, so it holds no open file and no connection.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -149,7 +150,7 @@ def open_place(storage: str, settings: StorageSettings | None = None) -> AnyPlac
     scheme, found, rest = storage.partition("://")
     if found and scheme != "file":
         return StorePlace(_with_url(settings, storage))
-    path = Path(rest if found else storage).expanduser().absolute()
+    path = Path(os.path.expanduser(rest if found else storage)).absolute()
     if not path.is_dir():
         raise NotFound(f"there is no directory {path}", hint="name a broker's data directory or a store")
     if (path / "metadata" / "metadata.log").exists():

@@ -16,7 +16,7 @@ import msgspec
 
 from danube import files
 from danube.core.checksum import key_hash
-from danube.errors import Conflict, Damage
+from danube.errors import ConfigInvalid, Conflict, Damage
 from danube.spark.replay_target import LaneRange
 
 FORMAT: Final = 1
@@ -44,9 +44,15 @@ def work_hash(*words: str) -> str:
 
 
 def default_state_path(job: str) -> Path:
-    """Below ``$XDG_STATE_HOME``, or ``~/.local/state``."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "danube" / "replay" / f"{job}.json"
+    """Return the file below ``$XDG_STATE_HOME``, else ``~/.local/state``; ConfigInvalid without a home."""
+    base = files.user_directory("XDG_STATE_HOME", ".local/state", os.environ)
+    if base is None:
+        raise ConfigInvalid(
+            "there is no place for the state of a replay",
+            why="HOME is not set, and the system knows no home of this user",
+            hint="name a file with --state",
+        )
+    return base / "danube" / "replay" / f"{job}.json"
 
 
 def load_state(path: Path, job: str, work: str) -> ReplayState | None:

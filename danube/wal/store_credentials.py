@@ -78,7 +78,11 @@ class CredentialSource:
         given, file = getattr(self._settings, key), getattr(self._settings, f"{key}_file")
         if given or not file:
             return str(given.reveal())
-        return self._read(Path(file).expanduser(), f"storage.{key}_file").decode("utf-8", "replace").strip()
+        return (
+            self._read(Path(os.path.expanduser(file)), f"storage.{key}_file")
+            .decode("utf-8", "replace")
+            .strip()
+        )
 
     def _configured(self) -> Credentials:
         access, secret = self.text_of("access_key"), self.text_of("secret_key")
@@ -113,16 +117,16 @@ class CredentialSource:
             )
         return None
 
-    def _home(self) -> Path:
-        return Path(self._environ.get("HOME") or Path.home())
-
     def _credentials_file(self) -> Path:
-        named = self._environ.get("AWS_SHARED_CREDENTIALS_FILE")
-        return Path(named) if named else self._home() / ".aws" / "credentials"
+        return self._file("AWS_SHARED_CREDENTIALS_FILE", "credentials")
 
     def _config_file(self) -> Path:
-        named = self._environ.get("AWS_CONFIG_FILE")
-        return Path(named) if named else self._home() / ".aws" / "config"
+        return self._file("AWS_CONFIG_FILE", "config")
+
+    def _file(self, variable: str, name: str) -> Path:
+        """Return the file that the environment names, else the one in the user's home, else an empty one."""
+        named = self._environ.get(variable) or files.user_directory("", f".aws/{name}", self._environ)
+        return Path(named or os.devnull)
 
     def _sections(self, path: Path, *, wanted: bool) -> Mapping[str, Mapping[str, str]]:
         if not wanted and not path.is_file():

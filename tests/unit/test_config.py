@@ -74,6 +74,37 @@ def test_the_default_data_directory_follows_xdg_and_home() -> None:
     )
 
 
+def test_a_user_without_a_home_is_told_to_name_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ConfigInvalid) as caught:
+        load(None, {})
+    assert "HOME is not set" in caught.value.why and "--data-dir" in caught.value.hint
+    assert load(None, {}, {"data_dir": "/d"}).config.data_dir == Path("/d"), "no home is needed then"
+    assert load(None, {"HOME": "/h"}).config.data_dir == Path("/h/.local/share/danube")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigInvalid, match="has no home"):
+        load(None, {}, {"data_dir": "~/data"})
+
+
+@pytest.mark.parametrize("below", ["", "below/further"])
+def test_a_data_directory_that_is_a_file_is_refused(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigInvalid, match="file is not a directory"):
+        load(None, {}, {"data_dir": str(tmp_path / "file" / below)})
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigInvalid, match="gone is not a directory"):
+        load(None, {}, {"data_dir": str(tmp_path / "gone")})
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_does_not_listen_everywhere(host: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"0\.0\.0\.0 and :: are every address"):
+        load(None, {}, {"server.host": host})
+
+
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "server:\n  native_port: 1\n  host: file\nlog:\n  level: error\n")
     environ = {"DANUBE_SERVER__NATIVE_PORT": "2", "DANUBE_SERVER__HOST": "environment", "PATH": "/bin"}

@@ -366,8 +366,8 @@ def test_folders_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cache.folders() == [beside, "/cache/danube", private]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/of")
-    assert cache.folders() == [beside, "/home/of/.cache/danube", private]
+    monkeypatch.setenv("HOME", "/users/of")
+    assert cache.folders() == [beside, "/users/of/.cache/danube", private]
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user that no table names, without HOME
     assert cache.folders() == [beside, private]
     monkeypatch.chdir(tmp_path)

@@ -112,7 +112,7 @@ def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> fl
         descriptor = -1
     try:
         # The descriptor is open: what is asked about the number from here on is true of its process.
-        if descriptor >= 0 and _is_this_process(broker):
+        if descriptor >= 0 and _names_the_broker(broker):
             _terminate(descriptor, timeout_s)
         elif _elsewhere(broker):
             raise Unavailable(
@@ -134,7 +134,7 @@ def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> fl
     return time.monotonic() - began
 
 
-def _is_this_process(broker: RunningBroker) -> bool:
+def _names_the_broker(broker: RunningBroker) -> bool:
     """Whether the pid names the broker here and now; a broker of an older version does not tell."""
     return not broker.identity or identity_of(broker.pid) == broker.identity
 

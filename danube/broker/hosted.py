@@ -353,6 +353,15 @@ class HostedPartition:
         if not keep_chunk:
             self._chunk = None
 
+    def check_topic(self, topic_id: int) -> None:
+        """Raise TopicNotFound where another topic of the same name is meant (0: none in particular)."""
+        if topic_id not in (0, self.topic_id):
+            raise TopicNotFound(
+                f"the topic of {self.name} was deleted, and another one of that name was made",
+                hint="open a new producer or consumer for the topic that is there now",
+                topic_id=self.topic_id,
+            )
+
     # -- subscriptions ----------------------------------------------------------------------------
 
     def subscription(self, name: str) -> SubscriptionHost:

@@ -186,6 +186,7 @@ class Shard:
 
         def opened(hosted: HostedPartition) -> None:
             self._check_handle(session, frame.handle)
+            hosted.check_topic(request.topic_id)
             hosted.producers.check(hosted.name, request.name, request.exclusive)
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
@@ -222,6 +223,7 @@ class Shard:
 
         def opened(hosted: HostedPartition) -> None:
             self._check_handle(session, frame.handle)
+            hosted.check_topic(request.topic_id)
             known = request.subscription in hosted.subscriptions
             self._consumer_id += 1
             body = subscribe(hosted, session, frame.handle, request, self._consumer_id, clock.monotonic_ns())

@@ -13,7 +13,14 @@ from danube.core.grants import JoinResult, Mode
 from danube.core.holed_subscription import HoledSubscription
 from danube.core.lossy import LossySubscription
 from danube.core.wire import Subscribe, Subscribed
-from danube.errors import DanubeError, Fenced, InvalidArgument, OffsetOutOfRange, SubscriptionBusy
+from danube.errors import (
+    DanubeError,
+    Fenced,
+    InvalidArgument,
+    OffsetOutOfRange,
+    SubscriptionBusy,
+    SubscriptionNotFound,
+)
 from danube.ids import check_label
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, MAX_UNACKED_LIMIT, SUBSCRIPTIONS_PER_PARTITION_MAX
 
@@ -99,6 +106,12 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
     kind = request.start
     if hosted.cursors is not None and hosted.cursors.damage:
         kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
+    elif request.epoch and not _may_be_lost(hosted, request.epoch):
+        raise SubscriptionNotFound(
+            f"subscription {name!r} of {hosted.name} was deleted",
+            why="a consumer comes back to it",
+            hint="open a new consumer, which makes the subscription anew where it says",
+        )
     offset = start_offset(hosted, kind, request.start_value)
     core = HoledSubscription(
         name,
@@ -108,6 +121,11 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         failure=failure_for(hosted.record, name, request.failure),
     )
     return hosted.add_subscription(name, core)
+
+
+def _may_be_lost(hosted: HostedPartition, epoch: int) -> bool:
+    """Whether an owner of another epoch may have made a subscription that this one has not heard of."""
+    return hosted.budget is not None and epoch != hosted.core.epoch
 
 
 def subscribe(
@@ -137,7 +155,8 @@ def subscribe(
     host.core.credit(consumer_id, request.credit_records)
     host.update_ready(link)
     floor = host.core.ack_floor if isinstance(host, SubscriptionHost) else hosted.high_watermark
-    return Subscribed(active=joined.active, ack_floor=floor, high_watermark=hosted.high_watermark)
+    epoch = hosted.core.epoch
+    return Subscribed(joined.active, floor, hosted.high_watermark, epoch)
 
 
 def _displace(host: SubscriptionHost | LossyHost, consumer_id: int) -> None:

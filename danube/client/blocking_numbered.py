@@ -67,6 +67,7 @@ class NumberedProducer:
         self._in_flight_max = max_in_flight_bytes
         self._timeout_s = timeout
         self._names: list[str] = []
+        self._topic_id = 0
         self._open: dict[int, NumberedPartition] = {}
         self._in_flight = 0
         self._failure: BaseException | None = None
@@ -82,7 +83,7 @@ class NumberedProducer:
                 why=f"reliable={self._lookup.reliable} was asked for",
                 hint="leave reliable out to take the topic as it is",
             )
-        self._names = list(view.partitions)
+        self._names, self._topic_id = list(view.partitions), view.topic_id
         return self
 
     def _look_up(self) -> Plan[Any]:
@@ -108,8 +109,9 @@ class NumberedProducer:
         timeout_ns = int(self._timeout_s * 1e9)
         with connection.lock:
             partition = NumberedPartition(
-                connection.session, self.name, self._names[index], index, timeout_ns, self.round_number
-            )
+                connection.session, self.name, self._names[index], index, timeout_ns, self.round_number,
+                self._topic_id,
+            )  # fmt: skip
             partition.when_settled = self._on_settled
             partition.when_late = self._on_late
             partition.start()

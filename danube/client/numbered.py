@@ -55,9 +55,16 @@ class NumberedPartition(PartitionProducer):
     """
 
     def __init__(
-        self, session: Session, name: str, partition: str, index: int, timeout_ns: int, round_number: int
+        self,
+        session: Session,
+        name: str,
+        partition: str,
+        index: int,
+        timeout_ns: int,
+        round_number: int,
+        topic_id: int = 0,
     ) -> None:
-        super().__init__(session, round_name(name, round_number), partition, index, timeout_ns)
+        super().__init__(session, round_name(name, round_number), partition, index, timeout_ns, topic_id)
         self.producer_id = producer_id_of(self.name)
         self.epoch = _ASKING_EPOCH
         self.stored = 0

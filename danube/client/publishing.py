@@ -76,7 +76,9 @@ _OPEN: Final = State.OPEN  # a member of an Enum costs as much to look up as sev
 class PartitionProducer:
     """Sends batches to one partition, in order."""
 
-    def __init__(self, session: Session, name: str, partition: str, index: int, timeout_ns: int) -> None:
+    def __init__(
+        self, session: Session, name: str, partition: str, index: int, timeout_ns: int, topic_id: int = 0
+    ) -> None:
         self.session = session
         self.name = name
         self.partition = partition
@@ -89,6 +91,7 @@ class PartitionProducer:
         self.when_settled: Callable[[Outgoing], None] | None = None
         self.when_late: Callable[[Outgoing], None] | None = None  # it has failed, and may be settled yet
         self._timeout_ns = timeout_ns
+        self._topic_id = topic_id  # 0: whichever topic has the name
         self._state = State.OPENING
         self._handle = 0
         self._order = 0
@@ -258,7 +261,9 @@ class PartitionProducer:
         if not self.session.ready:
             return
         self._handle = self.session.new_handle(self)
-        body = wire.OpenProducer(self.partition, self.name, self.producer_id, self.epoch)
+        body = wire.OpenProducer(
+            self.partition, self.name, self.producer_id, self.epoch, topic_id=self._topic_id
+        )
         self._request = request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
         handle = self._handle
         request.when_settled(lambda _: self._on_opened(request, handle))

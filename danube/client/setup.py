@@ -161,7 +161,14 @@ def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
         )
     session.brokers.learn(view)
     partitions = [
-        PartitionProducer(session.brokers.serving(view, index), options.name, name, index, options.timeout_ns)
+        PartitionProducer(
+            session.brokers.serving(view, index),
+            options.name,
+            name,
+            index,
+            options.timeout_ns,
+            view.topic_id,
+        )
         for index, name in enumerate(view.partitions)
     ]
     yield from _open_all(session, partitions, f"opening the producer on {options.topic}")
@@ -201,6 +208,7 @@ def open_consumer(
                 credit_bytes=size_bytes,
                 max_unacked=options.max_unacked,
                 failure=options.failure,
+                topic_id=view.topic_id,
             ),
             index,
             view.reliable,

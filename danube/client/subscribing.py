@@ -371,6 +371,7 @@ class PartitionConsumer:
             self._subscribed = True
             self._give_credit_back()  # batches may have come before this answer
             self.active = request.value.active
+            self._body.epoch = request.value.epoch  # who comes back does not make it anew
             if self._dirty:
                 self.session.mark_dirty(self)
             self.opened.resolve(request.value)

@@ -131,6 +131,7 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
     """``producer_id`` 0 opens anew under ``name`` and fences an older one; else resumes that epoch.
 
     ``exclusive``: no producer of another name may be open on the partition as long as this one is.
+    ``topic_id``: of the topic that is meant, if one of the same name was made since (0: whichever there is).
     """
 
     partition: str
@@ -138,6 +139,7 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
     producer_id: int = 0
     epoch: int = 0
     exclusive: bool = False
+    topic_id: int = 0
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
@@ -149,7 +151,10 @@ class ProducerOpened(msgspec.Struct, omit_defaults=True):
 
 
 class Subscribe(msgspec.Struct, omit_defaults=True):
-    """``start`` matters only when the subscription is made: earliest, latest, offset, time."""
+    """``start`` matters only when the subscription is made: earliest, latest, offset, time.
+
+    ``epoch``: what SUBSCRIBED said to this consumer before; 0: it is new, and the subscription may be made.
+    """
 
     partition: str
     subscription: str
@@ -162,12 +167,15 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
     credit_bytes: int = 0
     max_unacked: int = 0  # 0: the topic's
     failure: FailurePolicy | None = None  # None: the topic's
+    topic_id: int = 0  # as in OpenProducer
+    epoch: int = 0
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True):
     active: bool = True  # False: a failover standby
     ack_floor: int = 0
     high_watermark: int = 0
+    epoch: int = 0  # of the partition at its owner
 
 
 class Nack(msgspec.Struct, omit_defaults=True):

@@ -151,6 +151,7 @@ class Consuming:
             consumer=identity.name,
             mode=identity.mode,
             filters=list(identity.filters),
+            topic_id=identity.topic_id,
         )
         try:
             await self._session.call(Kind.SUBSCRIBE, body, consumer.handle)

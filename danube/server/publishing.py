@@ -29,6 +29,7 @@ from danube.errors import (
     LimitExceeded,
     OwnerMoved,
     RecordTooLarge,
+    TopicNotFound,
 )
 from danube.ids import check_label, split_partition_name
 from danube.server.answers import Answering, Call, answer_calls
@@ -98,7 +99,7 @@ class Target:
 
     __slots__ = (
         "_publishing", "exclusive", "groups", "handle", "in_flight", "name", "opening", "partition",
-        "producer_id", "record_bytes_max", "users", "version", "waiters",
+        "producer_id", "record_bytes_max", "topic_id", "users", "version", "waiters",
     )  # fmt: skip
 
     def __init__(self, publishing: Publishing, partition: str, name: str) -> None:
@@ -106,6 +107,7 @@ class Target:
         self.partition = partition
         self.name = name
         self.producer_id = 0
+        self.topic_id = 0
         self.record_bytes_max = 0
         self.version = -1  # of the metadata that the two above come from
         self.handle = 0  # 0: not open at the owner
@@ -202,10 +204,12 @@ class Publishing:
     def _refresh(self, target: Target) -> None:
         record, index = self._router.find_topic(target.partition)
         target.version = self._metadata_version()
+        target.topic_id = record.topic_id
         target.record_bytes_max = record.policy.max_record_bytes
         producer_id = producer_identity(record.topic_id, index, target.name)
         if target.producer_id not in (0, producer_id):  # the topic was deleted and made again
             self._close(target)
+            self._fail_all(target, TopicNotFound(f"the topic of {target.partition} was deleted"))
             self._by_id.pop(target.producer_id, None)
         target.producer_id = producer_id
         self._by_id[producer_id] = target
@@ -254,7 +258,9 @@ class Publishing:
             if target.idle:
                 self._forget(target)
 
-        body = OpenProducer(target.partition, target.name, exclusive=target.exclusive)
+        body = OpenProducer(
+            target.partition, target.name, exclusive=target.exclusive, topic_id=target.topic_id
+        )
         self._session.request(Kind.OPEN_PRODUCER, body, handle, opened)
 
     def _close(self, target: Target) -> None:

@@ -33,6 +33,7 @@ from danube.errors import (
     ProtocolError,
     SequenceGap,
     SubscriptionBusy,
+    SubscriptionNotFound,
     TopicExists,
     TopicNotFound,
 )
@@ -71,8 +72,9 @@ class Subscription:
 
 
 class Partition:
-    def __init__(self, name: str, policy: TopicPolicy) -> None:
+    def __init__(self, name: str, policy: TopicPolicy, topic_id: int) -> None:
         self.name = name
+        self.topic_id = topic_id
         self.policy = policy
         self.log: list[tuple[int, bytes]] = []
         self.end = 0
@@ -197,6 +199,7 @@ class FakeBroker:
         self.syncs = 0
         self.when_frame: Callable[[FakeConnection, wire.Frame], None] | None = None
         self._producer_ids = 100
+        self._topic_ids = 6
         self._stopped = False
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
@@ -404,21 +407,31 @@ class FakeBroker:
         if lookup.reliable is not None and lookup.reliable != policy.reliable:
             raise PolicyMismatch("the topic has another delivery mode")
         return wire.TopicView(
-            lookup.topic, 7, partitions, policy.reliable, policy.durability, policy.max_record_bytes
+            lookup.topic,
+            self.partitions[partitions[0]].topic_id,
+            partitions,
+            policy.reliable,
+            policy.durability,
+            policy.max_record_bytes,
         )
 
     def create(self, topic: str, partitions: int, policy: TopicPolicy) -> None:
         names = [partition_name(topic, one) for one in range(partitions)] if partitions else [topic]
         self.topics[topic] = (policy, names)
+        self._topic_ids += 1
         for name in names:
-            self.partitions[name] = Partition(name, policy)
+            self.partitions[name] = Partition(name, policy, self._topic_ids)
+
+    def partition(self, body: wire.OpenProducer | wire.Subscribe) -> Partition:
+        partition = self.partitions.get(body.partition)
+        if partition is None or body.topic_id not in (0, partition.topic_id):
+            raise TopicNotFound(f"partition {body.partition!r} does not exist")
+        return partition
 
     def _open_producer(
         self, connection: FakeConnection, handle: int, body: wire.OpenProducer
     ) -> wire.ProducerOpened:
-        partition = self.partitions.get(body.partition)
-        if partition is None:
-            raise TopicNotFound(f"partition {body.partition!r} does not exist")
+        partition = self.partition(body)
         producer = partition.producers.get(body.name)
         if producer is None:
             self._producer_ids += 1
@@ -480,11 +493,11 @@ class FakeBroker:
     def _subscribe(
         self, connection: FakeConnection, correlation: int, handle: int, body: wire.Subscribe
     ) -> None:
-        partition = self.partitions.get(body.partition)
-        if partition is None:
-            raise TopicNotFound(f"partition {body.partition!r} does not exist")
+        partition = self.partition(body)
         subscription = partition.subscriptions.get(body.subscription)
         if subscription is None:
+            if body.epoch:
+                raise SubscriptionNotFound("the subscription was deleted")
             start = {"earliest": 0, "latest": partition.end, "offset": body.start_value}.get(body.start, 0)
             subscription = Subscription(body.subscription, body.mode, start)
             partition.subscriptions[body.subscription] = subscription
@@ -494,7 +507,7 @@ class FakeBroker:
         connection.handles[handle] = consumer
         subscription.consumers.append(consumer)
         active = body.mode != "failover" or subscription.consumers[0] is consumer
-        answer = wire.Subscribed(active, 0, partition.end)
+        answer = wire.Subscribed(active, 0, partition.end, partition.epoch)
         connection.write(wire.control_frame(Kind.SUBSCRIBED, answer, correlation, handle))
 
     def dispatch(self) -> None:

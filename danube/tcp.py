@@ -25,7 +25,8 @@ def tune(raw: Any) -> bool:
     """Set what both sides of a connection want; False for what is no TCP socket.  ``raw`` is connected."""
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so for the dialling side only
+    with suppress(OSError):  # it is gone again
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so where it dials only
     if sys.platform != "linux":
         return True
     options: list[tuple[int, int | bytes]] = [(_THIN_LINEAR_TIMEOUTS, 1), (_RTO_MAX_MS, RTO_MAX_MS)]

@@ -40,7 +40,7 @@ class BlockingLink:
         """Open a socket and greet; the answer comes with what is read."""
         try:
             sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise refused(address, error) from None
         tcp.tune(sock)
         self.socket = sock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from danube import clock, local_socket, tcp
@@ -152,6 +152,7 @@ class Connection:
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._left = False
         self._owners: dict[Session, Connection] = {}
         session.when_output = self.schedule_flush
         session.when_timer = self._arm
@@ -161,7 +162,7 @@ class Connection:
     async def open(self) -> None:
         """Connect once, or raise what went wrong at the last address."""
         await self._connect()
-        self._keeper = self._loop.create_task(self._keep(), name="danube client connection")
+        self._keep_by(self._keep(), self._end)
         brokers = self.session.brokers
         brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
 
@@ -170,7 +171,30 @@ class Connection:
         owner = self._owners[session] = Connection(
             session, [address], timeout_s, self._busy_poll_us, self._wakeups
         )
-        owner._keeper = self._loop.create_task(owner._serve_owner(), name="danube client connection")
+        owner._keep_by(owner._serve_owner(), lambda error: session.brokers.lost(session, error))
+
+    def _keep_by(self, work: Coroutine[Any, Any, None], end: Callable[[DanubeError], None]) -> None:
+        """Have a task keep this connection; where it ends by itself, whatever with, tell who waits."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if self._left or (error is None and not task.cancelled()):
+                return
+            end(
+                ConnectionFailed(
+                    "the task that keeps a connection to the broker has ended",
+                    why="it was cancelled" if error is None else repr(error),
+                    hint="leave the client's tasks alone, and make a new client",
+                )
+            )
+
+        self._keeper = self._loop.create_task(work, name="danube client connection")
+        self._keeper.add_done_callback(ended)
+
+    def _end(self, error: DanubeError) -> None:
+        self.session.fail(error)
+        if self._link is not None:
+            self._link.abort(error)
 
     def _drop_owner(self, session: Session) -> None:
         owner = self._owners.pop(session, None)
@@ -222,6 +246,7 @@ class Connection:
 
     def leave(self) -> None:
         """Write what is queued and have the sockets closed once it is gone; nobody need wait for that."""
+        self._left = True
         self.flush()
         owners, self._owners = self._owners, {}
         for owner in owners.values():
@@ -267,9 +292,11 @@ class Connection:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.session.on_time()
-        if self._timer is None:
-            self._arm()
+        try:
+            self.session.on_time()
+        finally:  # one that fails must not keep the others from coming
+            if self._timer is None:
+                self._arm()
 
     def _on_silence(self, error: DanubeError) -> None:
         if self._link is not None:
@@ -330,7 +357,7 @@ class Connection:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 link = await self._linked(address)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
             raise refused(address, error) from None
         self._link = link
         self.session.connected(tcp.on_this_host(link.socket))

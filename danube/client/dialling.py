@@ -21,12 +21,14 @@ def greeting_s(session: Session) -> float:
     return min(HANDSHAKE_TIMEOUT_S, 2 * session.silence_ns / 1e9)
 
 
-def refused(address: Address, error: OSError | TimeoutError) -> ConnectionFailed:
+def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:
     """What went wrong at ``address``, why, and what to do about it."""
     if isinstance(error, ConnectionRefusedError):
         why, hint = "nothing listens there", "start a broker with `danube start`, or check host and port"
     elif isinstance(error, socket.gaierror):
         why, hint = f"the host name is not known ({error.strerror})", "check the host in the URL"
+    elif isinstance(error, ValueError):  # a label that is too long, or bytes that no name has
+        why, hint = f"the host is no name of a host ({error})", "check the host in the URL"
     elif isinstance(error, TimeoutError):
         why, hint = "it did not answer in time", "check the network, the firewall and the port"
     else:

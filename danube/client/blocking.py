@@ -1,7 +1,7 @@
 """The blocking shell: the same sessions over plain sockets, without a loop and without threads of its own.
 
-Whoever waits reads the sockets; of several threads that wait, one reads for all.  One lock guards the
-sessions and is not held while a thread sleeps in recv or poll.  Works under gevent's monkey patching,
+Whoever waits watches the sockets; of several threads that wait, one does so for all.  One lock guards the
+sessions and is not held while a thread sleeps.  Works under gevent's monkey patching,
 because it uses nothing but socket, select, threading and time.  There is one socket, except in a cluster,
 where each owner of something that is open has one (see danube.client.brokers).
 """
@@ -32,10 +32,10 @@ class BlockingConnection:
     def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
         self.session = session
         self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
+        self._changed: threading.Event | None = None  # somebody waits for it
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
-        self._reading = False
+        self._reader = 0  # the thread that watches the sockets for all
         self._home = BlockingLink(session)
         session.when_forked = self._let_go
         self._owners: dict[Session, BlockingLink] = {}
@@ -54,13 +54,13 @@ class BlockingConnection:
             self.flush()
             for link in [*self._owners.values(), self._home]:
                 link.drop(ConnectionFailed("the client is closed"), quietly=True)
-            self._changed.notify_all()
+            self._tell()
 
     def _let_go(self) -> None:
         """In the child of a fork: no thread but this one goes on, so nobody else holds the lock or reads."""
         self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
-        self._reading = False
+        self._changed = None
+        self._reader = 0
         self._to_dial.clear()
         self._owners.clear()  # each lets go of its own socket
         self._home.let_go()
@@ -76,20 +76,46 @@ class BlockingConnection:
         return reply.value
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Move bytes until ``condition`` holds (True) or time is up (False)."""
+        """Move bytes until ``condition`` holds (True) or time is up (False).
+
+        A signal's handler may raise anywhere in here.  So the lock is held by ``with`` alone, nobody sleeps
+        with it, and who sleeps for all has taken nothing from a socket.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self.lock:
-            while True:
-                self.flush()
-                if condition():
-                    return True
-                left_s = READ_TURN_S if deadline is None else deadline - time.monotonic()
-                if left_s <= 0:
-                    return False
-                if self._reading:
-                    self._changed.wait(min(left_s, READ_TURN_S))
-                else:
-                    self._turn(min(left_s, READ_TURN_S))
+        me = threading.get_ident()
+        while True:
+            watched: dict[int, tuple[BlockingLink, Any]] = {}
+            changed: threading.Event | None = None
+            try:
+                with self.lock:
+                    self.flush()
+                    if condition():
+                        return True
+                    left_s = READ_TURN_S if deadline is None else deadline - time.monotonic()
+                    if left_s <= 0:
+                        return False
+                    if self._reader not in (0, me):
+                        changed, left_s = self._change(), self._until_timer_s(min(left_s, READ_TURN_S))
+                    else:
+                        self._reader = me
+                        watched, left_s = self._begin_turn(min(left_s, READ_TURN_S))
+                ready = _sleep(watched, changed, left_s)
+            finally:
+                if self._reader == me:
+                    self._reader = 0
+            with self.lock:
+                self._end_turn([watched[descriptor] for descriptor in ready])
+
+    def _change(self) -> threading.Event:
+        """Set when whoever reads for all has read something, or has ended."""
+        if self._changed is None:
+            self._changed = threading.Event()
+        return self._changed
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     def run(self, plan: Plan[T]) -> T:
         """Carry out a plan: wait for each reply it yields and hand back value or error."""
@@ -108,9 +134,7 @@ class BlockingConnection:
                 except Exception as caught:
                     error = caught
         finally:
-            with self.lock:
-                plan.close()
-                self.flush()  # what was cut short is undone at the broker, also where nobody waits any more
+            self.leave(plan.close)  # what was cut short is undone at the broker, though nobody waits for it
 
     def leave(self, close: Callable[[], Any]) -> None:
         """Close something without waiting for the broker's word."""
@@ -120,70 +144,42 @@ class BlockingConnection:
 
     # -- one turn -------------------------------------------------------------------------------
 
-    def _turn(self, wait_s: float) -> None:
-        """Read once, for at most ``wait_s`` or until the next timer, and run what is due."""
-        links = [self._home, *self._owners.values()]
-        for link in links:
+    @property
+    def _links(self) -> list[BlockingLink]:
+        return [self._home, *self._owners.values()]
+
+    def _until_timer_s(self, wait_s: float) -> float:
+        """``wait_s``, or how long it is until the next timer."""
+        for link in self._links:
             moment_ns = link.session.next_timer_ns
             if moment_ns is not None:
                 wait_s = min(wait_s, max(0.0, (moment_ns - link.session.now_ns()) / 1e9))
+        return wait_s
+
+    def _begin_turn(self, wait_s: float) -> tuple[dict[int, tuple[BlockingLink, Any]], float]:
+        """Dial what is due; return the sockets to watch by their descriptors, and for how long."""
+        wait_s = self._until_timer_s(wait_s)
         if self._to_dial:
             self._dial_owner()
-        elif self._home.socket is None and not self._owners:
-            self._reconnect(wait_s)
-        else:
-            if self._home.socket is None:
-                self._reconnect(0.0)
-            self._read(wait_s)
+            wait_s = 0.0
+        elif self._home.socket is None:
+            wait_s = min(wait_s, self._reconnect())
+        return {
+            link.socket.fileno(): (link, link.socket) for link in self._links if link.socket is not None
+        }, wait_s
+
+    def _end_turn(self, readable: list[tuple[BlockingLink, Any]]) -> None:
+        """Take what came, and run what is due."""
+        for link, sock in readable:
+            if link.socket is sock:
+                link.read()
+        links = self._links
         for link in links:
             link.session.on_time()
         for link in [one for one in self._owners.values() if one.socket is None]:
             self._owner_lost(link, link.reason)
         self.flush()
-
-    def _read(self, wait_s: float) -> None:
-        links = [link for link in (self._home, *self._owners.values()) if link.socket is not None]
-        if len(links) == 1:
-            self._read_one(links[0], wait_s)
-        elif links:
-            self._read_ready(links, wait_s)
-
-    def _read_one(self, link: BlockingLink, wait_s: float) -> None:
-        sock, room = cast(Any, link.socket), link.room
-        count, why = -1, "the broker closed it"
-        self._reading = True
-        self.lock.release()  # other threads send meanwhile
-        try:
-            sock.settimeout(wait_s)
-            count = sock.recv_into(room)
-        except (TimeoutError, BlockingIOError, InterruptedError):
-            count = -1
-        except OSError as error:
-            count, why = 0, str(error)
-        finally:
-            self.lock.acquire()
-            self._reading = False
-            self._changed.notify_all()
-        if sock is link.socket and count >= 0:
-            link.received(count, why)
-
-    def _read_ready(self, links: list[BlockingLink], wait_s: float) -> None:
-        """Wait for any of several sockets, and read those that have something."""
-        poller = select.poll()
-        by_descriptor = {cast(Any, link.socket).fileno(): link for link in links}
-        for descriptor in by_descriptor:
-            poller.register(descriptor, select.POLLIN)
-        ready: list[tuple[int, int]] = []
-        self._reading = True
-        self.lock.release()
-        try:
-            ready = poller.poll(int(wait_s * 1000) + (wait_s > 0))
-        finally:
-            self.lock.acquire()
-            self._reading = False
-            self._changed.notify_all()
-        for descriptor, _ in ready:
-            by_descriptor[descriptor].read()
+        self._tell()
 
     def flush(self) -> None:
         """Write what is queued; the lock is held."""
@@ -236,13 +232,19 @@ class BlockingConnection:
                 return
             except DanubeError as error:
                 failure = error
+            except BaseException:  # a signal's
+                self._home.drop(ConnectionFailed("connecting was cut short"), quietly=True)
+                raise
         raise failure or ConnectionFailed("no broker address was given")
 
     _dial_at_ns = 0
     _dial_failure: DanubeError | None = None
 
-    def _reconnect(self, wait_s: float) -> None:
-        """One attempt when its time has come, else a pause; the session fails when it is time to give up."""
+    def _reconnect(self) -> float:
+        """One attempt when its time has come; the session fails when it is time to give up.
+
+        Return the seconds until there is something to do.
+        """
         session = self.session
         if session.failure is not None:
             raise session.failure.with_traceback(None)
@@ -252,12 +254,10 @@ class BlockingConnection:
             except ConnectionFailed as error:
                 error.why = str(self._dial_failure) if self._dial_failure is not None else error.why
                 session.fail(error)
-                return
-        pause_s = min(wait_s, (self._dial_at_ns - session.now_ns()) / 1e9)
+                return 0.0
+        pause_s = (self._dial_at_ns - session.now_ns()) / 1e9
         if pause_s > 0:
-            self._changed.wait(pause_s)
-        if not 0 < self._dial_at_ns <= session.now_ns() or self._home.socket is not None:
-            return
+            return pause_s
         self._dial_at_ns = 0
         try:
             self._connect()
@@ -266,6 +266,24 @@ class BlockingConnection:
             self._dial_failure = error
             if not error.retryable:
                 session.fail(error)
+        return 0.0
+
+
+def _sleep(
+    watched: dict[int, tuple[BlockingLink, Any]], changed: threading.Event | None, wait_s: float
+) -> list[int]:
+    """Wait until a socket has something, or until another thread that watches them has read."""
+    if changed is not None:
+        changed.wait(wait_s)
+        return []
+    if len(watched) == 1:
+        [(link, _)] = watched.values()
+        poller = link.poller
+    else:
+        poller = select.poll()
+        for descriptor in watched:
+            poller.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poller.poll(int(wait_s * 1000) + (wait_s > 0))]
 
 
 def _silent(address: Address) -> ConnectionFailed:

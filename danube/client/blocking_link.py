@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from typing import Final
@@ -27,6 +28,7 @@ class BlockingLink:
         self.session = session
         self.socket: socket.socket | None = None
         self.reason: DanubeError | None = None  # why there is none any more
+        self.poller = select.poll()  # tells when the socket has something
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -38,11 +40,19 @@ class BlockingLink:
 
     def connect(self, address: Address, timeout_s: float) -> None:
         """Open a socket and greet; the answer comes with what is read."""
+        sock = None
         try:
             sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
-        except (OSError, ValueError) as error:
-            raise refused(address, error) from None
-        tcp.tune(sock)
+            tcp.tune(sock)
+            sock.setblocking(False)
+            self.poller = select.poll()
+            self.poller.register(sock, select.POLLIN)
+        except BaseException as error:  # also a signal's
+            if sock is not None:
+                sock.close()
+            if isinstance(error, OSError | ValueError):
+                raise refused(address, error) from None
+            raise
         self.socket = sock
         self._start = self._end = 0
         self.session.connected(tcp.on_this_host(sock))
@@ -55,11 +65,13 @@ class BlockingLink:
             if self.socket is None:
                 raise closed_early(address, self.reason)
             if time.monotonic() > deadline:
-                self.drop(ConnectionFailed(f"the broker at {address} did not greet"), quietly=True)
-                raise ConnectionFailed(
+                silent = ConnectionFailed(
                     f"the broker at {address} did not greet", hint="is this Danube's native port?"
                 )
-            self.read(0.2)
+                self.drop(silent, quietly=True)
+                raise silent
+            if _ready(self.socket, select.POLLIN, 0.2):
+                self.read()
         self.flush()
 
     def drop(self, reason: DanubeError, quietly: bool = False) -> None:
@@ -74,9 +86,10 @@ class BlockingLink:
             sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was closed from the other side
-        sock.close()
-        self._start = self._end = 0
-        self.session.disconnected(reason)
+        finally:  # whatever ends the call
+            sock.close()
+            self._start = self._end = 0
+            self.session.disconnected(reason)
 
     def let_go(self) -> None:
         """In the child of a fork: hold the parent's socket no longer."""
@@ -87,28 +100,23 @@ class BlockingLink:
 
     # -- reading --------------------------------------------------------------------------------
 
-    @property
-    def room(self) -> memoryview:
-        """Where to receive into."""
-        return self._view[self._end :]
-
-    def read(self, wait_s: float = 0.0) -> None:
-        """Take what the socket has, or has within ``wait_s``."""
+    def read(self) -> None:
+        """Take what the socket has."""
         sock = self.socket
         if sock is None:
             return
         try:
-            sock.settimeout(wait_s)
-            count = sock.recv_into(self.room)
-        except (TimeoutError, BlockingIOError, InterruptedError):
+            self._received(sock.recv_into(self._view[self._end :]))
+        except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self.received(0, str(error))
-            return
-        self.received(count)
+            self._received(0, str(error))
+        except BaseException:  # a signal's: nobody knows what was taken
+            self.drop(_cut_short())
+            raise
 
-    def received(self, count: int, why: str = "the broker closed it") -> None:
-        """So many bytes were received into ``room``; 0: the connection is at its end."""
+    def _received(self, count: int, why: str = "the broker closed it") -> None:
+        """So many bytes were received; 0: the connection is at its end."""
         if count == 0:
             self.drop(ConnectionFailed("the connection to the broker was lost", why=why))
             return
@@ -155,16 +163,26 @@ class BlockingLink:
             self._send_all(sock, b"".join(small))
         except OSError as error:
             self.drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
+        except BaseException:  # a signal's: a frame may be cut
+            self.drop(_cut_short())
+            raise
 
     def _send_all(self, sock: socket.socket, data: bytes | memoryview) -> None:
-        """Like sendall, but a reader's shorter timeout on the same socket does not cut it short."""
+        """All of it, as long as the broker takes some every now and then."""
         view = memoryview(data)
-        stalled_since = time.monotonic()
         while view:
             try:
                 view = view[sock.send(view) :]
-                stalled_since = time.monotonic()
-            except (TimeoutError, BlockingIOError, InterruptedError):
-                if time.monotonic() - stalled_since > SEND_STALL_S:
+            except (BlockingIOError, InterruptedError):
+                if not _ready(sock, select.POLLOUT, SEND_STALL_S):
                     raise TimeoutError(f"the broker took no bytes for {SEND_STALL_S:g} s") from None
-                time.sleep(0.0005)
+
+
+def _ready(sock: socket.socket, event: int, wait_s: float) -> bool:
+    poller = select.poll()
+    poller.register(sock, event)
+    return bool(poller.poll(int(wait_s * 1000)))
+
+
+def _cut_short() -> ConnectionFailed:
+    return ConnectionFailed("the connection to the broker was given up", why="an exception cut a call short")

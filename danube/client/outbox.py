@@ -233,6 +233,9 @@ class Outbox:
             group.parts = [error]
             group.rows = None
             self._note_failure(group, error)
+        finally:
+            if not group.parts:  # something else has ended the call, a signal's exception perhaps
+                group.parts = [ClosedError("the send was cut short by an exception")]
         if group.flushed is not None:
             group.flushed.resolve(None)
 

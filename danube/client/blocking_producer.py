@@ -11,7 +11,7 @@ from danube.client.blocking import BlockingConnection
 from danube.client.group import Group, SendFuture
 from danube.client.outbox import Outbox
 from danube.client.outgoing import Outgoing
-from danube.client.producer import CLOSE_TIMEOUT_S, raise_first, undelivered
+from danube.client.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
 from danube.client.records import Attributes
 from danube.client.reply import Plan, all_settled
 from danube.client.setup import ProducerOptions, open_producer
@@ -124,7 +124,7 @@ class Producer:
             if outgoing is not None:
                 sent.append(outgoing)
             if more and not box.has_room:
-                connection.wait(box.room())
+                self._room(box)
         connection.wait(all_settled(list(sent)))
         return [outgoing.result() for outgoing in sent]
 
@@ -152,9 +152,12 @@ class Producer:
         """Wait until there is room for send_nowait."""
         box = self._box
         if not box.has_room:
-            with self._connection.lock:
-                room = box.room()
-            self._connection.wait(room)
+            self._room(box)
+
+    def _room(self, box: Outbox) -> None:
+        """Wait for room, for as long as a send may take."""
+        if not self._connection.wait_until(lambda: box.has_room, box.timeout_s):
+            raise no_room(box)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered; raise the first failure of a send_nowait

@@ -263,8 +263,8 @@ class Connection:
     def schedule_flush(self) -> None:
         """Write at the end of this turn of the loop."""
         if not self._flush_scheduled:
-            self._flush_scheduled = True
             self._loop.call_soon(self.flush)
+            self._flush_scheduled = True
 
     def flush_follows(self) -> None:
         """The caller queues something and calls flush() in this turn, so none need be scheduled."""

@@ -30,6 +30,7 @@ from danube.client.records import (
     renumbered,
 )
 from danube.client.reply import Reply, all_settled, settled_reply
+from danube.client.timers import Timer
 from danube.clock import wall_us
 from danube.core.batch_builder import encode_plain
 from danube.core.columns import encode, key_partitions
@@ -89,6 +90,7 @@ class Outbox:
         self._next_partition = 0
         self._room: Reply | None = None
         self._held = False
+        self._expiry: Timer | None = None  # of the group that is held
         self._unreported: list[tuple[Group, BaseException]] = []
         for partition in partitions:
             partition.when_settled = self._on_settled
@@ -135,8 +137,9 @@ class Outbox:
                 hint="call producer.ready() (awaited where it is async) before sending on",
                 limit=self.in_flight_bytes_max,
             )
-        self.group = group = Group()
-        self.when_group()
+        group = Group()
+        self.when_group()  # where no loop runs it raises, and nothing is begun
+        self.group = group
         return group
 
     def check(self) -> None:
@@ -212,14 +215,45 @@ class Outbox:
         """Send the group, unless the broker is busy: then it grows until an answer comes."""
         if self.group is not None:
             if self.in_flight_batches >= UNANSWERED_BATCHES_HOLD * len(self.partitions):
-                self._held = True
+                self._hold()
             else:
                 self.flush_group()
 
-    def flush_group(self) -> None:
-        """Send what was gathered."""
+    def _hold(self) -> None:
+        """Keep the group until an answer comes, or until its records have waited too long."""
+        group = self.group
+        if self._held or group is None:
+            return
+        first = self.partitions[0]
+        home, timeout_ns = first.session.brokers.home, first.timeout_ns
+
+        def expire() -> None:
+            if self.group is group:
+                self._fail_group(first.timed_out("it was not sent"))
+
+        self._expiry = home.call_at(home.now_ns() + timeout_ns, expire)
+        self._held = True
+
+    def _fail_group(self, error: DanubeError) -> None:
+        """What was gathered is not sent."""
+        group = self._take_group()
+        if group is not None:
+            group.parts = [error]
+            self._note_failure(group, error)
+            if group.flushed is not None:
+                group.flushed.resolve(None)
+
+    def _take_group(self) -> Group | None:
         group, self.group = self.group, None
         self._held = False
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        return group
+
+    def flush_group(self) -> None:
+        """Send what was gathered."""
+        group = self._take_group()
         if group is None:
             return
         positions = None
@@ -411,6 +445,11 @@ class Outbox:
         if self._room is None:
             self._room = Reply()
         return self._room
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a send may take."""
+        return self.partitions[0].timeout_ns / 1e9
 
     def emptied(self) -> Reply:
         """Sends the group; settles when everything sent so far is answered."""

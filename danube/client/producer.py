@@ -119,8 +119,8 @@ class Producer:
         is taken back; one that has may still be stored.
         """
         box = self._box
-        while not box.has_room:
-            await self._connection.wait(box.room())
+        if not box.has_room:
+            await self._room(box)
         idle = box.idle and not self._linger_s
         if idle and key is None and attributes is None:
             outgoing = self._send_alone(box, payload)
@@ -166,7 +166,7 @@ class Producer:
             sent.append(outgoing)
             connection.flush()
             if more and not box.has_room:
-                await connection.wait(box.room())
+                await self._room(box)
             elif more:
                 await asyncio.sleep(0)
         if len(sent) == 1:
@@ -192,10 +192,19 @@ class Producer:
         box = self._box
         if not box.has_room:
             self._connection.flush()
-            await self._connection.wait(box.room())
+            await self._room(box)
         elif box.left_full:
             await asyncio.sleep(0)
         box.left_full = False
+
+    async def _room(self, box: Outbox) -> None:
+        """Wait for room, for as long as a send may take."""
+        try:
+            async with asyncio.timeout(box.timeout_s):
+                while not box.has_room:
+                    await self._connection.wait(box.room())
+        except TimeoutError:
+            raise no_room(box) from None
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered; raise the first failure of a send_nowait
@@ -250,6 +259,14 @@ def raise_first(failures: list[BaseException]) -> None:
         if len(failures) > 1:
             failures[0].add_note(f"danube: {len(failures) - 1} more sends failed")
         raise failures[0].with_traceback(None)
+
+
+def no_room(box: Outbox) -> OperationTimeout:
+    return OperationTimeout(
+        f"there was no room for more records of producer {box.name!r} within {box.timeout_s:g} s",
+        why=f"{box.in_flight_bytes} of {box.in_flight_bytes_max} bytes are not acknowledged",
+        hint="records that were sent before may be stored; look at the broker",
+    )
 
 
 def undelivered(box: Outbox, error: OperationTimeout) -> OperationTimeout:

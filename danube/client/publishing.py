@@ -90,7 +90,7 @@ class PartitionProducer:
         self.failure: DanubeError | None = None
         self.when_settled: Callable[[Outgoing], None] | None = None
         self.when_late: Callable[[Outgoing], None] | None = None  # it has failed, and may be settled yet
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
         self._topic_id = topic_id  # 0: whichever topic has the name
         self._state = State.OPENING
         self._handle = 0
@@ -133,7 +133,7 @@ class PartitionProducer:
         outgoing.producer_id = producer_id
         outgoing.epoch = epoch
         outgoing.base_sequence = base_sequence
-        outgoing.deadline_ns = self.session.now_ns() + self._timeout_ns
+        outgoing.deadline_ns = self.session.now_ns() + self.timeout_ns
         if self._expiry is None:
             self._expiry = self.session.call_at(outgoing.deadline_ns, self._expire)
         if self._queue or not self._goes_out(outgoing):
@@ -456,20 +456,21 @@ class PartitionProducer:
             if outgoing.sent:
                 self.session.statistics.send_failures += 1
                 outgoing.fail(
-                    self._timeout("it was sent and not answered; whether it is stored is not known")
+                    self.timed_out("it was sent and not answered; whether it is stored is not known")
                 )
                 if self.when_late is not None:
                     self.when_late(outgoing)
             else:
                 self._queue.remove(outgoing)
-                self._settle(outgoing, None, self._timeout("it was not sent"))
+                self._settle(outgoing, None, self.timed_out("it was not sent"))
         waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
         if waiting:
             self._expiry = self.session.call_at(min(waiting), self._expire)
 
-    def _timeout(self, why: str) -> OperationTimeout:
+    def timed_out(self, why: str) -> OperationTimeout:
+        """The error of records that took too long."""
         return OperationTimeout(
-            f"a batch for {self.partition} was not acknowledged within {self._timeout_ns / 1e9:g} s",
+            f"a batch for {self.partition} was not acknowledged within {self.timeout_ns / 1e9:g} s",
             why=why,
             hint="records that were sent are still stored at most once",
             partition=self.partition,

@@ -420,10 +420,8 @@ class Session(Timers):
     def mark_dirty(self, consumer: Any) -> None:
         """``consumer.write_acks()`` is called before the next output is taken."""
         if not self._dirty:
-            self._dirty[consumer] = None
             self.when_output()
-        else:
-            self._dirty[consumer] = None
+        self._dirty[consumer] = None
 
     def flush_acks(self) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -434,9 +432,9 @@ class Session(Timers):
 
     def _write(self, frame: bytes) -> None:
         output = self._output
+        if not output:
+            self.when_output()  # before anything has changed: it may raise
         output.append(frame)
-        if len(output) == 1:
-            self.when_output()
 
     def _on_control(self, kind: int, flags: int, correlation: int, handle: int, body: memoryview) -> None:
         if not self.ready:

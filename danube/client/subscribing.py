@@ -231,9 +231,9 @@ class PartitionConsumer:
             self._mark_dirty()
 
     def _mark_dirty(self) -> None:
-        self._dirty = True
         if self._subscribed:
             self.session.mark_dirty(self)
+        self._dirty = True
 
     def _merge(self) -> None:
         """Fold what is pending into few ranges; while disconnected they are all that is kept."""

@@ -171,8 +171,11 @@ class Shard:
             ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
         except OverflowError:
             raise InvalidArgument("NACK names offsets that cannot be") from None
-        host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
-        self.counters.add("nacks")
+        if nack.returned:
+            host.core.hand_back(link.consumer_id, ranges)
+        else:
+            host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
+            self.counters.add("nacks")
         self._deliveries.wake_one(link.hosted, link.subscription)
 
     def _consumer(self, session: Session, frame: Frame) -> ConsumerLink:

@@ -9,14 +9,14 @@ from types import TracebackType
 from danube.client.blocking import BlockingConnection
 from danube.client.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.inbox import Inbox
-from danube.client.message import BaseBatch, BaseMessage, reason_of
+from danube.client.message import BaseBatch, BaseMessage
 from danube.client.reply import Plan
 from danube.client.setup import ConsumerOptions, open_consumer
 from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
 
 
 class Message(BaseMessage, eq=False):
-    """A message of the blocking client; ``with message:`` acks on success and nacks on an exception."""
+    """A message of the blocking client; ``with message:`` acks on success, else gives it back."""
 
     def ack(self) -> None:
         """Acknowledge; sent with others when the consumer is next asked for a message, or closed."""
@@ -32,14 +32,11 @@ class Message(BaseMessage, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.ack_nowait()
-        else:
-            self.nack_nowait(reason=reason_of(error))
+        self._settle(error)
 
 
 class Batch(BaseBatch):
-    """A batch of the blocking client; ``with batch:`` acks on success and nacks on an exception."""
+    """A batch of the blocking client; ``with batch:`` acks on success, else gives it back."""
 
     def ack(self) -> None:
         """Acknowledge all records; sent when the consumer is next asked for a batch, or closed."""
@@ -55,10 +52,7 @@ class Batch(BaseBatch):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.ack_nowait()
-        else:
-            self.nack_nowait(reason=reason_of(error))
+        self._settle(error)
 
 
 class Consumer:

@@ -172,6 +172,18 @@ class Inbox(Generic[M, B]):
 
     # -- ending ---------------------------------------------------------------------------------
 
+    def _hand_back(self) -> None:
+        """What the application was not given counts for nothing at the broker."""
+        self.begin_batches(None)
+        for partition in self.partitions:
+            if partition.failure is None:
+                rest = self._rest.get(partition)
+                ranges = [] if rest is None else rest.batch.offset_ranges(rest.start, rest.stop)
+                for batch in partition.ready:
+                    ranges += batch.offset_ranges(0, batch.record_count)
+                if ranges:
+                    partition.hand_back(ranges)
+
     def synced(self) -> list[Reply]:
         """Settle when the broker has stored every acknowledgement given so far."""
         self.check()
@@ -181,6 +193,7 @@ class Inbox(Generic[M, B]):
         """Unsubscribe everywhere; acknowledgements given so far are sent first."""
         if self.closed:
             return [settled_reply()]
+        self._hand_back()
         self.closed = True
         replies = [partition.close() for partition in self.partitions]
         self._wake()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from danube.client.heap import anchored
 from danube.client.received import ReceivedBatch
 from danube.client.subscribing import PartitionConsumer
-from danube.errors import InvalidArgument
+from danube.errors import DanubeError, InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow
@@ -97,6 +97,13 @@ class BaseMessage(msgspec.Struct, eq=False):
         """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
         self._source.partition.nack([(self.offset, self.offset + 1)], delay_ms_of(delay), reason)
 
+    def _settle(self, error: BaseException | None) -> None:
+        """As its ``with`` block ended."""
+        if error is None:
+            self.ack_nowait()
+        else:
+            give_up(self._source.partition, [(self.offset, self.offset + 1)], error)
+
     def __repr__(self) -> str:
         shown = self.payload if len(self.payload) <= 32 else self.payload[:32] + b"..."
         return (
@@ -105,7 +112,7 @@ class BaseMessage(msgspec.Struct, eq=False):
 
 
 class Message(BaseMessage, eq=False):
-    """A message of the asyncio client; ``async with message:`` acks on success and nacks on an exception."""
+    """A message of the asyncio client; ``async with message:`` acks on success, else gives it back."""
 
     async def ack(self) -> None:
         """Acknowledge; sent with others at the end of the loop's turn."""
@@ -121,10 +128,7 @@ class Message(BaseMessage, eq=False):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.ack_nowait()
-        else:
-            self.nack_nowait(reason=reason_of(error))
+        self._settle(error)
 
 
 class Part(NamedTuple):
@@ -222,6 +226,13 @@ class BaseBatch:
         """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
         self._partition.nack(self.offset_ranges(), delay_ms_of(delay), reason)
 
+    def _settle(self, error: BaseException | None) -> None:
+        """As its ``with`` block ended."""
+        if error is None:
+            self.ack_nowait()
+        else:
+            give_up(self._partition, self.offset_ranges(), error)
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.topic} partition={self.partition} "
@@ -230,7 +241,7 @@ class BaseBatch:
 
 
 class Batch(BaseBatch):
-    """A batch of the asyncio client; ``async with batch:`` acks on success and nacks on an exception."""
+    """A batch of the asyncio client; ``async with batch:`` acks on success, else gives it back."""
 
     async def ack(self) -> None:
         """Acknowledge all records; sent at the end of the loop's turn."""
@@ -246,10 +257,7 @@ class Batch(BaseBatch):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.ack_nowait()
-        else:
-            self.nack_nowait(reason=reason_of(error))
+        self._settle(error)
 
 
 def messages_of(
@@ -271,6 +279,21 @@ def delay_ms_of(delay: float | None) -> int:
     if not 0 <= delay <= 86_400 * 365:
         raise InvalidArgument(f"delay of {delay} s is not valid", hint="seconds from 0 to one year")
     return round(delay * 1000)
+
+
+def give_up(partition: PartitionConsumer, ranges: list[tuple[int, int]], error: BaseException) -> None:
+    """Give records back because ``error`` ended their handling.
+
+    Only an Exception is a failure of the handling; a cancelled task, Ctrl-C, an exit and a generator that
+    is closed say nothing about the records.
+    """
+    try:
+        if isinstance(error, Exception):
+            partition.nack(ranges, -1, reason_of(error))
+        else:
+            partition.hand_back(ranges)
+    except DanubeError as failure:  # the consumer is at its end, and with it the broker gives them back
+        error.add_note(f"danube: the records were not given back: {failure}")
 
 
 def reason_of(error: BaseException) -> str:

@@ -82,7 +82,7 @@ class PartitionConsumer:
         self._ack_end = 0
         self._acked: list[int] = []
         self._acked_ranges: list[tuple[int, int]] = []
-        self._nacked: list[tuple[list[tuple[int, int]], int, str]] = []
+        self._nacked: list[wire.Nack] = []
         self._dirty = False
         self._sent_acks = SentAcks(session.now_ns)
         self._syncing: Request | None = None
@@ -216,17 +216,26 @@ class PartitionConsumer:
             self._acked_ranges.append((start, end))
         self._ack_start = self._ack_end = 0
 
-    def nack(self, ranges: list[tuple[int, int]], delay_ms: int, reason: str) -> None:
+    def hand_back(self, ranges: list[tuple[int, int]]) -> None:
+        """Give records back that nobody has tried: at once, and without counting as a failure."""
+        self.nack(ranges, -1, "", True)
+
+    def nack(self, ranges: list[tuple[int, int]], delay_ms: int, reason: str, returned: bool = False) -> None:
         """Give records back, to be delivered again after ``delay_ms`` (-1: the policy's delay)."""
         if not self._reliable:
             return
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         nacked = self._nacked
-        if nacked and nacked[-1][1:] == (delay_ms, reason) and len(nacked[-1][0]) < RANGES_PER_FRAME:
-            nacked[-1][0].extend(ranges)
+        last = nacked[-1] if nacked else None
+        if (
+            last is not None
+            and (last.delay_ms, last.reason, last.returned) == (delay_ms, reason, returned)
+            and len(last.ranges) < RANGES_PER_FRAME
+        ):
+            last.ranges.extend(ranges)
         else:
-            nacked.append((list(ranges), delay_ms, reason))
+            nacked.append(wire.Nack(list(ranges), delay_ms, reason, returned))
         if not self._dirty:
             self._mark_dirty()
 
@@ -268,9 +277,8 @@ class PartitionConsumer:
             self._merge()
         if self._acked_ranges:
             self._write_ranges()
-        for ranges, delay_ms, reason in self._nacked:
-            body = wire.Nack(ranges, delay_ms, reason)
-            self.session.send(wire.control_frame(Kind.NACK, body, 0, self._handle))
+        for nack in self._nacked:
+            self.session.send(wire.control_frame(Kind.NACK, nack, 0, self._handle))
         self._nacked.clear()
 
     def _write_ranges(self) -> None:

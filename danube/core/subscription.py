@@ -33,7 +33,7 @@ from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
 from danube.core.policy import FailurePolicy, check_max_unacked
 from danube.core.subscription_report import check_agreement, counts_of, progress, reason
-from danube.core.undelivered import take_back
+from danube.core.undelivered import forget_delivery, take_back
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
 from danube.errors import DanubeError, broken
 from danube.limits import MAX_UNACKED_DEFAULT
@@ -399,6 +399,14 @@ class Subscription:
             self._failures.nacked += len(offsets)
             if self._failures.fail(offsets, delay_ms, reason, now_ns):
                 self._moved()
+        return len(offsets)
+
+    def hand_back(self, consumer_id: int | None, ranges: Ranges) -> int:
+        """Records that the consumer (None: anyone) has in flight and has not tried are ready again; how many.
+        That is no failure, and their delivery does not count."""
+        offsets = in_flight_at(self._window, self._seat(consumer_id), ranges)
+        if len(offsets):
+            forget_delivery(self._window, offsets)
         return len(offsets)
 
     def tick(self, now_ns: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from danube.core.consumers import Consumers
-from danube.core.grants import Grant
+from danube.core.grants import Grant, Offsets
 from danube.core.window import IN_FLIGHT, READY, Window
 
 
@@ -25,8 +25,12 @@ def take_back(window: Window, consumers: Consumers, grant: Grant, start: int) ->
     offsets = offsets[(offsets >= window.floor) & (offsets < window.next)]
     index = offsets & window.mask
     offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
-    index = offsets & window.mask
-    window.deliveries[index] -= np.uint16(1)
-    window.move(offsets, READY)
+    forget_delivery(window, offsets)
     consumers.add_credit(grant.consumer_id, len(offsets))
     return len(offsets)
+
+
+def forget_delivery(window: Window, offsets: Offsets) -> None:
+    """Records in flight are ready again as if not granted."""
+    window.deliveries[offsets & window.mask] -= np.uint16(1)
+    window.move(offsets, READY)

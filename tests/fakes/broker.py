@@ -390,7 +390,7 @@ class FakeBroker:
             for start, end in nack.ranges:
                 for offset in range(start, end):
                     count = consumer.in_flight.pop(offset, 0)
-                    subscription.returned.append((offset, offset + 1, count + 1))
+                    subscription.returned.append((offset, offset + 1, count + (not nack.returned)))
 
     # -- topics and producers -------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ ranges are half-open.  Commands:
                  [unacked=N] [redeliveries=N] [poison=P] [timeout=SECONDS] [base=SECONDS]
     publish 10..20 | publish keys=a,b       join NAME [credit=N] [filters=a*,b?]      leave NAME
     credit NAME +N      pause NAME      resume NAME      ack NAME 0..3 [5..6]     nack NAME 0..1 [delay=N]
+    hand_back NAME 0..1
     pass SECONDS        unblock         restart          seek OFFSET              expire OFFSET
     cursor              explain         dead_letters     stored OFFSET            not_stored OFFSET
 """
@@ -143,6 +144,14 @@ class Teller:
         for start, end in ranges.tolist():
             for offset in range(start, end):
                 self.held.pop(offset, None)
+
+    def on_hand_back(self, words: list[str], options: dict[str, str]) -> None:
+        ranges = bounds(words[1:])
+        self.subscription.hand_back(self.id_by_name[words[0]], ranges)
+        for start, end in ranges.tolist():
+            for offset in range(start, end):
+                if self.held.get(offset) == self.id_by_name[words[0]]:
+                    del self.held[offset]
 
     def on_pass(self, words: list[str], options: dict[str, str]) -> None:
         self.now += int(words[0]) * SECOND

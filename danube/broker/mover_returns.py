@@ -78,7 +78,8 @@ def stranded(store: ObjectStore, data_dir: Path) -> list[tuple[LogIdentity, Path
     except OSError as error:
         raise StorageFailed(f"{root} cannot be read", why=str(error)) from None
     for name in names:
-        identity, kept = parse_partition(name), read_owner(root / name)
+        identity = parse_partition(name)
+        kept = read_owner(root / name) if identity is not None else None
         if identity is None or kept is None:
             continue
         try:

@@ -16,6 +16,7 @@ uploaded is given to nothing else, so each log goes on far ahead when it is open
 
 from __future__ import annotations
 
+import errno
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ import msgspec
 
 from danube import files, telemetry
 from danube.broker.data_dir import DataDir
+from danube.broker.directories import partition_names
 from danube.clock import wall_us
 from danube.cluster import log_file
 from danube.core.batch import BatchHeader, read_header
@@ -91,10 +93,7 @@ class _Found(NamedTuple):
 
 def holds_data(data_dir: Path) -> bool:
     """Whether a broker has kept something there."""
-    partitions = data_dir / "partitions"
-    if partitions.is_dir() and next(partitions.iterdir(), None) is not None:
-        return True
-    return (data_dir / "metadata" / "metadata.log").exists()
+    return bool(partition_names(data_dir)) or (data_dir / "metadata" / "metadata.log").exists()
 
 
 def finish_restore(data_dir: Path) -> bool:
@@ -110,11 +109,8 @@ def finish_restore(data_dir: Path) -> bool:
     try:
         data.advance_incarnation(done.epoch // EPOCHS_PER_INCARNATION)
         for name in ("partitions", "metadata"):
-            source, target = staging / name, data_dir / name
-            if source.is_dir():
-                if target.is_dir():
-                    _remove_empty(target)
-                files.rename(source, target)
+            if (staging / name).is_dir():
+                _take_over(staging / name, data_dir / name)
         files.fsync_directory(data_dir)
         bind(data_dir, done.store)
         files.unlink(staging / COMPLETE)
@@ -127,18 +123,40 @@ def finish_restore(data_dir: Path) -> bool:
     return True
 
 
-def _remove_empty(directory: Path) -> None:
-    """Remove what an unused broker leaves; OSError when there is more."""
-    for name in ("metadata.lock",):
-        (directory / name).unlink(missing_ok=True)
-    directory.rmdir()
+def _take_over(source: Path, target: Path) -> None:
+    """Give what lies in ``source`` its place; what else lies in ``target`` stays.  May be done again."""
+    files.make_directory(target)
+    for name in files.list_names(source):
+        try:
+            files.rename(source / name, target / name)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy_over(source / name, target / name)  # a disk of its own is mounted there
+    files.fsync_directory(target)
+
+
+def _copy_over(source: Path, target: Path) -> None:
+    """A file, or a directory of files, onto another file system: whole under its name, or not there."""
+    unfinished = target.with_name(target.name + ".new")
+    if source.is_dir():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut off
+        files.make_directory(unfinished)
+        for name in files.list_names(source):
+            files.replace_durably(unfinished / name, (source / name).read_bytes())
+        files.rename(unfinished, target)
+        shutil.rmtree(source)
+    else:
+        files.replace_durably(target, source.read_bytes())
+        files.unlink(source)
 
 
 def restore_if_empty(store: ObjectStore, data_dir: Path) -> Restored | None:
     """At a start: restore when nothing is here and the store holds a broker's data."""
     if finish_restore(data_dir) or holds_data(data_dir):
         return None
-    if stored_identity(store) is None or next(iter(store.list(METADATA_PREFIX)), None) is None:
+    if stored_identity(store) is None or not _metadata_keys(store):
         return None
     return restore_from(store, data_dir)
 
@@ -201,10 +219,16 @@ def _stage(store: ObjectStore, staging: Path, progress: Callable[[str], None]) -
     )  # fmt: skip
 
 
+def _metadata_keys(store: ObjectStore) -> list[str]:
+    """Of all copies of the metadata, the newest first."""
+    keys = [one.key for one in store.list(METADATA_PREFIX) if parse_key(one.key) is not None]
+    return sorted(keys, reverse=True)
+
+
 def _newest_metadata(store: ObjectStore) -> tuple[Metadata, list[str]]:
     """The newest snapshot that can be read, and what is wrong with newer ones."""
     problems: list[str] = []
-    for key in sorted((one.key for one in store.list(METADATA_PREFIX)), reverse=True):
+    for key in _metadata_keys(store):
         try:
             return Metadata.restore(store.get(key)), problems
         except Damage as error:

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from danube import telemetry
@@ -36,6 +37,7 @@ from danube.broker.contexts import (
 from danube.broker.controller_side import ControllerSide, dismissal
 from danube.broker.copied import note_place, settle_place
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
+from danube.broker.directories import strangers
 from danube.broker.listeners import address_text, addresses, close_listeners, open_listeners
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
 from danube.broker.service_notify import ServiceNotifier
@@ -53,6 +55,7 @@ SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5
 FIRST_START_ATTEMPTS: Final = 5
 METRICS_DRAIN_MS: Final = 1_000
+STRANGERS_SHOWN_MAX: Final = 10
 
 __all__ = ["Supervisor", "SupervisorSettings", "WorkerContext", "run"]
 _log = telemetry.events("broker.supervisor")
@@ -149,6 +152,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         process.raise_descriptor_limit()
+        _tell_strangers(self._settings.data_dir)
         _load_kernels(self._settings.progress)
         settings = self._settings
         ports = {"native": settings.native_port, **settings.extra_ports}
@@ -493,6 +497,17 @@ def run(
     ConfigInvalid.
     """
     return Supervisor(settings, worker_main, mover_main, metrics_main, controller).run()
+
+
+def _tell_strangers(data_dir: Path) -> None:
+    """Name what lies among Danube's files and is left alone."""
+    try:
+        found = strangers(data_dir)
+    except OSError:
+        return  # who needs those directories tells
+    if found:
+        shown = ", ".join(str(path) for path in found[:STRANGERS_SHOWN_MAX])
+        _log.warning("not Danube's, and left alone", count=len(found), files=shown)
 
 
 def _load_kernels(progress: Callable[[str], None] | None) -> None:

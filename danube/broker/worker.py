@@ -21,6 +21,7 @@ from danube.broker.busy_poll import BusyPoll
 from danube.broker.cluster_parts import ClusterParts
 from danube.broker.compactor import Compactor
 from danube.broker.dead_letters import DeadLetters
+from danube.broker.directories import partition_names
 from danube.broker.doors import Arrivals, Door
 from danube.broker.examinations import Examinations
 from danube.broker.housekeeping import Housekeeping
@@ -86,7 +87,7 @@ class Worker:
         partitions = self.data_dir / PARTITIONS_DIRECTORY
         partitions.mkdir(mode=0o700, exist_ok=True)
         place = self.data_dir / METADATA_DIRECTORY, context.controller_address
-        self.metadata = open_metadata(*place, create=not any(partitions.iterdir()))
+        self.metadata = open_metadata(*place, create=not partition_names(self.data_dir))
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.resize(descriptors_allowed())
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)

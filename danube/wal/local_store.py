@@ -259,7 +259,7 @@ class LocalStore:
                 names = sorted(
                     entry.name + "/" if entry.is_dir() else entry.name
                     for entry in entries
-                    if not entry.name.startswith(".")
+                    if not entry.name.startswith(".") and entry.name != "lost+found"
                 )
         except FileNotFoundError:
             return

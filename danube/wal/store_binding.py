@@ -24,7 +24,7 @@ import msgspec
 from danube import files
 from danube.clock import wall_us
 from danube.errors import ObjectMissing, StorageFailed, StorageIncompatible, StoreDamaged, WrongState
-from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, STORE_KEY
+from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, STORE_KEY, parse_key
 from danube.wal.objects import ObjectStore
 from danube.wal.reserve import reserve
 
@@ -172,7 +172,9 @@ def _binding(data_dir: Path) -> _Binding | None:
 
 
 def _holds_data(store: ObjectStore) -> bool:
-    return any(next(iter(store.list(prefix)), None) for prefix in (PARTITIONS_PREFIX, METADATA_PREFIX))
+    """Names of others, as the empty object that a console makes for a folder, are nobody's data."""
+    prefixes = (PARTITIONS_PREFIX, METADATA_PREFIX)
+    return any(parse_key(found.key) is not None for prefix in prefixes for found in store.list(prefix))
 
 
 def _decode(data: bytes, where: str | Path, kind: type[_Identity]) -> _Identity:

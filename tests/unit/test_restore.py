@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from danube import files
-from danube.broker import restore
+from danube.broker import directories, restore
 from danube.broker.data_dir import DataDir
 from danube.broker.opening import ahead_of
 from danube.broker.restore import finish_restore, restore_from, restore_if_empty
@@ -183,6 +185,71 @@ def test_a_directory_that_holds_data_is_refused(source: Source, tmp_path: Path) 
         pass
     with pytest.raises(WrongState):
         restore_from(source.store, other)
+
+
+def littered(data_dir: Path) -> list[Path]:
+    """What a disk of its own and a desktop leave in each directory that a start reads."""
+    found = []
+    for name in ("", "partitions", "metadata"):
+        (data_dir / name / "lost+found").mkdir(parents=True)
+        (data_dir / name / ".DS_Store").write_bytes(bytes(100))
+        found += [data_dir / name / "lost+found", data_dir / name / ".DS_Store"]
+    return found
+
+
+@pytest.mark.parametrize("restores", [restore_from, restore_if_empty])
+def test_strangers_are_no_data_and_stay(source: Source, tmp_path: Path, restores: Any) -> None:
+    target = tmp_path / "target"
+    strangers = littered(target)
+    with LocalLog(tmp_path / "used" / "metadata"):  # an unused broker's lock stays, too
+        shutil.copy(tmp_path / "used" / "metadata" / "metadata.lock", target / "metadata")
+    assert not restore.holds_data(target)
+    restored = restores(source.store, target)
+    assert restored is not None and (restored.topics, restored.objects) == (2, 3)
+    assert all(path.exists() for path in strangers) and not (target / "restoring").exists()
+    assert set(directories.strangers(target)) == {path for path in strangers if path.parent != target}
+    bench = reopened(source, target)
+    assert bench.hosted.log is not None and bench.hosted.log.log_end == 60
+
+
+@pytest.mark.parametrize("cut_at", [0, 1, 2])
+def test_a_disk_of_its_own_below_partitions_is_filled(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    """Names cannot be given across file systems: what is staged is copied, again after it was cut off."""
+    target, real, moved = tmp_path / "target", files.rename, 0
+
+    def rename(before: Path, after: Path) -> None:
+        nonlocal moved
+        if "restoring" in before.parts and "restoring" not in after.parts:
+            moved += 1
+            if moved == cut_at:
+                raise OSError(errno.EIO, "cut off")
+            raise OSError(errno.EXDEV, "another file system")
+        real(before, after)
+
+    monkeypatch.setattr(files, "rename", rename)
+    if cut_at:
+        with pytest.raises(StorageFailed):
+            restore_from(source.store, target)
+        half = next((target / "partitions").glob("*"), target / "partitions" / source.identity.directory_name)
+        half.with_name(half.name + ".new").mkdir(parents=True, exist_ok=True)
+    assert restore_if_empty(source.store, target) is None if cut_at else restore_from(source.store, target)
+    bench = reopened(source, target)
+    assert bench.hosted.log is not None and bench.hosted.log.log_end == 60
+    assert not (target / "restoring").exists() and bound_store(target) is not None
+
+
+def test_names_of_others_in_a_store_are_no_copies_of_metadata(source: Source, tmp_path: Path) -> None:
+    for key in ("metadata/notes.txt", "metadata/1"):
+        source.store.put(key, b"x")
+    assert restore_from(source.store, tmp_path / "target").problems == []
+    empty = MemoryStore()
+    empty.put("partitions/readme.txt", b"")
+    empty.put("metadata/readme.txt", b"")
+    ensure_bound(empty, _made(tmp_path / "first"))
+    assert restore_if_empty(empty, tmp_path / "other") is None
+    assert bound_store(tmp_path / "first") is not None
 
 
 def test_a_directory_in_use_is_refused(source: Source, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+SECTOR_BYTES = 512
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _RENAME_NOREPLACE = 1  # renameat2(2)
 _AT_FDCWD = -100
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, fallocate(2)
 _SYNC_FILE_RANGE_WRITE = 2  # sync_file_range(2): begin, do not wait
 _STATFS_BYTES = 256  # more than any layout of struct statfs; it begins with the type's magic number
@@ -66,6 +68,13 @@ def pread(fd: int, size: int, position: int) -> bytes:
 def fallocate(fd: int, position: int, size: int) -> None:
     """Reserve blocks for the range and grow the file over it; the new bytes read as zero."""
     os.posix_fallocate(fd, position, size)
+
+
+def reserve_behind(fd: int, position: int, size: int) -> None:
+    """Reserve blocks for the range and leave the file as long as it is; ftruncate gives them back."""
+    if _libc.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(position), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def punch_hole(fd: int, position: int, size: int) -> None:
@@ -240,6 +249,16 @@ def read_bounded(path: Path, size_max: int) -> bytes:
         close(fd)
 
 
+def read_start(path: Path, size_max: int) -> tuple[bytes, int]:
+    """The first ``size_max`` bytes of a file at most, and its size."""
+    fd = open_existing(path, writable=False)
+    try:
+        size = size_of(fd)
+        return pread(fd, min(size, size_max), 0), size
+    finally:
+        close(fd)
+
+
 def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """Write all of ``data``; OSError(ENOSPC) when the file takes no more."""
     view = memoryview(data)
@@ -249,6 +268,31 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> N
             raise OSError(errno.ENOSPC, "no bytes were taken")
         view = view[taken:]
         position += taken
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Give a file that is there the content ``data`` where it lies, durably: a full disk has room for that.
+
+    For a sector's worth, which reaches the disk whole or not at all.  Spaces follow what is shorter than
+    before.
+    """
+    fd = open_existing(path, writable=True)
+    try:
+        write_all(fd, data.ljust(size_of(fd)), 0)
+        fdatasync(fd)
+    finally:
+        close(fd)
+
+
+def replace_or_overwrite(path: Path, data: bytes) -> None:
+    """As replace_durably; on a full disk as overwrite, where a file is there and a sector takes ``data``."""
+    try:
+        replace_durably(path, data)
+    except OSError as error:
+        path.with_name(path.name + ".new").unlink(missing_ok=True)
+        if error.errno not in FULL_ERRNOS or len(data) > SECTOR_BYTES or not path.is_file():
+            raise
+        overwrite(path, data)
 
 
 def replace_durably(path: Path, data: bytes) -> None:

@@ -8,10 +8,12 @@
                   before the worker runs
     place         when it was itself made, so that a copy of the directory is known (danube.broker.copied)
     danube.pid    the supervisor's pid
-    reserve-N     room that worker N keeps for a full disk (danube.wal.reserve); reserve-mover: the mover
+    reserve-N     room that worker N keeps for a full disk (danube.wal.reserve); reserve-mover: the mover,
+                  reserve-supervisor: becomes danube.json
     danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
 
-The last two are conveniences: whether a broker runs is decided by the lock alone.
+Whether a broker runs is decided by the lock alone; danube.pid and danube.json are conveniences.  A start on
+a full disk takes no room: the numbers are written where they lie, and the pid may be missing.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from __future__ import annotations
 import fcntl
 import os
 import selectors
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from danube import files
+from danube import files, telemetry
+from danube.broker.directories import highest_incarnation, proof_of_use
 from danube.broker.process import alive, identity_of
 from danube.clock import monotonic_ns
 from danube.core.checksum import crc32c
 from danube.errors import AlreadyRunning, Damage, StorageFailed, StorageIncompatible
+from danube.wal.reserve import Reserve
 
 FORMAT: Final = 1
 LOCK_NAME: Final = "danube.lock"
@@ -37,6 +42,11 @@ INCARNATION_NAME: Final = "incarnation"
 PID_NAME: Final = "danube.pid"
 STATE_NAME: Final = "danube.json"
 
+RESERVE_NAME: Final = "reserve-supervisor"
+INCARNATIONS_AHEAD: Final = 1 << 16  # of starts that stored nothing which tells their number
+
+_FORMAT_DIGITS_MAX: Final = 9
+_log: Final = telemetry.events("broker.data_dir")
 _ORPHANS_WAIT_NS: Final = 5_000_000_000
 _EPOCHS_END: Final = 1 << 24  # a log has 256 epochs for each, and 32 bits
 _INCARNATION_MAX: Final = (1 << 32) - 1
@@ -81,8 +91,11 @@ class DataDir:
         except BaseException:
             os.close(self._lock)
             raise
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()} {identity_of(os.getpid())}\n".encode(), 0)
+        self._reserve = Reserve()
+        self._reserve.keep(path / RESERVE_NAME)
+        holder = f"{os.getpid()} {identity_of(os.getpid())}\n".encode()
+        with suppress(OSError):  # a full disk: it is for people, the lock is held
+            os.pwrite(self._lock, holder.ljust(os.fstat(self._lock).st_size), 0)
 
     def _take_lock(self) -> None:
         """Orphaned workers of a killed supervisor hold the lock until the kernel has ended them: wait."""
@@ -107,22 +120,32 @@ class DataDir:
                 pause.select(0.02)
 
     def _check_format(self) -> None:
-        """Write the format of a new directory; refuse a newer one."""
+        """Write the format of a new directory; refuse a newer one, and what is none."""
+        path = self.path / FORMAT_NAME
         try:
-            text = (self.path / FORMAT_NAME).read_text("ascii").strip()
+            text = path.read_text("ascii").strip()
         except FileNotFoundError:
-            if not (self.path / INCARNATION_NAME).exists():
-                self._store_incarnation(0)
-            self._replace(FORMAT_NAME, f"{FORMAT}\n".encode())
+            self._begin()
             return
         except (OSError, UnicodeDecodeError) as error:
-            raise StorageIncompatible(f"{self.path / FORMAT_NAME} cannot be read", why=str(error)) from error
-        if not text.isdigit() or int(text) > FORMAT:
+            raise _damaged_format(path, str(error)) from error
+        if not text.isdecimal() or len(text) > _FORMAT_DIGITS_MAX:
+            raise _damaged_format(path, f"it says {text[:20]!r}, which is no format")
+        if int(text) > FORMAT:
             raise StorageIncompatible(
                 f"data in {self.path} has format {text[:20]!r}",
                 why=f"this version of Danube knows formats up to {FORMAT}",
                 hint="start it with the version that wrote it; nothing was changed",
             )
+
+    def _begin(self) -> None:
+        """Write the files of a directory that has no format; there was only one so far."""
+        if (proof := proof_of_use(self.path)) is not None:
+            facts = {"file": str(self.path / FORMAT_NAME), "proof": str(proof)}
+            _log.warning("a file is missing and is written anew", **facts)
+        if not (self.path / INCARNATION_NAME).exists():
+            self._store_incarnation(0)
+        self._replace(FORMAT_NAME, f"{FORMAT}\n".encode())
 
     def next_incarnations(self, count: int) -> int:
         """Draw ``count`` fresh numbers and return the first; they are on disk before this returns.
@@ -157,25 +180,31 @@ class DataDir:
             pass
         except (OSError, ValueError) as error:
             raise _damaged_incarnation(path, str(error)) from error
-        raise _damaged_incarnation(path, "its checksum differs or it is missing")
+        raise _damaged_incarnation(path, "its checksum differs" if path.exists() else "it is missing")
 
     def _store_incarnation(self, number: int) -> None:
-        text = str(number)
-        self._replace(INCARNATION_NAME, f"{text} {crc32c(text.encode()):08x}\n".encode())
+        self._replace(INCARNATION_NAME, _incarnation_line(number).encode())
 
     def _replace(self, name: str, content: bytes) -> None:
         try:
-            files.replace_durably(self.path / name, content)
+            files.replace_or_overwrite(self.path / name, content)
         except OSError as error:
             raise _failed(f"{self.path / name} cannot be written", error) from error
 
     def write_pid(self) -> None:
-        """For scripts; Danube itself asks the lock."""
+        """For scripts; Danube itself asks the lock.  A full disk may not take it."""
         self._replace(PID_NAME, f"{os.getpid()}\n".encode())
 
     def write_state(self, state: BrokerState) -> None:
         """Tell `danube status` what runs."""
-        self._replace(STATE_NAME, msgspec.json.encode(state) + b"\n")
+        path, content = self.path / STATE_NAME, msgspec.json.encode(state) + b"\n"
+        try:
+            self._reserve.replace_durably(path, content)
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS or not path.is_file():
+                raise _failed(f"{path} cannot be written", error) from error
+            files.overwrite(path, content)
+        self._reserve.fill()
 
     def close(self) -> None:
         """Clean stop: remove what told of the running broker and unlock."""
@@ -211,10 +240,24 @@ def _failed(what: str, error: OSError) -> StorageFailed:
     return StorageFailed(what, why=why, hint="check the path, its owner and the disk")
 
 
+def _incarnation_line(number: int) -> str:
+    return f"{number} {crc32c(str(number).encode()):08x}\n"
+
+
 def _damaged_incarnation(path: Path, why: str) -> Damage:
+    line = _incarnation_line(highest_incarnation(path.parent) + INCARNATIONS_AHEAD).strip()
     return Damage(
-        f"{path} is damaged",
+        f"{path} is damaged at byte 0",
+        why=f"{why}; a number used before would let two epochs look alike",
+        hint=f"restore it from a backup, or go far ahead of all that was stored: echo '{line}' > {path}",
+        file=str(path), position=0,
+    )  # fmt: skip
+
+
+def _damaged_format(path: Path, why: str) -> Damage:
+    return Damage(
+        f"{path} is damaged at byte 0",
         why=why,
-        hint="restore it from a backup: a number used before would let two epochs look alike",
-        file=str(path),
-    )
+        hint=f"restore it from a backup, or where this version wrote the data: echo {FORMAT} > {path}",
+        file=str(path), position=0,
+    )  # fmt: skip

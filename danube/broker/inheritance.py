@@ -89,7 +89,7 @@ def read_owner(directory: Path) -> KeptOwner | None:
 
 
 def write_owner(directory: Path, kept: KeptOwner) -> None:
-    files.replace_durably(directory / OWNER_FILE, msgspec.json.encode(kept) + b"\n")
+    files.replace_or_overwrite(directory / OWNER_FILE, msgspec.json.encode(kept) + b"\n")
 
 
 def holds_log(directory: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from danube.cluster.cluster_log import ClusterLog
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import Command, Outcome
-from danube.errors import DanubeError, Overloaded
+from danube.errors import Damage, DanubeError, NotFound, Overloaded
 
 PROPOSALS_WAITING_MAX = 10_000
 
@@ -76,7 +76,18 @@ def open_metadata(directory: Path, controller_address: str, *, create: bool) -> 
     """The metadata of a single host, or of a cluster where there is a controller."""
     if controller_address:
         return ClusterLog(directory, controller_address)
-    return LocalLog(directory, create=create)
+    try:
+        return LocalLog(directory, create=create)
+    except NotFound:
+        path = directory / "metadata.log"
+        raise Damage(
+            f"{path} is missing",
+            why=f"{directory.parent / 'partitions'} holds partitions, so there was one: it says which topics"
+            " they are of",
+            hint="restore it from a backup; where an object store holds a copy, `danube storage restore`"
+            " fills an empty data directory",
+            file=str(path), position=0,
+        ) from None  # fmt: skip
 
 
 def _hand_out(thens: list[Then], outcomes: list[Outcome]) -> None:

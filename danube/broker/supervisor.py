@@ -39,13 +39,14 @@ from danube.broker.copied import note_place, settle_place
 from danube.broker.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.directories import strangers
 from danube.broker.listeners import address_text, addresses, close_listeners, open_listeners
+from danube.broker.refusal import Refusal
 from danube.broker.restarts import STABLE_NS, restart_delay_ns
 from danube.broker.service_notify import ServiceNotifier
 from danube.broker.side_process import SideProcess
 from danube.clock import monotonic_ns, wall_us
 from danube.config import Started, usable_cores
 from danube.config_sections import NO_PORT
-from danube.errors import DanubeError, Unavailable
+from danube.errors import Damage, DanubeError, Unavailable, exit_code_of
 from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
@@ -65,13 +66,14 @@ class _Worker:
     """The supervisor's view of one worker's place."""
 
     __slots__ = (
-        "counters", "deaths", "heartbeat_ns", "incarnation", "index", "pid", "seen_ns", "start_ns",
+        "counters", "deaths", "heartbeat_ns", "incarnation", "index", "pid", "refusal", "seen_ns", "start_ns",
         "started_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, region: Region) -> None:
         self.index = index
         self.counters = Counters(region, index)
+        self.refusal = Refusal()
         self.pid = 0  # 0: not running
         self.incarnation = 0
         self.start_ns = 0  # not before
@@ -228,7 +230,7 @@ class Supervisor:
         for worker in self._workers:
             self._start(worker, self._tick_ns)
         self._turn_sides(self._tick_ns)
-        self._data.write_pid()
+        self._write_pid()
         self._write_state()
 
     def _wait(self) -> None:
@@ -317,7 +319,17 @@ class Supervisor:
             passage=Passage(worker.index, self._region.pairs) if self._region.pairs else None,
             _ready_bell=self._ready_bell,
         )
-        return self._worker_main(context)
+        return self._told(lambda: self._worker_main(context), worker)
+
+    def _told(self, main: Callable[[], int | None], worker: _Worker) -> int | None:
+        """Run a worker; what keeps it from its first turn is told to the supervisor, in words."""
+        try:
+            return main()
+        except DanubeError as error:
+            if worker.counters.get(Counter.STATE) == State.READY:
+                raise
+            worker.refusal.tell(error)
+            return exit_code_of(error)
 
     def _become_child(
         self, others: list[dict[str, socket.socket]] | None = None, side: SideProcess | None = None
@@ -351,11 +363,19 @@ class Supervisor:
         worker.counters.put(Counter.PID, 0)
         self._state_changed = True
         ended = process.describe_status(status)
+        refused = worker.refusal.take()
         if self._stop_signals:
             if status:
                 _log.warning("worker did not drain", worker=worker.index, pid=pid, how=ended)
             return
-        _log.error("worker ended", worker=worker.index, pid=pid, how=ended, incarnation=worker.incarnation)
+        facts = {} if refused is None else {"why": str(refused), "hint": refused.hint}
+        _log.error(
+            "worker ended", worker=worker.index, pid=pid, how=ended, incarnation=worker.incarnation, **facts
+        )
+        if isinstance(refused, Damage) and not self._announced_ready and self._failure is None:
+            self._failure = refused  # another attempt would find the same
+            self._stop_signals += 1
+            return
         stable = served and now_ns - worker.started_ns >= STABLE_NS
         worker.deaths = 1 if stable else worker.deaths + 1
         worker.counters.add(Counter.RESTARTS)
@@ -365,13 +385,13 @@ class Supervisor:
             self._renumber(worker)
         except DanubeError as error:
             _log.error("worker cannot be numbered yet", worker=worker.index, why=str(error))
-        self._give_up_if_never_ready(worker, ended)
+        self._give_up_if_never_ready(worker, ended, refused)
 
-    def _give_up_if_never_ready(self, worker: _Worker, why: str) -> None:
+    def _give_up_if_never_ready(self, worker: _Worker, why: str, refused: DanubeError | None = None) -> None:
         """A broker that never served stops instead of trying for ever; one that has served never gives up."""
         if self._announced_ready or worker.deaths < FIRST_START_ATTEMPTS or self._failure is not None:
             return
-        self._failure = Unavailable(
+        self._failure = refused or Unavailable(
             f"worker {worker.index} cannot start",
             why=f"{why}, {worker.deaths} times in a row",
             hint="see the log lines above",
@@ -415,6 +435,12 @@ class Supervisor:
     def _addresses(self) -> dict[str, str]:
         metrics = {"metrics": self._metrics_address} if self._metrics_address else {}
         return addresses(self._listeners[0]) | metrics
+
+    def _write_pid(self) -> None:
+        try:
+            self._data.write_pid()
+        except DanubeError as error:
+            _log.warning("pid file cannot be written", why=str(error))
 
     def _write_state(self) -> None:
         self._state_changed = False
@@ -474,6 +500,7 @@ class Supervisor:
             if worker.pid:
                 os.waitpid(worker.pid, 0)
                 worker.pid = 0
+            worker.refusal.close()
         signal.set_wakeup_fd(-1)
         process.ignore_stop_signals(self._on_stop_signal)
         for descriptor in (*self._signal_pipe, self._ready_bell):

@@ -4,7 +4,8 @@ Writers:  any process, one at a time: ``propose`` takes an exclusive flock, read
           checks the command, appends, syncs, marks it committed, and only then answers.
 Readers:  all processes, without the lock, up to the mark.  ``refresh`` reads one word of shared memory when
           nothing is new (see danube.cluster.lock_count).
-Full:     a failed write is cut off again and raised; nothing of it is applied or visible.
+Full:     a failed write is cut off again and raised; nothing of it is applied or visible.  Room for some
+          more entries is reserved behind the last, so a topic can be deleted on a full disk.
 Crash:    the lock goes with its holder.  What a dead writer left behind the mark is taken over by the
           next one where it is whole (its sync may have happened) and cut where it is not.  Damage below
           the mark is an error that names the position, and nothing is touched.
@@ -21,11 +22,12 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 from typing import Final, NamedTuple
 
+from danube import files
 from danube.clock import monotonic_ns
 from danube.cluster import log_file
 from danube.cluster.acceptance import accept
@@ -52,12 +54,14 @@ from danube.errors import (
     Overloaded,
     StorageFailed,
     StorageFull,
+    StorageIncompatible,
     broken,
 )
-from danube.limits import MIB, TOPICS_MAX
+from danube.limits import KIB, MIB, TOPICS_MAX
 
 COMPACT_BYTES_MIN: Final = 4 * MIB
 COMPACT_RATIO: Final = 4
+RESERVE_BYTES: Final = 64 * KIB
 LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_POLL_S: Final = 0.001
 _CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
@@ -101,6 +105,7 @@ class LocalLog(Consensus):
         self._directory_synced = False  # since the file that is open here got its name
         self._descriptor_failed = False  # a sync failed on it; it is never synced again
         self._compact_after = 0
+        self._reserved_end = 0
         self._compaction_count = self._compaction_failure_count = 0
         try:
             self._open(create)
@@ -204,6 +209,7 @@ class LocalLog(Consensus):
         self._sync()
         log_file.write_mark(self._descriptor, self._position + len(entry))
         self._position += len(entry)
+        self._reserve_room(RESERVE_BYTES // 2)
 
     def _forget_append(self) -> None:
         """Cut what a failed append left.  Where even that fails, the next holder of the lock does it."""
@@ -213,6 +219,15 @@ class LocalLog(Consensus):
             os.ftruncate(self._descriptor, self._position)
         except OSError:
             self._descriptor_failed = True
+        self._reserved_end = 0
+        self._reserve_room(RESERVE_BYTES)
+
+    def _reserve_room(self, least: int) -> None:
+        """Have blocks for ``least`` bytes more, where the disk has room and the file system can reserve."""
+        if self._reserved_end < self._position + least:
+            with suppress(OSError):
+                files.reserve_behind(self._descriptor, self._position, RESERVE_BYTES)
+                self._reserved_end = self._position + RESERVE_BYTES
 
     def _sync(self) -> None:
         try:
@@ -293,7 +308,7 @@ class LocalLog(Consensus):
         try:
             head = log_file.read_head(descriptor, self._path)
             if self._descriptor < 0 or version_of(head.snapshot) > self._state.version:
-                state, position = Metadata.restore(head.snapshot), head.entries_start
+                state, position = self._restored(head.snapshot), head.entries_start
             else:  # what is here goes on: only the place has to be found
                 state, position = self._state, self._place_in(descriptor, head)
         except BaseException:
@@ -304,6 +319,18 @@ class LocalLog(Consensus):
             self._state = state
         self._install(descriptor, head.generation, head.entries_start)
         self._position = position
+
+    def _restored(self, snapshot: bytes) -> Metadata:
+        """The machine of a file's snapshot; the error names the file, the place and what helps."""
+        try:
+            return Metadata.restore(snapshot)
+        except StorageIncompatible as error:
+            raise StorageIncompatible(
+                f"{self._path}: {error.what}", why=error.why, hint=error.hint or "start the newer version",
+                file=self._path,
+            ) from None  # fmt: skip
+        except Damage as error:
+            raise log_file.damage(self._path, log_file.SNAPSHOT_POSITION, str(error)) from None
 
     def _place_in(self, descriptor: int, head: log_file.FileHead) -> int:
         """Where the first command lies in another file that is not applied here yet."""
@@ -324,6 +351,7 @@ class LocalLog(Consensus):
         self._generation = generation
         self._entries_start = self._position = entries_start
         self._directory_synced = self._descriptor_failed = False
+        self._reserved_end = 0  # behind the blocks that this object has reserved
         self._compact_after = max(self._compact_bytes_min, COMPACT_RATIO * entries_start)
         if former >= 0:
             os.close(former)
@@ -380,6 +408,7 @@ class LocalLog(Consensus):
         end = entries[-1].end if entries else self._position
         if end != size:
             os.ftruncate(self._descriptor, end)
+            self._reserved_end = 0
         if entries:
             # Written again, because pages whose sync has failed count as clean without being on disk.
             log_file.write_mark(self._descriptor, self._position)
@@ -457,6 +486,7 @@ class LocalLog(Consensus):
                     self._change_over()
                 self._catch_up()
                 self._mend_tail()
+                self._reserve_room(RESERVE_BYTES)
         self._changes.clear()
 
     def _damage(self, why: str) -> Damage:

@@ -43,7 +43,7 @@ _HEADER: Final = struct.Struct("<4sIQQ")
 _MARK: Final = struct.Struct("<QII")
 _ENTRY: Final = struct.Struct("<IIQ")
 _MARK_POSITION: Final = 24
-_SNAPSHOT_POSITION: Final = 40
+SNAPSHOT_POSITION: Final = 40
 _MARK_READS_MAX: Final = 1_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 def new_file(generation: int, snapshot: bytes) -> bytes:
     """The bytes of a file that holds a snapshot and no entry."""
-    end = _padded(_SNAPSHOT_POSITION + len(snapshot))
+    end = _padded(SNAPSHOT_POSITION + len(snapshot))
     numbers = struct.pack("<QQ", generation, len(snapshot))
     header = _MAGIC + crc32c(numbers).to_bytes(4, "little") + numbers
     return (header + pack_mark(end) + snapshot).ljust(end, b"\0")
@@ -118,10 +118,10 @@ def read_head(descriptor: int, path: str) -> FileHead:
     _, crc, generation, snapshot_size = _HEADER.unpack(content)
     if crc != crc32c(content[8:]):
         raise damage(path, 0, "the header fails its checksum")
-    entries_start = _padded(_SNAPSHOT_POSITION + snapshot_size)
-    content = read_all(descriptor, _SNAPSHOT_POSITION, entries_start, path)
+    entries_start = _padded(SNAPSHOT_POSITION + snapshot_size)
+    content = read_all(descriptor, SNAPSHOT_POSITION, entries_start, path)
     if any(content[snapshot_size:]):
-        raise damage(path, _SNAPSHOT_POSITION + snapshot_size, "the padding is not zero")
+        raise damage(path, SNAPSHOT_POSITION + snapshot_size, "the padding is not zero")
     return FileHead(generation, content[:snapshot_size], entries_start)
 
 
@@ -185,9 +185,10 @@ def tail_entries(content: bytes, position: int, path: str) -> list[Entry]:
 def damage(path: str, position: int, why: str) -> Damage:
     """The error for a log that differs from what was written."""
     return Damage(
-        f"metadata log is damaged at position {position}",
+        f"metadata log {path} is damaged at byte {position}",
         why=why,
-        hint=f"nothing was changed; restore {path} from a backup",
+        hint=f"nothing was changed; restore {path} from a backup; where an object store holds a copy,"
+        " `danube storage restore` fills an empty data directory",
         file=path,
         position=position,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from danube import files
 from danube.errors import Damage
 from danube.wal.descriptors import LogFile
+from danube.wal.reserve import reserve
 from danube.wal.segment import HEADER_BYTES, LogIdentity, SegmentHeader, file_name, pack_header
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.survey import Headers, survey
@@ -21,7 +22,7 @@ def create_empty(
     """A segment file without batches, durable: it keeps the numbering of an empty log."""
     segment = StoredSegment(directory, identity, base_offset, epoch)
     header = pack_header(SegmentHeader(identity, epoch, base_offset, created_us))
-    files.replace_durably(segment.file.path, header)
+    reserve.replace_durably(segment.file.path, header)
     segment.file = LogFile(segment.file.path, locked=True)
     segment.size_bytes = HEADER_BYTES
     return segment
@@ -56,6 +57,26 @@ def carry_over(source: StoredSegment, fd: int, start: Place, epoch: int) -> Stor
     files.fsync_directory(directory)
     copy.file = LogFile(path, locked=True)
     return copy
+
+
+def drop_copy(source: StoredSegment, start: Place) -> None:
+    """Remove what a copy that found no room has left."""
+    name = file_name(start.offset) + TEMPORARY_SUFFIX
+    source.directory.joinpath(name).unlink(missing_ok=True)
+
+
+def write_again(fd: int, start: int, end: int) -> None:
+    """Write bytes ``start .. end`` of a file once more where they lie, and sync them: needs no room.
+
+    A sync that failed before may have left pages that count as clean and are not on disk.
+    """
+    while start < end:
+        data = files.pread(fd, min(WINDOW_BYTES, end - start), start)
+        if not data:
+            break
+        files.write_all(fd, data, start)
+        start += len(data)
+    files.fdatasync(fd)
 
 
 def _copy(source: StoredSegment, fd: int, start: Place, target: int) -> None:

@@ -120,8 +120,18 @@ class ColdCache:
         self._number = 0
         self._punches = True
         self._random = Random(seed)  # noqa: S311 - spreads retries, guards nothing
-        shutil.rmtree(directory, ignore_errors=True)
-        files.make_directory(directory)
+        self._made = self._make()
+
+    def _make(self) -> bool:
+        """Make the directory, and empty; False on a full disk, whose worker starts without it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            files.make_directory(self.directory)
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS:
+                raise
+            return False
+        return True
 
     # -- objects ----------------------------------------------------------------------------------
 
@@ -131,6 +141,7 @@ class ColdCache:
         segment = self._segments.get(key)
         if segment is None:
             path = self.directory / key.replace("/", "+")
+            self._made = self._made or self._make()
             try:
                 fd = files.open_new(path)
                 try:

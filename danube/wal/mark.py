@@ -64,11 +64,11 @@ def pack_slot(identity: LogIdentity, mark: Mark) -> bytes:
 def read_mark(directory: Path, identity: LogIdentity) -> MarkReading:
     """The mark in force; StorageIncompatible for a newer version."""
     try:
-        data = files.read_bounded(directory / FILE_NAME, 2 * SLOT_BYTES)
+        data, size = files.read_start(directory / FILE_NAME, 2 * SLOT_BYTES)
     except FileNotFoundError:
         return MarkReading(None, False)
     found: list[Mark] = []
-    damaged = False
+    damaged = size > 2 * SLOT_BYTES
     for start in (0, SLOT_BYTES):
         slot = data[start : start + SLOT_BYTES]
         if not slot.strip(b"\0"):

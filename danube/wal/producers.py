@@ -57,9 +57,11 @@ def write_checkpoint(
 def read_checkpoint(directory: Path, identity: LogIdentity) -> Checkpoint | None:
     """None when there is none; Damage when it is not as it was written."""
     try:
-        data = files.read_bounded(directory / FILE_NAME, SNAPSHOT_BYTES_MAX + _HEAD_BYTES)
+        data, file_size = files.read_start(directory / FILE_NAME, SNAPSHOT_BYTES_MAX + _HEAD_BYTES)
     except FileNotFoundError:
         return None
+    if file_size > len(data):
+        raise Damage("producer checkpoint is longer than any")
     head, snapshot = data[: _HEAD.size], data[_HEAD_BYTES:]
     if len(data) < _HEAD_BYTES or _CRC.unpack_from(data, _HEAD.size) != (crc32c(head), 0):
         raise Damage("producer checkpoint fails its checksum")

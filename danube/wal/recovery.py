@@ -16,6 +16,7 @@ understands.  In order:
 4.  Intact batches above the sync mark may never have reached the disk, and a descriptor whose sync
     failed once must not be synced again: they are copied into a new file of the new epoch, synced,
     renamed into place, and only then cut from the old file.  The copy becomes the active segment.
+    On a full disk they are written once more where they lie, and synced: opening needs no room.
 5.  Unsealed segments get their footer.  Appends never go to an older owner's file.
 6.  A log of a history that is gone (:class:`danube.wal.local_holes.Ahead`) goes on far ahead of its end,
     behind a hole that is named first.
@@ -35,7 +36,7 @@ from danube import files
 from danube.core.batch import padded
 from danube.core.recovered import offset_ahead
 from danube.errors import Damage
-from danube.wal.carry import carry_over, create_empty
+from danube.wal.carry import carry_over, create_empty, drop_copy, write_again
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.inventory import ASIDE_SUFFIX, FoundFile, Inventory, take_inventory
@@ -375,7 +376,14 @@ class Recovery:
     def _carry(self, segment: StoredSegment, fd: int, start: Place | None) -> StoredSegment | None:
         if start is None:
             return None
-        copy = carry_over(segment, fd, start, self._epoch)
+        try:
+            copy = carry_over(segment, fd, start, self._epoch)
+        except OSError as error:
+            if error.errno not in files.FULL_ERRNOS:
+                raise
+            drop_copy(segment, start)
+            write_again(fd, start.position, segment.data_end)  # no room for a copy: they stay where they are
+            return None
         self._carried_bytes += copy.data_end - HEADER_BYTES
         if start.position > HEADER_BYTES:
             files.ftruncate(fd, start.position)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from danube import sync
+from tests.broker_process import Brokers, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -30,3 +34,50 @@ def test_strangers_in_a_fresh_directory_are_named_and_left_alone(broker: Any, tm
     process.start()
     send_one(process)
     assert (data / "partitions" / "lost+found").is_dir() and (data / "partitions" / ".DS_Store").exists()
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+HARMED: dict[str, Callable[[Path], object]] = {
+    "metadata.log flipped": lambda data: flip(data / "metadata" / "metadata.log", 50),
+    "metadata.log cut": lambda data: os.truncate(data / "metadata" / "metadata.log", 30),
+    "metadata.log missing": lambda data: (data / "metadata" / "metadata.log").unlink(),
+    "incarnation garbage": lambda data: (data / "incarnation").write_bytes(b"x"),
+    "incarnation missing": lambda data: (data / "incarnation").unlink(),
+    "format garbage": lambda data: (data / "format").write_bytes(b"\0"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMED)
+def test_a_file_that_the_broker_needs_is_named_with_place_and_remedy(
+    broker: Any, used: Path, tmp_path: Path, harm: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(used, data)
+    HARMED[harm](data)
+    process = broker(data_dir=data, start=False)
+    process.launch()
+    wait_until(lambda: not process.running, 60, "the broker refuses")
+    told = process.output_tail()
+    name = str(data / ("metadata/" * harm.startswith("metadata") + harm.split()[0]))
+    assert process.exit_code == 12, told
+    assert f"error: {name}" in told or f"error: metadata log {name}" in told
+    assert "Traceback" not in told and "why: " in told and "try: " in told
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a broker that took a record and was stopped."""
+    place = tmp_path_factory.mktemp("used")
+    brokers = Brokers(place)
+    process = brokers.make(place / "data")
+    try:
+        send_one(process)
+        assert process.stop() == 0
+        yield place / "data"
+    finally:
+        brokers.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 import danube
+from danube import sync as danube_sync
 from danube.errors import AlreadyRunning, StorageFailed, StorageFull, Unavailable
+from tests.broker_process import wait_until
 from tests.e2e.side_by_side import Bench, beside
 from tests.e2e.side_by_side import lanes as lanes
 
@@ -104,6 +107,50 @@ def test_a_full_disk_fails_sends_keeps_consumers_and_resumes_by_itself(broker: A
             assert everything[-1].payload == b"restart"
 
     asyncio.run(again())
+
+
+def fill(disk: Path) -> None:
+    """Leave not a block."""
+    filler = disk / "filler"
+    with filler.open("ab", buffering=0) as file:
+        for size in (1024 * 1024, 4096, 512, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+
+
+def test_on_a_full_disk_a_worker_is_replaced_and_a_broker_starts(broker: Any, small_disk: Path) -> None:
+    """Reading and deleting are what helps there."""
+    process = broker(data_dir=small_disk / "data", workers=1)
+
+    async def send(topic: str) -> None:
+        async with danube.connect(process.address) as client, client.producer(topic) as producer:
+            for index in range(100):
+                await producer.send(b"%06d" % index)
+
+    async def read(count: int) -> list[bytes]:
+        async with danube.connect(process.address) as client:
+            return [one.payload for one in await drain(client, "/default/full", count)]
+
+    asyncio.run(send("/default/full"))
+    asyncio.run(send("/default/other"))
+    found = asyncio.run(read(25))
+    fill(small_disk)
+    before = process.worker_pids[0]
+    process.kill_worker()
+    process.wait_worker_replaced(before)
+    found += asyncio.run(read(25))
+    assert process.stop() == 0
+    process.start()
+    found += asyncio.run(read(25))
+    process.kill()
+    process.start()
+    found += asyncio.run(read(25))
+    assert found == [b"%06d" % index for index in range(100)]
+    with danube_sync.connect(process.address) as client:
+        client.admin.delete_topic("/default/other")
+    wait_until(lambda: os.statvfs(small_disk).f_bavail > 0, 10, "the deleted topic's room is free")
+    asyncio.run(send("/default/full"))
 
 
 @needs_strace

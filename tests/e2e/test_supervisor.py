@@ -26,7 +26,7 @@ import uvloop
 from danube import telemetry
 from danube.broker.data_dir import BrokerState, DataDir, broker_state
 from danube.broker.supervisor import SupervisorSettings, WorkerContext, run
-from danube.errors import AlreadyRunning, Damage, DanubeError, StorageIncompatible, broken, exit_code_of
+from danube.errors import AlreadyRunning, DanubeError, StorageIncompatible, broken, exit_code_of
 from danube.ipc.counters import Counter, snapshot
 from danube.ipc.region import Region
 
@@ -544,18 +544,6 @@ def test_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
     with pytest.raises(StorageIncompatible):
         DataDir(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("content", [None, b"", b"17\n", b"18 00000000\n", b"\xff\xfe"])
-def test_a_damaged_incarnation_is_never_guessed(tmp_path: Path, content: bytes | None) -> None:
-    data = DataDir(tmp_path)
-    data.next_incarnations(17)
-    (tmp_path / "incarnation").unlink()
-    if content is not None:
-        (tmp_path / "incarnation").write_bytes(content)
-    with pytest.raises(Damage):
-        data.next_incarnations(1)
-    data.close()
 
 
 if __name__ == "__main__":

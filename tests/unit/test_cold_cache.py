@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -225,6 +226,21 @@ def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
     store.cache.close()
     with pytest.raises(StorageFailed):
         store.cache.segment(IDENTITY, entry)
+
+
+def test_a_full_disk_does_not_stop_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, _ = sealed(tmp_path / "log")
+    make_directory = files.make_directory
+
+    def refuse(directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(files, "make_directory", refuse)
+    cache = ColdCache(tmp_path / "none-yet", 1 << 20, lambda fetch: None, lambda identity: None)
+    with pytest.raises(StorageFailed):
+        cache.segment(IDENTITY, entry)
+    monkeypatch.setattr(files, "make_directory", make_directory)
+    assert cache.segment(IDENTITY, entry) is not None
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), ObjectMissing("gone")])

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from danube.cluster import acceptance, local_log, lock_count, log_file
-from danube.cluster.local_log import LocalLog
-from danube.core.commands import CreateTopic, DeleteTopic, TopicRecord
+from danube.cluster.local_log import RESERVE_BYTES, LocalLog
+from danube.core.commands import CreateNamespace, CreateTopic, DeleteTopic, TopicRecord
 from danube.core.policy import TopicPolicy
 from danube.errors import ClosedError, Damage, DanubeError, StorageFailed, StorageFull, TopicExists
 from tests.unit.faulty_os import FaultyOs, Killed, fail_with
@@ -496,3 +496,19 @@ def test_processes_that_create_and_die_at_any_moment_agree(tmp_path: Path, seed:
     assert len(set(ids.values())) == len(ids) >= 3 * 200 + kills, "an id is used once"
     # One that was created without an answer for each kill, and the last.
     assert len(set(present) - set(creators.answered)) <= kills + 1
+
+
+def test_room_for_more_entries_is_reserved_behind_the_last(tmp_path: Path) -> None:
+    """A full disk takes some more, for instance the deletion that makes room."""
+    with LocalLog(tmp_path) as log:
+        path = tmp_path / "metadata.log"
+        for number in range(300):
+            log.propose(CreateNamespace(namespace=f"n{number}"))
+            status = path.stat()
+            assert status.st_blocks * 512 >= status.st_size + RESERVE_BYTES // 2 - 4096
+        with path.open("ab") as file:
+            file.write(b"torn")
+    with LocalLog(tmp_path) as log:
+        log.propose(CreateNamespace(namespace="after"))
+        status = path.stat()
+        assert status.st_blocks * 512 >= status.st_size + RESERVE_BYTES // 2 - 4096

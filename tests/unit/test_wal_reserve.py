@@ -10,7 +10,7 @@ import pytest
 
 from danube import files
 from danube.errors import StorageFailed, StorageFull
-from danube.wal import producers
+from danube.wal import carry, producers
 from danube.wal.log import Log, LogOptions
 from danube.wal.producers import Checkpoint
 from danube.wal.reserve import RESERVE_BYTES, Reserve
@@ -41,6 +41,58 @@ class SmallDisk:
 
         monkeypatch.setattr(files, "fallocate", small_fallocate)
         monkeypatch.setattr(files, "pwritev", small_pwritev)
+
+
+def test_a_log_with_unsynced_batches_opens_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written again where they lie: no copy has room."""
+    log = open_log(tmp_path)
+    append(log, b"a")
+    log.write()
+    sync(log)
+    append(log, b"b")
+    log.write()
+    log.abandon()
+    before = {path.name: path.stat().st_size for path in tmp_path.glob("*.seg")}
+    synced: list[int] = []
+    fdatasync, open_new = files.fdatasync, files.open_new
+
+    def full(path: Path) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(files, "open_new", full)
+    monkeypatch.setattr(files, "fdatasync", lambda fd: (synced.append(fd), fdatasync(fd)))
+    again = open_log(tmp_path, epoch=2)
+    assert read_all(again)[0] == {0: b"a", 1: b"b"} and synced
+    assert {path.name for path in tmp_path.glob("*.seg*")} == set(before)
+    monkeypatch.setattr(files, "open_new", open_new)
+    append(again, b"c")  # into a file of its own
+    again.write()
+    assert read_all(again)[0] == {0: b"a", 1: b"b", 2: b"c"} and len(list(tmp_path.glob("*.seg"))) == 2
+    again.abandon()
+
+
+def test_a_log_whose_end_only_the_mark_knows_opens_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, kept = tmp_path / "log", Reserve()
+    log = open_log(directory)
+    append(log, b"a", b"b")
+    log.write()
+    sync(log)
+    log.abandon()
+    next(directory.glob("*.seg")).unlink()
+    kept.keep(tmp_path / "reserve-0")
+    monkeypatch.setattr(carry, "reserve", kept)
+
+    def full(path: Path) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(files, "open_new", full)
+    again = open_log(directory, epoch=2)
+    assert again.log_end == 2
+    again.abandon()
 
 
 @pytest.mark.parametrize("size", [16_384, 1 << 20, 4 << 20])

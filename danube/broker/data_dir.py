@@ -32,6 +32,7 @@ from danube.broker.directories import highest_incarnation, proof_of_use
 from danube.broker.process import alive, identity_of
 from danube.clock import monotonic_ns
 from danube.core.checksum import crc32c
+from danube.core.recovered import INCARNATIONS_AHEAD
 from danube.errors import AlreadyRunning, Damage, StorageFailed, StorageIncompatible
 from danube.wal.reserve import Reserve
 
@@ -43,7 +44,6 @@ PID_NAME: Final = "danube.pid"
 STATE_NAME: Final = "danube.json"
 
 RESERVE_NAME: Final = "reserve-supervisor"
-INCARNATIONS_AHEAD: Final = 1 << 16  # of starts that stored nothing which tells their number
 
 _FORMAT_DIGITS_MAX: Final = 9
 _log: Final = telemetry.events("broker.data_dir")

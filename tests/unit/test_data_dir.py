@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from danube import files, telemetry
-from danube.broker.data_dir import INCARNATIONS_AHEAD, BrokerState, DataDir, broker_state
+from danube.broker.data_dir import BrokerState, DataDir, broker_state
 from danube.broker.proposals import open_metadata
 from danube.broker.refusal import Refusal
 from danube.cluster.local_log import LocalLog
+from danube.core.recovered import INCARNATIONS_AHEAD
 from danube.errors import Damage, StorageFailed, StorageIncompatible
 from tests.unit.store_samples import fill_directory
 from tests.unit.wal_samples import open_log

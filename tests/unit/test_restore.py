@@ -209,7 +209,7 @@ def test_strangers_are_no_data_and_stay(source: Source, tmp_path: Path, restores
     assert all(path.exists() for path in strangers) and not (target / "restoring").exists()
     assert set(directories.strangers(target)) == {path for path in strangers if path.parent != target}
     bench = reopened(source, target)
-    assert bench.hosted.log is not None and bench.hosted.log.log_end == 60
+    assert bench.hosted.log is not None and bench.hosted.log.log_end > 60
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2])
@@ -236,7 +236,7 @@ def test_a_disk_of_its_own_below_partitions_is_filled(
         half.with_name(half.name + ".new").mkdir(parents=True, exist_ok=True)
     assert restore_if_empty(source.store, target) is None if cut_at else restore_from(source.store, target)
     bench = reopened(source, target)
-    assert bench.hosted.log is not None and bench.hosted.log.log_end == 60
+    assert bench.hosted.log is not None and bench.hosted.log.log_end > 60
     assert not (target / "restoring").exists() and bound_store(target) is not None
 
 

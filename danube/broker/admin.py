@@ -131,7 +131,7 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
         return {}
     core = hosted.subscription(name).core
     if acks:
-        acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2))
+        acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2), now_ns)
         hosted.counters.add("acks_in", acked.acked)
     for offset, delay_ms, reason in nacks:
         if 0 <= offset < _OFFSET_MAX:

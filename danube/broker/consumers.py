@@ -142,7 +142,8 @@ class SubscriptionHost:
         self._read_bytes = min(bytes_max, READ_CHUNK_BYTES)
         self._holes_changed = False
         if not self.links:
-            self.deadline_ns = self.core.tick(now_ns)  # dead letters wait for no consumer
+            # Dead letters wait for no consumer.
+            self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
             return False
         self.rate.set(self.hosted.policy.max_dispatch_rate)
         allowed = self.rate.allowed(now_ns)
@@ -150,7 +151,7 @@ class SubscriptionHost:
         if sent < bytes_max:
             sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), bytes_max - sent)
         self.bytes_sent += sent
-        self.deadline_ns = self.core.tick(now_ns)
+        self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
         if self.rate.allowed(now_ns) < 1:
             next_ns = self.rate.next_ns(now_ns)
             if next_ns is not None and self._has_more():

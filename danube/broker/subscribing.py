@@ -152,11 +152,14 @@ def subscribe(
     link.credit_bytes = min(request.credit_bytes, DELIVER_CREDIT_BYTES_MAX)
     host.links[consumer_id] = link
     session.consumers[handle] = link
+    floor, ack_timeout_ms = hosted.high_watermark, 0
+    if isinstance(host, SubscriptionHost):
+        floor, ack_timeout_ms = host.core.ack_floor, host.core.failure.ack_timeout_ms
+        if request.paced:
+            host.core.pace(consumer_id, now_ns)
     host.core.credit(consumer_id, request.credit_records)
     host.update_ready(link)
-    floor = host.core.ack_floor if isinstance(host, SubscriptionHost) else hosted.high_watermark
-    epoch = hosted.core.epoch
-    return Subscribed(joined.active, floor, hosted.high_watermark, epoch)
+    return Subscribed(joined.active, floor, hosted.high_watermark, hosted.core.epoch, ack_timeout_ms)
 
 
 def _displace(host: SubscriptionHost | LossyHost, consumer_id: int) -> None:

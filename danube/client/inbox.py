@@ -39,6 +39,7 @@ class Inbox(Generic[M, B]):
         self._message_cls = message_cls
         self._batch_cls = batch_cls
         self._current: PartitionConsumer | None = None
+        self._handed: list[PartitionConsumer] = []  # partitions of what the application has
         self._ready: deque[PartitionConsumer] = deque()
         self._ready_since_ns: dict[PartitionConsumer, int] = {}
         self._rest: dict[PartitionConsumer, Part] = {}
@@ -84,19 +85,28 @@ class Inbox(Generic[M, B]):
 
     def advance(self) -> bool:
         """Put the next batch into ``messages``; False when there is none."""
+        self._ask_for_more()
         if self.closed or not self._ready:
             self.check()
-            if not self._ready:
-                return False
-        partition = self._ready.popleft()
-        part = self._rest.pop(partition, None)
-        if part is None:
-            batch = partition.take()
-            part = Part(batch, 0, batch.record_count)
-        self._after_take(partition)
-        self._current = partition
-        self.messages = messages_of(self._message_cls, self.topic, partition, part)
-        return True
+        while self._ready:
+            partition = self._ready.popleft()
+            part = self._rest.pop(partition, None)
+            if part is None:
+                batch = partition.take()
+                part = None if batch is None else Part(batch, 0, batch.record_count)
+            self._after_take(partition)
+            self._handed.append(partition)
+            if part is not None:
+                self._current = partition
+                self.messages = messages_of(self._message_cls, self.topic, partition, part)
+                return True
+        self._ask_for_more()
+        return False
+
+    def _ask_for_more(self) -> None:
+        for partition in self._handed:
+            partition.asked_for_more()
+        self._handed.clear()
 
     def _after_take(self, partition: PartitionConsumer) -> None:
         """Queue the partition again, behind the others, while it has more."""
@@ -128,22 +138,31 @@ class Inbox(Generic[M, B]):
 
     def next_batch(self, records_max: int | None, wait_ns: int) -> tuple[B | None, int | None]:
         """The next batch that is full or has waited long enough, else (None, when one will have)."""
+        self._ask_for_more()
         if self.closed or not self._ready:
             self.check()
         if wait_ns <= 0:
-            return (self._collect(self._ready[0], records_max) if self._ready else None), None
+            while self._ready:
+                if (batch := self._collect(self._ready[0], records_max)) is not None:
+                    return batch, None
+            self._ask_for_more()
+            return None, None
         soonest: int | None = None
         now_ns = self.partitions[0].session.now_ns()
-        for partition in self._ready:
+        for partition in list(self._ready):
             due_ns = self._ready_since_ns[partition] + wait_ns
             rest = self._rest.get(partition)
             missing = (records_max or 1 << 62) - (rest.stop - rest.start if rest else 0)
             if due_ns <= now_ns or missing <= 0 or partition.half_full(missing):
-                return self._collect(partition, records_max), None
+                batch = self._collect(partition, records_max)
+                if batch is None:
+                    return self.next_batch(records_max, wait_ns)
+                return batch, None
             soonest = due_ns if soonest is None else min(soonest, due_ns)
         return None, soonest
 
-    def _collect(self, partition: PartitionConsumer, records_max: int | None) -> B:
+    def _collect(self, partition: PartitionConsumer, records_max: int | None) -> B | None:
+        """What of the partition is here; None where all of it was acked meanwhile."""
         parts: list[Part] = []
         records = size = 0
         rest = self._rest.pop(partition, None)
@@ -152,6 +171,8 @@ class Inbox(Generic[M, B]):
                 if parts and size + partition.ready[0].header.size > BATCH_BYTES_SOFT and records_max is None:
                     break
                 batch = partition.take()
+                if batch is None:
+                    continue
                 size += batch.header.size
                 rest = Part(batch, 0, batch.record_count)
             batch, start, stop = rest
@@ -168,7 +189,8 @@ class Inbox(Generic[M, B]):
                 break
         self._ready.remove(partition)
         self._after_take(partition)
-        return self._batch_cls(self.topic, partition, parts)
+        self._handed.append(partition)
+        return self._batch_cls(self.topic, partition, parts) if parts else None
 
     # -- ending ---------------------------------------------------------------------------------
 

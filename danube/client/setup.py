@@ -14,9 +14,10 @@ from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
 from danube.client.publishing import PartitionProducer
 from danube.client.reply import Plan
 from danube.client.session import Session
-from danube.client.subscribing import WINDOW_FIRST, PartitionConsumer
+from danube.client.subscribing import PartitionConsumer
 from danube.client.timers import Timer
 from danube.core import wire
+from danube.core.consumer_window import WINDOW_FIRST, WINDOW_MAX, ConsumerWindow
 from danube.core.policy import Durability, FailurePolicy
 from danube.core.wire import Kind
 from danube.errors import InvalidArgument, OperationTimeout, PolicyMismatch
@@ -191,7 +192,7 @@ def open_consumer(
     view = view_of((yield session.request(Kind.LOOKUP, wire.Lookup(options.topic))))
     size_bytes = max(options.prefetch_bytes // len(view.partitions), PREFETCH_BYTES_MIN)
     size_bytes = min(size_bytes, options.prefetch_bytes)
-    records = options.prefetch_records or WINDOW_FIRST
+    fixed = options.prefetch_records
     session.brokers.learn(view)
     partitions = [
         PartitionConsumer(
@@ -204,7 +205,7 @@ def open_consumer(
                 start=options.start[0],
                 start_value=options.start[1],
                 filters=options.filters,
-                credit_records=records,
+                credit_records=fixed or WINDOW_FIRST,
                 credit_bytes=size_bytes,
                 max_unacked=options.max_unacked,
                 failure=options.failure,
@@ -212,7 +213,7 @@ def open_consumer(
             ),
             index,
             view.reliable,
-            options.prefetch_records is None,
+            ConsumerWindow(fixed or WINDOW_FIRST, least=fixed or 1, most=fixed or WINDOW_MAX),
         )
         for index, name in enumerate(view.partitions)
     ]

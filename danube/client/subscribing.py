@@ -1,10 +1,10 @@
 """The receiving half of one partition: credit, prefetched batches, and acknowledgements merged into ranges.
 
 Credit is counted as the broker counts it: a delivery takes its records and the bytes of its
-batches.  When half of the window was taken by the application the broker gets it back in one frame.
-Without a fixed ``prefetch_records`` the window starts small and doubles while the application
-empties half of it in less than a second, so slow handlers do not hoard records that others could
-have had, and fast ones never wait.
+batches.  When half of the window was handled by the application the broker gets it back in one frame;
+what it was handed counts as handled when it asks for more.  Without a fixed ``prefetch_records`` the
+window follows the application's pace (:mod:`danube.core.consumer_window`), so slow handlers do not hoard
+records that others could have had, and fast ones never wait.
 
 After a lost connection or a moved owner the consumer subscribes again under the same name:
 batches that were prefetched and not yet handed out are dropped (the broker sends them again),
@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from danube.client.lately_acked import LatelyAcked
 from danube.client.received import ReceivedBatch, ranges_of, take_batch
 from danube.client.reply import Reply, failed_reply, settled_reply
 from danube.client.requests import Request
@@ -28,6 +29,7 @@ from danube.client.sent_acks import SentAcks
 from danube.client.session import Session
 from danube.client.timers import Timer
 from danube.core import wire
+from danube.core.consumer_window import WINDOW_MAX, ConsumerWindow, span_of
 from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
 from danube.errors import (
     ClosedError,
@@ -40,10 +42,6 @@ from danube.errors import (
 
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
-WINDOW_FIRST: Final = 256
-WINDOW_MAX: Final = 262_144
-GROW_BELOW_NS: Final = 1_000_000_000
-SHRINK_ABOVE_NS: Final = 5_000_000_000
 CLOSE_TIMEOUT_NS: Final = 5_000_000_000
 _RANGE: Final = struct.Struct("<QQ")
 
@@ -52,7 +50,7 @@ class PartitionConsumer:
     """Receives the batches of one partition for one consumer."""
 
     def __init__(
-        self, session: Session, body: wire.Subscribe, index: int, reliable: bool, adaptive: bool
+        self, session: Session, body: wire.Subscribe, index: int, reliable: bool, window: ConsumerWindow
     ) -> None:
         self.session = session
         self.partition = body.partition
@@ -67,14 +65,13 @@ class PartitionConsumer:
         self.when_reset: Callable[[PartitionConsumer], None] = _nothing
         self._body = body
         self._reliable = reliable
-        self._adaptive = adaptive
         self._handle = 0
         self._subscribed = False
         self._closed = False
-        self._window_records = body.credit_records
-        self._taken_records = 0
+        self._window = window
+        self._handed_records = 0  # taken by the application, which has not asked for more
+        self._taken_records = 0  # handled, and not given back as credit
         self._taken_bytes = 0
-        self._replenished_ns = 0
         self.last_error: BaseException | None = None
         self._attempts = 0
         self._retry: Timer | None = None
@@ -91,6 +88,7 @@ class PartitionConsumer:
         self._request: Request | None = None  # the SUBSCRIBE that is not answered yet
         self._closing: Reply | None = None  # acks have to be sent before it can be closed
         self._lost_acks = False  # it failed with acks that were not sent
+        self._lately_acked = LatelyAcked()
 
     def start(self) -> None:
         """Subscribe on the session's connection, now or when there is one."""
@@ -107,6 +105,8 @@ class PartitionConsumer:
         position, end = DELIVERY_BYTES, len(body)
         statistics = self.session.statistics
         ready = self.ready
+        if not ready and not self._handed_records:
+            self._window.began(self.session.now_ns())
         while position < end:
             try:
                 batch = take_batch(body, position, delivery.redelivery_count)
@@ -119,63 +119,68 @@ class PartitionConsumer:
             statistics.records_delivered += batch.record_count
             statistics.bytes_delivered += size
             ready.append(batch)
+            if not delivery.redelivery_count:
+                self._first_delivered(batch.header.base_offset, batch.record_count)
             self.ready_records += batch.record_count
             self.ready_bytes += size
         self.when_ready(self)
 
-    def take(self) -> ReceivedBatch:
-        """Hand the oldest batch to the application and give its credit back; only when one is ``ready``."""
+    def _first_delivered(self, start: int, record_count: int) -> None:
+        if start < self._lately_acked.delivered_end:
+            self.write_acks()  # they belong to what was before
+        self._lately_acked.delivered(start, start + record_count)
+
+    def take(self) -> ReceivedBatch | None:
+        """Hand the oldest batch to the application; only when one is ``ready``.
+
+        None where all of it was acked meanwhile, after an earlier delivery.
+        """
         batch = self.ready.popleft()
         self.ready_records -= batch.record_count
         self.ready_bytes -= batch.header.size
-        self._taken_records += batch.record_count
+        self._handed_records += batch.record_count
         self._taken_bytes += batch.header.size
-        self._give_credit_back()
-        return batch
+        return self._without_acked(batch) if batch.redelivery_count else batch
+
+    def _without_acked(self, batch: ReceivedBatch) -> ReceivedBatch | None:
+        self.write_acks()
+        rest, acked = self._lately_acked.split(batch)
+        if acked:
+            self.ack_ranges(acked)  # the first time it may have come too late
+        return rest
+
+    def asked_for_more(self) -> None:
+        """The application has handled what it was handed: its credit goes back."""
+        handed, self._handed_records = self._handed_records, 0
+        if handed:
+            self._taken_records += handed + self._window.handled(handed, self.session.now_ns())
+            self._give_credit_back()
 
     def _give_credit_back(self) -> None:
-        """Once half of the window was taken."""
-        taken_records, taken_bytes = self._taken_records, self._taken_bytes
-        if 2 * taken_records >= self._window_records or 2 * taken_bytes >= self._body.credit_bytes:
-            self._replenish()
-
-    def _replenish(self) -> None:
-        if not self._subscribed:
-            return
+        """Once half of the window was handled, or it has grown."""
         records, size_bytes = self._taken_records, self._taken_bytes
-        if self._adaptive:
-            records += self._adapt()
-        self._taken_bytes = 0
-        self._taken_records = min(records, 0)
-        if records > 0 or size_bytes > 0:
+        enough = 2 * records >= self._window.records or 2 * size_bytes >= self._body.credit_bytes
+        if enough and self._subscribed:
+            self._taken_bytes = 0
+            self._taken_records = min(records, 0)
             self.session.send(wire.credit_frame(self._handle, max(records, 0), size_bytes))
 
     def half_full(self, records: int) -> bool:
         """Whether ``records`` are here, or as many as credit lets come."""
         return (
-            self.ready_records >= min(records, self._window_records // 2)
+            self.ready_records >= min(records, -(-self._window.records // 2))
             or 2 * self.ready_bytes >= self._body.credit_bytes
         )
 
     def widen(self, records: int) -> None:
         """Let at least so many records come, where the window is not fixed."""
-        more = min(records, WINDOW_MAX) - self._window_records
-        if self._adaptive and more > 0:
-            self._window_records += more
-            if self._subscribed:
-                self.session.send(wire.credit_frame(self._handle, more, 0))
-
-    def _adapt(self) -> int:
-        """Change the window to fit the pace of the application; return by how much."""
-        now_ns = self.session.now_ns()
-        elapsed_ns = now_ns - self._replenished_ns
-        self._replenished_ns = now_ns
-        window = self._window_records
-        if elapsed_ns < GROW_BELOW_NS and 2 * self._taken_records >= window:
-            self._window_records = min(2 * window, WINDOW_MAX)
-        elif elapsed_ns > SHRINK_ABOVE_NS:
-            self._window_records = max(window // 2, WINDOW_FIRST)
-        return self._window_records - window
+        if not self._window.fixed:
+            self._window.least = min(records, WINDOW_MAX)
+            more = self._window.least - self._window.records
+            if more > 0:
+                self._window.records += more
+                if self._subscribed:
+                    self.session.send(wire.credit_frame(self._handle, more, 0))
 
     # -- acknowledgements -----------------------------------------------------------------------
 
@@ -284,6 +289,7 @@ class PartitionConsumer:
     def _write_ranges(self) -> None:
         ranges, self._acked_ranges = self._acked_ranges, []
         self._sent_acks.add(ranges)
+        self._lately_acked.acked(ranges, self.session.now_ns())
         for position in range(0, len(ranges), RANGES_PER_FRAME):
             few = ranges[position : position + RANGES_PER_FRAME]
             packed = _RANGE.pack(*few[0]) if len(few) == 1 else np.array(few, "<u8").tobytes()
@@ -362,9 +368,9 @@ class PartitionConsumer:
         if self._closed or not self.session.ready:
             return
         self._handle = handle = self.session.new_handle(self)
-        self._body.credit_records = self._window_records
-        self._taken_records = self._taken_bytes = 0
-        self._replenished_ns = self.session.now_ns()
+        self._body.credit_records = self._window.records
+        self._handed_records = self._taken_records = self._taken_bytes = 0
+        self._window.began(self.session.now_ns())
         self._request = request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
         request.when_settled(lambda _: self._on_subscribed(request, handle))
 
@@ -377,9 +383,11 @@ class PartitionConsumer:
         if error is None:
             self._attempts = 0
             self._subscribed = True
-            self._give_credit_back()  # batches may have come before this answer
             self.active = request.value.active
             self._body.epoch = request.value.epoch  # who comes back does not make it anew
+            if request.value.ack_timeout_ms:
+                self._window.span_ns = span_of(request.value.ack_timeout_ms * 1_000_000)
+            self._give_credit_back()  # batches may have come before this answer
             if self._dirty:
                 self.session.mark_dirty(self)
             self.opened.resolve(request.value)
@@ -430,6 +438,7 @@ class PartitionConsumer:
             self._syncing = None
             self._syncs, self._asked = self._asked + self._syncs, []
         self._sent_acks.lose()
+        self._lately_acked.clear()
         self.ready.clear()
         self.ready_records = self.ready_bytes = 0
         self.when_reset(self)

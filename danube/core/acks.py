@@ -157,6 +157,17 @@ def in_flight_at(window: Window, seat: int, ranges: Ranges) -> Offsets:
     return chosen
 
 
+def by_owner(window: Window, offsets: Offsets) -> list[tuple[int, int, int]]:
+    """``(seat, lowest offset, records)`` for each seat that has some of ``offsets`` (ascending) in flight."""
+    if len(offsets) == 1:
+        offset = int(offsets[0])
+        return [(int(window.owner[offset & window.mask]), offset, 1)]
+    seats, first, counts = np.unique(
+        window.owner[offsets & window.mask], return_index=True, return_counts=True
+    )
+    return list(zip(seats.tolist(), offsets[first].tolist(), counts.tolist(), strict=True))
+
+
 def named_count(ranges: Offsets) -> int:
     """How many records sound ranges name; one counts at most 2**40."""
     return int(np.minimum(ranges[:, 1] - ranges[:, 0], _COUNTED_PER_RANGE_MAX).sum())

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from danube.core.glob import KeyFilter
 from danube.core.grants import JoinResult, Mode
+from danube.core.paced import NEVER_NS, PacedSeat
 from danube.errors import InvalidArgument, LimitExceeded, SubscriptionBusy, SubscriptionNotFound, broken
 from danube.limits import CONSUMERS_PER_SUBSCRIPTION_MAX
 
@@ -41,8 +42,8 @@ class Consumers:
     seat that may be sent records now.
     """
 
-    __slots__ = ("_by_name", "_free", "_pointer", "by_id", "by_seat", "credit", "eligible", "mode", "order",
-                 "ready")  # fmt: skip
+    __slots__ = ("_by_name", "_free", "_pointer", "_stall_ns", "by_id", "by_seat", "credit", "eligible",
+                 "mode", "order", "paced", "ready")  # fmt: skip
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
@@ -50,6 +51,8 @@ class Consumers:
         self._by_name: dict[str, Consumer] = {}
         self.by_seat: dict[int, Consumer] = {}
         self.order: list[Consumer] = []
+        self.paced: dict[int, PacedSeat] = {}
+        self._stall_ns = NEVER_NS  # no paced consumer may have more before
         self.credit = np.zeros(_SEATS_FIRST, np.int64)
         self.ready = np.zeros(_SEATS_FIRST, np.uint8)
         self.eligible = 0
@@ -103,6 +106,7 @@ class Consumers:
         self.eligible &= ~(1 << consumer.seat)
         self.credit[consumer.seat] = 0
         self.ready[consumer.seat] = 0
+        self.paced.pop(consumer.seat, None)
         heapq.heappush(self._free, consumer.seat)
         return place
 
@@ -116,10 +120,25 @@ class Consumers:
         if records < 0:
             raise InvalidArgument("credit is not negative", records=records)
         seat = self._seat(consumer_id)
-        total = min(int(self.credit[seat]) + min(records, _CREDIT_MAX), _CREDIT_MAX)
-        self.credit[seat] = total
-        if total and self.ready[seat]:
+        paced = self.paced.get(seat)
+        if paced is None:
+            self._set_credit(seat, int(self.credit[seat]) + min(records, _CREDIT_MAX))
+        else:
+            paced.withheld = min(paced.withheld + records, _CREDIT_MAX)
+            self._set_credit(seat, paced.usable(int(self.credit[seat])))
+            self._stall_ns = min(self._stall_ns, paced.stalled_ns(int(self.credit[seat])))
+
+    def return_credit(self, consumer_id: int, records: int) -> None:
+        """So many were granted and not sent."""
+        seat = self._seat(consumer_id)
+        self._set_credit(seat, int(self.credit[seat]) + records)
+
+    def _set_credit(self, seat: int, records: int) -> None:
+        self.credit[seat] = min(records, _CREDIT_MAX)
+        if records and self.ready[seat]:
             self.eligible |= 1 << seat
+        else:
+            self.eligible &= ~(1 << seat)
 
     def set_ready(self, consumer_id: int, ready: bool) -> None:
         seat = self._seat(consumer_id)
@@ -166,6 +185,65 @@ class Consumers:
         if active is None or not self.eligible >> active.seat & 1:
             return 0
         return int(self.credit[active.seat])
+
+    # -- pace --------------------------------------------------------------------------------------
+
+    def pace(self, consumer_id: int, now_ns: int, ack_timeout_ns: int) -> None:
+        """Let its acks say how much of its credit this consumer can use; it has none yet."""
+        self.paced[self._seat(consumer_id)] = PacedSeat(now_ns, ack_timeout_ns)
+
+    def began(self, consumer_ids: list[int], now_ns: int) -> None:
+        """These were granted something."""
+        for consumer_id in consumer_ids:
+            paced = self.paced.get(self.by_id[consumer_id].seat)
+            if paced is not None:
+                paced.began(now_ns)
+                self._may_stall(paced, now_ns)
+
+    def released(self, seat: int, count: int, handled: int, now_ns: int) -> None:
+        """So many records are not in flight at ``seat`` any more, and were ``handled`` or timed out (0)."""
+        paced = self.paced.get(seat)
+        if paced is not None:
+            if handled:
+                paced.settled(handled, now_ns)
+            else:
+                paced.timed_out(now_ns)
+            self._may_stall(paced, now_ns)
+            self.forgotten(seat, count, now_ns)
+
+    def forgotten(self, seat: int, count: int, now_ns: int) -> None:
+        """So many records are not in flight at ``seat`` any more, which is not its doing."""
+        paced = self.paced.get(seat)
+        if paced is not None:
+            credit = int(self.credit[seat])
+            paced.open -= count
+            if paced.open == credit:
+                paced.has_nothing(now_ns)
+            self._set_credit(seat, paced.usable(credit))
+
+    def nothing_in_flight(self, now_ns: int) -> None:
+        """All that was in flight is forgotten."""
+        for seat, paced in self.paced.items():
+            self.forgotten(seat, paced.open - int(self.credit[seat]), now_ns)
+
+    def follow(self, ack_timeout_ns: int) -> None:
+        """The ack timeout is another one."""
+        for paced in self.paced.values():
+            paced.follow(ack_timeout_ns)
+
+    def pass_stalls(self, now_ns: int) -> int | None:
+        """Give more to those that settle nothing, and return when to ask again."""
+        if now_ns >= self._stall_ns:
+            self._stall_ns = NEVER_NS
+            for seat, paced in self.paced.items():
+                if paced.stalled_ns(int(self.credit[seat])) <= now_ns:
+                    paced.stalled(now_ns)
+                    self._set_credit(seat, paced.usable(int(self.credit[seat])))
+                self._stall_ns = min(self._stall_ns, paced.stalled_ns(int(self.credit[seat])))
+        return None if self._stall_ns == NEVER_NS else self._stall_ns
+
+    def _may_stall(self, paced: PacedSeat, now_ns: int) -> None:
+        self._stall_ns = min(self._stall_ns, max(paced.stalled_ns(0), now_ns))
 
     # -- turns -------------------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from danube.core.begun import Begun
 from danube.core.grants import DeadLetter, Offsets
 from danube.core.policy import FailurePolicy
 from danube.core.redelivery import MS, DeadLetters, Timetable, redelivery_delay_ms
@@ -19,6 +22,7 @@ class Failures:
     def __init__(self, window: Window, policy: FailurePolicy) -> None:
         self.policy = policy
         self.nacked = self.timed_out = self.dropped = self.dead_lettered_count = 0
+        self.begun = Begun()
         self._window = window
         self._timeouts = Timetable()
         self._retries = Timetable()
@@ -34,13 +38,18 @@ class Failures:
         moments = (self._timeouts.next_ns, self._retries.next_ns, self._dead.next_ns)
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def pass_time(self, now_ns: int) -> bool:
-        """Apply deadlines and delays that have come; True when the cursor may have moved."""
+    def pass_time(self, now_ns: int, timed_out: Callable[[Offsets, int], None]) -> bool:
+        """Apply deadlines and delays that have come; True when the cursor may have moved.
+
+        ``timed_out`` is told of records that are late, while they still are in flight.
+        """
         window = self._window
         moved = False
         for moment in self._timeouts.take(now_ns, window.floor):
             late = window.select(moment.start, moment.end, IN_FLIGHT, moment.stamp)
+            late = self._overdue(late, now_ns)
             if len(late):
+                timed_out(late, now_ns)
                 self.timed_out += len(late)
                 moved |= self.fail(late, 0, f"not acked within {self.policy.ack_timeout_ms} ms", now_ns)
         for moment in self._retries.take(now_ns, window.floor):
@@ -49,6 +58,28 @@ class Failures:
         if again:
             window.move(np.array(sorted(again), np.int64), DEAD)
         return moved
+
+    def _overdue(self, late: Offsets, now_ns: int) -> Offsets:
+        """Those of ``late`` that their consumers can have begun long ago; the others get a later deadline."""
+        window, timeout_ns = self._window, self.policy.ack_timeout_ms * MS
+        owners = window.owner[late & window.mask]
+        since_ns = np.zeros(len(late), np.int64)
+        order = np.argsort(owners, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+            if len(mine):
+                since_ns[mine] = self.begun.since(int(owners[mine[0]]), late[mine])
+        waits = since_ns > now_ns - timeout_ns
+        for begun_ns in np.unique(since_ns[waits]).tolist():
+            waiting = late[waits & (since_ns == begun_ns)]
+            start, end = int(waiting[0]), int(waiting[-1]) + 1
+            window.stamp[waiting & window.mask] = self._timeouts.add(
+                now_ns, begun_ns + timeout_ns - now_ns, start, end
+            )
+        return late[~waits]
+
+    def settled(self, seat: int, offset: int, now_ns: int) -> None:
+        """The consumer at ``seat`` acked or nacked ``offset``, the lowest of those that it did now."""
+        self.begun.settled(seat, offset, now_ns, self.policy.ack_timeout_ms * MS)
 
     def fail(self, offsets: Offsets, delay_ms: int, reason: str, now_ns: int) -> bool:
         """Records in flight were nacked or are late; True when the cursor may have moved."""
@@ -137,6 +168,7 @@ class Failures:
 
     def clear(self) -> None:
         """Everything in the window is forgotten (seek)."""
+        self.begun.clear()
         self._timeouts.clear()
         self._retries.clear()
         self._dead.clear()

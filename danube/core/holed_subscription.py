@@ -130,8 +130,8 @@ class HoledSubscription(Subscription):
 
     # -- what ends the wait for a jump ------------------------------------------------------------
 
-    def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
-        result = super().ack(consumer_id, ranges)
+    def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
+        result = super().ack(consumer_id, ranges, now_ns)
         if self._jumping:
             self._jump()
         return result
@@ -140,8 +140,8 @@ class HoledSubscription(Subscription):
         super().dead_lettered(offset)
         self._jump()
 
-    def tick(self, now_ns: int) -> int | None:
-        again_ns = super().tick(now_ns)
+    def tick(self, now_ns: int, available_end: int = 0) -> int | None:
+        again_ns = super().tick(now_ns, available_end)
         return now_ns if self._jumping and self._jump() else again_ns
 
     def skip(self, ranges: Offsets, why: str) -> int:

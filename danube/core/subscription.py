@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, in_flight_at, offsets_in
+from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, by_owner, in_flight_at, offsets_in
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
@@ -32,6 +32,7 @@ from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, O
 from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
 from danube.core.policy import FailurePolicy, check_max_unacked
+from danube.core.redelivery import MS
 from danube.core.subscription_report import check_agreement, counts_of, progress, reason
 from danube.core.undelivered import forget_delivery, take_back
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
@@ -79,7 +80,7 @@ class Subscription:
         self._parts = (self._window, self._consumers, self._failures)
         self._key_of: KeyOf | None = None
         self._available_end = 0
-        self._trim_at_ns = 0
+        self._trim_at_ns = self._now_ns = 0
         self._counters = dict.fromkeys(_COUNTED, 0)
 
     @property
@@ -95,6 +96,7 @@ class Subscription:
         """Follow another failure policy from the next failure on; the cursor keeps it where it is its own."""
         failure.check()
         self._failures.policy = failure
+        self._consumers.follow(failure.ack_timeout_ms * MS)
         self._state = replace(self._state, failure=failure if own else None)
         self.version += 1
 
@@ -157,6 +159,12 @@ class Subscription:
             self._window.freed = True
         return consumers.result(consumer, displaced)
 
+    def pace(self, consumer_id: int, now_ns: int) -> None:
+        """Let a consumer use only as much of its credit as its acks call for, where others could have the
+        rest; to be said before it has credit."""
+        if not self.mode.single:
+            self._consumers.pace(consumer_id, now_ns, self.failure.ack_timeout_ms * MS)
+
     def leave(self, consumer_id: int, now_ns: int) -> None:
         """Disconnect a consumer (if it is one); what it had in flight may be granted again at once."""
         if consumer_id in self._consumers.by_id:
@@ -165,6 +173,7 @@ class Subscription:
     def _remove(self, consumer_id: int) -> int:
         consumer = self._consumers.by_id[consumer_id]
         self._window.move(self._window.owned(consumer.seat), READY)
+        self._failures.begun.leave(consumer.seat)
         if self._keys is not None:
             self._ring.remove(consumer.seat)
             self._keys.ring_changed()
@@ -208,6 +217,11 @@ class Subscription:
             piece_end = self._pass_ahead(available_end)
             if self._window.next < piece_end:
                 grants += self._grant_piece(piece_end, available_end, now_ns, hashes, hashes_start)
+        return self._begun(grants, now_ns)
+
+    def _begun(self, grants: list[Grant], now_ns: int) -> list[Grant]:
+        if self._consumers.paced:
+            self._consumers.began([grant.consumer_id for grant in grants], now_ns)
         return grants
 
     def _grant_piece(
@@ -293,9 +307,11 @@ class Subscription:
     def due(self, now_ns: int, limit: int) -> list[Grant]:
         """Grant up to ``limit`` records whose time has come, in offset order; key-shared: also held ones."""
         self._pass_time(now_ns)
+        again = self._due(now_ns, limit) if self._keys is None else self._due_keyed(now_ns, limit)
+        return self._begun(again, now_ns)
+
+    def _due(self, now_ns: int, limit: int) -> list[Grant]:
         window, consumers = self._window, self._consumers
-        if self._keys is not None:
-            return self._due_keyed(now_ns, limit)
         if not window.counts[READY] or window.counts[BLOCKED] or not consumers.eligible:
             return []
         if self.mode.single:
@@ -369,14 +385,21 @@ class Subscription:
         """Records of a grant from ``start`` on could not be sent: ready again as if not granted; how many."""
         return take_back(self._window, self._consumers, grant, start)
 
-    def ack(self, consumer_id: int | None, ranges: Ranges) -> AckResult:
+    def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
         """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in
         flight; see :mod:`danube.core.acks`."""
-        window = self._window
+        window, seat = self._window, self._seat(consumer_id)
         dead = window.counts[DEAD] + window.counts[BURIED]
-        acked, ignored, refused = acknowledge(window, self._seat(consumer_id), ranges)
+        in_flight, floor = window.counts[IN_FLIGHT], window.floor
+        owners = by_owner(window, in_flight_at(window, seat, ranges)) if seat == ANY_SEAT else []
+        acked, ignored, refused = acknowledge(window, seat, ranges)
         if acked:
             self._moved()
+            released = in_flight - window.counts[IN_FLIGHT]
+            if released and seat != ANY_SEAT:
+                lowest = int(ranges[0, 0]) if len(ranges) == 1 else int(ranges[:, 0].min())
+                owners = [(seat, max(lowest, floor), released)]
+            self._settled(owners, now_ns)
             if dead:
                 self._failures.forget_acked()
         counters = self._counters
@@ -384,6 +407,12 @@ class Subscription:
         counters["ack_ignored"] += ignored
         counters["ack_refused"] += refused
         return AckResult(acked, ignored, refused)
+
+    def _settled(self, owners: list[tuple[int, int, int]], now_ns: int) -> None:
+        """Consumers settled records that they had in flight: ``(seat, lowest offset, records)``."""
+        for seat, offset, count in owners:
+            self._failures.settled(seat, offset, now_ns)
+            self._consumers.released(seat, count, count, now_ns)
 
     def _seat(self, consumer_id: int | None) -> int:
         if consumer_id is None:
@@ -396,6 +425,7 @@ class Subscription:
         The delay is the policy's or ``delay_ms`` if that is longer (-1 or 0: the policy's)."""
         offsets = in_flight_at(self._window, self._seat(consumer_id), ranges)
         if len(offsets):
+            self._settled(by_owner(self._window, offsets), now_ns)
             self._failures.nacked += len(offsets)
             if self._failures.fail(offsets, delay_ms, reason, now_ns):
                 self._moved()
@@ -406,23 +436,46 @@ class Subscription:
         That is no failure, and their delivery does not count."""
         offsets = in_flight_at(self._window, self._seat(consumer_id), ranges)
         if len(offsets):
+            for seat, _, count in by_owner(self._window, offsets):
+                self._consumers.forgotten(seat, count, self._now_ns)
             forget_delivery(self._window, offsets)
         return len(offsets)
 
-    def tick(self, now_ns: int) -> int | None:
+    def tick(self, now_ns: int, available_end: int = 0) -> int | None:
         """Apply timeouts and delays that have come; return when to call again (None: no need; ``now_ns``:
-        records became ready)."""
+        records became ready, or a consumer may have more of those below ``available_end``)."""
         window = self._window
         ready_before = window.counts[READY]
         self._pass_time(now_ns)
         if now_ns >= self._trim_at_ns:
             self._trim_at_ns = now_ns + _TRIM_INTERVAL_NS
             window.trim()
-        return now_ns if window.counts[READY] > ready_before else self._failures.next_ns
+        self._now_ns = now_ns
+        self._available_end = max(self._available_end, available_end)
+        stall_ns = self._pass_stalls(now_ns) if self._consumers.paced else None
+        if window.counts[READY] > ready_before:
+            return now_ns
+        moments = (self._failures.next_ns, stall_ns)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def _pass_stalls(self, now_ns: int) -> int | None:
+        """Where records wait for paced consumers that settle nothing; return when to look again."""
+        window = self._window
+        if window.next >= self._available_end and not window.counts[READY] + window.counts[HELD]:
+            return None
+        able = self._consumers.eligible
+        next_ns = self._consumers.pass_stalls(now_ns)
+        window.freed = True
+        return now_ns if self._consumers.eligible & ~able else next_ns
 
     def _pass_time(self, now_ns: int) -> None:
-        if self._failures.pass_time(now_ns):
+        if self._failures.pass_time(now_ns, self._timed_out):
             self._moved()
+
+    def _timed_out(self, late: Offsets, now_ns: int) -> None:
+        if self._consumers.paced:
+            for seat, _, count in by_owner(self._window, late):
+                self._consumers.released(seat, count, 0, now_ns)
 
     def unblock(self, now_ns: int) -> int:
         """Blocked records are delivered again with a fresh count; return how many."""
@@ -455,6 +508,7 @@ class Subscription:
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:
         """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten."""
         self._window.reset(min(max(offset, 0), log_end))
+        self._consumers.nothing_in_flight(now_ns)
         self._failures.clear()
         self._ahead = Ahead()
         self.version += 1
@@ -482,6 +536,10 @@ class Subscription:
             offsets = offsets_in(ranges, window.floor, window.next)
             offsets = offsets[window.state[offsets & window.mask] != ACKED]
             settled = len(offsets)
+            if self._consumers.paced:
+                in_flight = offsets[window.state[offsets & window.mask] == IN_FLIGHT]
+                for seat, _, count in by_owner(window, in_flight):
+                    self._consumers.forgotten(seat, count, self._now_ns)
             window.move(offsets, ACKED)
             window.advance()
         ahead = ranges[ranges[:, 1] > window.next]
@@ -516,4 +574,7 @@ class Subscription:
         """Raise InvariantBroken if anything here contradicts itself."""
         self._window.check()
         self._consumers.check()
+        for seat, paced in self._consumers.paced.items():
+            if paced.open != int(self._consumers.credit[seat]) + len(self._window.owned(seat)):
+                broken("a paced consumer's records are counted differently", seat=seat, open=paced.open)
         check_agreement(self._window, self._ahead, self._outstanding_max)

@@ -26,7 +26,7 @@ def take_back(window: Window, consumers: Consumers, grant: Grant, start: int) ->
     index = offsets & window.mask
     offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
     forget_delivery(window, offsets)
-    consumers.add_credit(grant.consumer_id, len(offsets))
+    consumers.return_credit(grant.consumer_id, len(offsets))
     return len(offsets)
 
 

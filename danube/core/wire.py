@@ -169,6 +169,7 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
     failure: FailurePolicy | None = None  # None: the topic's
     topic_id: int = 0  # as in OpenProducer
     epoch: int = 0
+    paced: bool = False  # what of the credit can be used follows from acks, where records are shared
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True):
@@ -176,6 +177,7 @@ class Subscribed(msgspec.Struct, omit_defaults=True):
     ack_floor: int = 0
     high_watermark: int = 0
     epoch: int = 0  # of the partition at its owner
+    ack_timeout_ms: int = 0  # 0: no record times out
 
 
 class Nack(msgspec.Struct, omit_defaults=True):

@@ -4,7 +4,8 @@ A consumer id is derived from topic, subscription and consumer name and kept in 
 valid on every worker and after every restart.  What a worker holds for it is a handle at the owner of
 the partition, bound to one connection: when the connection or the stream goes, the handle is closed and
 what it held is delivered again.  Records go out as fast as the client's windows open: the owner gets
-credit only for what the stream has taken.
+credit only for what the stream has taken.  Clients take all that comes and keep it, so where records are
+shared the owner lets acks say how much of that credit can be used.
 
 Acks of one turn are settled together, one request for each subscription, whoever holds the record.
 """
@@ -152,6 +153,7 @@ class Consuming:
             mode=identity.mode,
             filters=list(identity.filters),
             topic_id=identity.topic_id,
+            paced=True,
         )
         try:
             await self._session.call(Kind.SUBSCRIBE, body, consumer.handle)

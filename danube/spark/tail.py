@@ -20,6 +20,7 @@ from danube.client.received import ReceivedBatch
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START, pack_header
+from danube.core.consumer_window import ConsumerWindow
 from danube.core.recovered import History
 from danube.errors import DanubeError, FetchPending, OperationTimeout
 from danube.limits import MIB
@@ -121,7 +122,8 @@ class Tail:
             partition=partition, subscription=name, consumer=name, mode="exclusive", start="offset",
             start_value=start, credit_records=_CREDIT_RECORDS, credit_bytes=_CREDIT_BYTES,
         )  # fmt: skip
-        consumer = PartitionConsumer(session, body, 0, reliable=True, adaptive=False)
+        window = ConsumerWindow(_CREDIT_RECORDS, least=_CREDIT_RECORDS, most=_CREDIT_RECORDS)
+        consumer = PartitionConsumer(session, body, 0, reliable=True, window=window)
         try:
             with connection.lock:
                 consumer.start()
@@ -131,7 +133,10 @@ class Tail:
                 if not connection.wait_until(lambda: bool(consumer.ready or consumer.failure), _WAIT_S):
                     raise _silent(partition, at, end)
                 with connection.lock:
+                    consumer.asked_for_more()
                     batch = _taken(consumer)
+                    if batch is None:
+                        continue
                     first, at = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
                     consumer.ack_ranges([(first, at)])
                 yield pack_header(batch.header)[:BODY_CRC_START] + batch.body, first, at
@@ -163,7 +168,7 @@ def _ends_of(facts: Mapping[str, Any]) -> PartitionEnds:
     return PartitionEnds(int(facts["start"]), int(facts["high_watermark"]), tuple(holes), histories)
 
 
-def _taken(consumer: PartitionConsumer) -> ReceivedBatch:
+def _taken(consumer: PartitionConsumer) -> ReceivedBatch | None:
     if consumer.failure is not None:
         raise consumer.failure.with_traceback(None)
     return consumer.take()

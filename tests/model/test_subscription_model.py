@@ -66,6 +66,7 @@ class Model:
     members: list[Member] = field(default_factory=list)  # in order of joining
     pointer: int = 0
     taken: int = 0  # offsets below were granted, held or passed over
+    settled: list[tuple[int, int, int]] = field(default_factory=list)  # consumer, offset, second
 
     @property
     def floor(self) -> int:
@@ -93,7 +94,11 @@ class Model:
     def pass_time(self, second: int) -> None:
         timeout = self.policy.ack_timeout_ms // 1000
         for offset in self.in_state("flight"):
-            if self.records[offset].at <= second:
+            record = self.records[offset]
+            if record.at <= second:
+                below = [s for owner, lower, s in self.settled if owner == record.owner and lower < offset]
+                record.at = max([record.at, *(s + timeout for s in below)])
+            if record.at <= second:
                 self.fail(offset, second, 0)
         assert timeout > 0
         for offset in self.in_state("retry"):
@@ -356,17 +361,25 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def ack(self, index: int, ranges: list[tuple[int, int]], unsigned: bool, anyone: bool) -> None:
         member, model = self.member(index), self.model
         bounds = [(start, max(start + size, 0)) for start, size in ranges]
+        floor = model.floor
         named = {offset for start, end in bounds for offset in range(start, end)}
         acked = refused = 0
-        for offset in named:
+        done: dict[int, int] = {}  # the lowest offset of each consumer that had some in flight
+        for offset in sorted(named):
             record = model.records[offset] if offset < model.taken else Record(b"")
             if record.state == "flight" and record.owner != member.consumer_id and not anyone:
                 refused += 1
             elif record.state in ("flight", "ready", "retry", "blocked", "dead", "buried"):
+                if record.state == "flight":
+                    lowest = offset if anyone else max(min(start for start, _ in bounds), floor)
+                    done.setdefault(record.owner, lowest)
                 record.state = "acked"
                 acked += 1
+        model.settled += [(owner, offset, self.second) for owner, offset in done.items()]
         result = self.subscription.ack(
-            None if anyone else member.consumer_id, np.array(bounds, np.uint64 if unsigned else np.int64)
+            None if anyone else member.consumer_id,
+            np.array(bounds, np.uint64 if unsigned else np.int64),
+            self.now,
         )
         assert (result.acked, result.refused) == (acked, refused)
         assert result.ignored == sum(max(end - start, 0) for start, end in bounds) - acked - refused
@@ -379,9 +392,10 @@ class SubscriptionMachine(RuleBasedStateMachine):
         mine = [offset for offset in flight if self.model.records[offset].owner == owner]
         chosen = mine if whole else mine[pick % len(mine) :][:1]
         result = self.subscription.ack(
-            owner, np.array([[offset, offset + 1] for offset in chosen], np.uint64)
+            owner, np.array([[offset, offset + 1] for offset in chosen], np.uint64), self.now
         )
         assert tuple(result) == (len(chosen), 0, 0)
+        self.model.settled.append((owner, chosen[0], self.second))
         for offset in chosen:
             self.model.records[offset].state = "acked"
 
@@ -398,6 +412,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         for offset in range(start, min(start + size, self.model.taken)):
             record = self.model.records[offset]
             if record.state == "flight" and (anyone or record.owner == owner):
+                self.model.settled.append((record.owner, offset, self.second))
                 self.model.fail(offset, self.second, max(delay, 0))
                 count += 1
         nacked = self.subscription.nack(
@@ -459,6 +474,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         for place, record in enumerate(self.model.records):
             self.model.records[place] = Record(record.key, "acked" if place < offset else "new")
         self.model.taken = offset
+        self.model.settled.clear()
         self.taken_letters.clear()
 
     @rule(start=st.integers(0, 60), size=st.integers(0, 10), damaged=st.booleans())
@@ -581,7 +597,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 end, self.now, hashes, 0, lambda offset: self.model.records[offset].key
             )
             for consumer_id, offset, _ in expand(grants):
-                subscription.ack(consumer_id, np.array([[offset, offset + 1]], np.int64))
+                subscription.ack(consumer_id, np.array([[offset, offset + 1]], np.int64), self.now)
             for letter in subscription.take_dead_letters(100):
                 subscription.dead_lettered(letter.offset)
             for offset in self.taken_letters:

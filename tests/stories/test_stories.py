@@ -128,7 +128,7 @@ class Teller:
         self.subscription.set_ready(self.id_by_name[words[0]], True)
 
     def on_ack(self, words: list[str], options: dict[str, str]) -> None:
-        result = self.subscription.ack(self.id_by_name[words[0]], bounds(words[1:]))
+        result = self.subscription.ack(self.id_by_name[words[0]], bounds(words[1:]), self.now)
         if result.ignored or result.refused:
             self.lines.append(f"acked {result.acked} ignored {result.ignored} refused {result.refused}")
         for offset in list(self.held):

@@ -265,7 +265,7 @@ class Host:
     def ack(self, offsets: Iterable[int]) -> None:
         assert self.subscription is not None
         for offset in offsets:
-            if self.subscription.ack(1, np.array([[offset, offset + 1]], np.int64)).acked:
+            if self.subscription.ack(1, np.array([[offset, offset + 1]], np.int64), 0).acked:
                 self.cluster.acked.add(offset)
         self.subscription.check()
 

@@ -15,6 +15,7 @@ from danube.client.reply import Reply
 from danube.client.sent_acks import KEPT_NS, RANGES_KEPT_MAX, SentAcks
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
+from danube.core.consumer_window import ConsumerWindow
 from danube.core.wire import Frame, FrameFlag, Kind
 from danube.errors import (
     ClosedError,
@@ -37,7 +38,7 @@ class Site(Peer):
         super().__init__()
         self.connect()
         body = wire.Subscribe(TOPIC, "s", "c", credit_records=10, credit_bytes=1000)
-        self.consumer = PartitionConsumer(self.session, body, 0, True, False)
+        self.consumer = PartitionConsumer(self.session, body, 0, True, ConsumerWindow(10, least=10, most=10))
         self.consumer.start()
         self.subscribe()
 

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 import danube
-from danube.client.subscribing import WINDOW_FIRST
+from danube.core.consumer_window import WINDOW_FIRST
 from danube.core.wire import Kind
 from danube.errors import (
     ClosedError,
@@ -451,7 +451,7 @@ async def test_the_window_grows_for_a_fast_consumer(fake: FakeBroker) -> None:
         await fill(client, 20_000)
         async with client.consumer(TOPIC, "s", start="earliest") as consumer:
             await take(consumer, 20_000)
-            assert consumer._box.partitions[0]._window_records > 4 * WINDOW_FIRST
+            assert consumer._box.partitions[0]._window.records > 4 * WINDOW_FIRST
 
 
 @asynchronous

@@ -19,6 +19,7 @@ from danube.client.session import Session
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
 from danube.core.columns import encode
+from danube.core.consumer_window import ConsumerWindow
 from danube.core.wire import Frame, FrameFlag, Kind
 from danube.errors import ConnectionFailed, DanubeError, OwnerMoved, Unavailable
 from tests.fakes.broker import FakeBroker
@@ -142,7 +143,7 @@ def test_a_lost_owner_sends_everything_home_and_home_says_where_it_is() -> None:
 def test_a_consumer_keeps_its_acks_on_the_way() -> None:
     site = Site()
     body = wire.Subscribe("/default/t", "s", "c", credit_records=10, credit_bytes=1_000)
-    consumer = PartitionConsumer(site.home, body, 0, True, False)
+    consumer = PartitionConsumer(site.home, body, 0, True, ConsumerWindow(10, least=10, most=10))
     consumer.start()
     frame = site.asked(site.home, Kind.SUBSCRIBE)
     feed(site.home, wire.control_frame(Kind.SUBSCRIBED, wire.Subscribed(), frame.correlation, frame.handle))

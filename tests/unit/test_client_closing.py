@@ -15,6 +15,7 @@ import danube.sync
 from danube.client.publishing import PartitionProducer
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
+from danube.core.consumer_window import ConsumerWindow
 from danube.core.policy import TopicPolicy
 from danube.core.wire import Kind
 from danube.errors import ClosedError, OperationTimeout, StorageFull, SubscriptionBusy
@@ -36,7 +37,7 @@ def half_open(kind: int) -> tuple[Peer, PartitionConsumer | PartitionProducer, w
     opening: PartitionConsumer | PartitionProducer
     if kind == Kind.SUBSCRIBE:
         body = wire.Subscribe(TOPIC, "s", "c", credit_records=10, credit_bytes=1000)
-        opening = PartitionConsumer(peer.session, body, 0, True, False)
+        opening = PartitionConsumer(peer.session, body, 0, True, ConsumerWindow(10, least=10, most=10))
     else:
         opening = PartitionProducer(peer.session, "p", TOPIC, 0, 30 * SECOND_NS)
     opening.start()

@@ -183,7 +183,7 @@ def test_nothing_is_delivered_before_receive(door: Door) -> None:
 
 def test_credit_is_given_back_as_the_client_takes(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "CREDIT_RECORDS", 4)
-    identity = door.identity()
+    identity = door.identity(mode="failover")
     stream = (subscribe(door, identity), door.receive(identity))[1]
     connection = door.connection
     connection.blocked = True

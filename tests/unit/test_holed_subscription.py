@@ -48,7 +48,7 @@ def grant(subscription: HoledSubscription, end: int) -> list[int]:
 
 
 def ack(subscription: HoledSubscription, *bounds: tuple[int, int]) -> int:
-    acked = subscription.ack(1, spans(*bounds)).acked
+    acked = subscription.ack(1, spans(*bounds), 0).acked
     subscription.check()
     return acked
 
@@ -299,7 +299,7 @@ class Randomly:
     def ack(self, all_of_them: bool) -> None:
         for offset in sorted(self.flying):
             if all_of_them or self.random.random() < 0.3:
-                assert self.subscription.ack(1, spans((offset, offset + 1))).acked == 1
+                assert self.subscription.ack(1, spans((offset, offset + 1)), 0).acked == 1
                 self.flying.discard(offset)
                 self.acked.add(offset)
 

@@ -67,7 +67,7 @@ class Log:
 
     def ack(self, consumer_id: int, *offsets: int) -> None:
         ranges = np.array([[offset, offset + 1] for offset in offsets], np.uint64)
-        assert self.subscription.ack(consumer_id, ranges).acked == len(offsets)
+        assert self.subscription.ack(consumer_id, ranges, 0).acked == len(offsets)
 
 
 def flat(grants: list[Grant]) -> list[tuple[int, int]]:
@@ -252,7 +252,7 @@ def test_thirty_thousand_keys_pass_through_a_small_table() -> None:
         for consumer_id, offset in flat(grants) if turn % 10 == 0 else []:
             log.ack(consumer_id, offset)
         for grant in [] if turn % 10 == 0 else grants:
-            log.subscription.ack(grant.consumer_id, np.array([[grant.start, grant.end]], np.uint64))
+            log.subscription.ack(grant.consumer_id, np.array([[grant.start, grant.end]], np.uint64), 0)
         log.subscription.check()
     keys = log.subscription._keys
     assert log.subscription.ack_floor == 30_000 and keys is not None and len(keys.hash) <= 32_768

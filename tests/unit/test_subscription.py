@@ -80,7 +80,7 @@ def test_acked_0_to_2_then_take_over_delivers_3_first_and_again() -> None:
     join(subscription, "anna")
     [grant] = subscription.grant(10, 0)
     assert offsets(grant) == list(range(10))
-    subscription.ack(1, ranges((0, 3)))
+    subscription.ack(1, ranges((0, 3)), 0)
     for consumer_id in (2, 3, 4):
         result = subscription.join(consumer_id, "anna", now_ns=0)
         assert result.displaced == consumer_id - 1 and result.active
@@ -89,8 +89,8 @@ def test_acked_0_to_2_then_take_over_delivers_3_first_and_again() -> None:
         assert (again.start, again.end, again.redelivery_count) == (3, 10, consumer_id - 1)
         assert subscription.grant(12, 0)[0].start == 10 if consumer_id == 2 else True
         subscription.check()
-        subscription.ack(consumer_id, ranges((10, 12)))
-    assert subscription.ack(1, ranges((3, 5))).acked == 0
+        subscription.ack(consumer_id, ranges((10, 12)), 0)
+    assert subscription.ack(1, ranges((3, 5)), 0).acked == 0
 
 
 def test_exclusive_refuses_another_name_only_while_one_is_connected() -> None:
@@ -110,7 +110,7 @@ def test_a_standby_takes_over_in_order_beginning_with_what_was_in_flight() -> No
     for consumer_id in (1, 2, 3):
         subscription.credit(consumer_id, 5)
     assert owners(subscription.grant(9, 0)) == dict.fromkeys(range(5), 1)
-    subscription.ack(1, ranges((1, 2)))
+    subscription.ack(1, ranges((1, 2)), 0)
     subscription.leave(1, 0)
     assert subscription.grant(9, 0) == [], "new records wait for the redelivered ones"
     assert [(g.consumer_id, g.start, g.end) for g in subscription.due(0, 10)] == [(2, 0, 5)]
@@ -129,13 +129,13 @@ def test_the_survivor_of_a_shared_subscription_drains_everything_once() -> None:
     subscription = make(Mode.SHARED)
     join(subscription, "a", "b")
     first = owners(subscription.grant(10, 0))
-    subscription.ack(1, ranges((0, 1), (2, 3)))
-    subscription.ack(2, ranges((1, 2)))
+    subscription.ack(1, ranges((0, 1), (2, 3)), 0)
+    subscription.ack(2, ranges((1, 2)), 0)
     subscription.leave(1, 0)
     again = owners(subscription.due(0, 100))
     assert set(again) == {offset for offset, owner in first.items() if owner == 1} - {0, 2}
     assert set(again.values()) == {2}
-    subscription.ack(2, ranges((0, 10)))
+    subscription.ack(2, ranges((0, 10)), 0)
     assert subscription.ack_floor == 10 and not subscription.due(60 * SECOND, 10)
 
 
@@ -167,7 +167,7 @@ def test_the_cursor_does_not_move_while_the_dead_letter_cannot_be_stored() -> No
     join(subscription, "a")
     subscription.grant(5, 0)
     subscription.nack(1, ranges((2, 3)), 0, "bad", 0)
-    subscription.ack(1, ranges((0, 2), (3, 5)))
+    subscription.ack(1, ranges((0, 2), (3, 5)), 0)
     now = 0
     for wait in (1, 2, 4, 8, 16, 32, 60, 60):
         [letter] = subscription.take_dead_letters(10)
@@ -243,10 +243,10 @@ def test_records_not_acked_in_time_come_again_and_those_acked_late_do_not() -> N
     subscription.grant(4, 0)
     assert subscription.tick(0) == 30 * SECOND
     subscription.tick(30 * SECOND)
-    assert subscription.ack(1, ranges((0, 1))).acked == 1, "late, but nobody else has it"
+    assert subscription.ack(1, ranges((0, 1)), 0).acked == 1, "late, but nobody else has it"
     again = owners(subscription.due(31 * SECOND, 10))
     assert set(again) == {1, 2, 3}
-    late = subscription.ack(3 - again[1], ranges((1, 2)))
+    late = subscription.ack(3 - again[1], ranges((1, 2)), 0)
     assert tuple(late) == (0, 0, 1), "by now it is in flight at the other consumer"
     subscription.check()
 
@@ -255,11 +255,11 @@ def test_acks_are_idempotent_and_foreign_ones_are_refused() -> None:
     subscription = make(Mode.SHARED)
     join(subscription, "a", "b")
     subscription.grant(10, 0)
-    assert tuple(subscription.ack(1, ranges((0, 10)))) == (5, 0, 5)
-    assert tuple(subscription.ack(1, ranges((0, 10)))) == (0, 5, 5)
-    assert tuple(subscription.ack(99, ranges((0, 10)))) == (0, 5, 5)
-    assert tuple(subscription.ack(2, ranges((1, 12)))) == (5, 6, 0)
-    assert tuple(subscription.ack(2, ranges((0, 10)))) == (0, 10, 0)
+    assert tuple(subscription.ack(1, ranges((0, 10)), 0)) == (5, 0, 5)
+    assert tuple(subscription.ack(1, ranges((0, 10)), 0)) == (0, 5, 5)
+    assert tuple(subscription.ack(99, ranges((0, 10)), 0)) == (0, 5, 5)
+    assert tuple(subscription.ack(2, ranges((1, 12)), 0)) == (5, 6, 0)
+    assert tuple(subscription.ack(2, ranges((0, 10)), 0)) == (0, 10, 0)
     assert subscription.ack_floor == 10
 
 
@@ -283,7 +283,7 @@ def test_hostile_ranges_cost_nothing_and_change_nothing_outside_the_window(hosti
     join(subscription, "a", "b")
     subscription.grant(10, 0)
     with processor_time_within(0.5):
-        result = subscription.ack(1, np.array(hostile, np.uint64))
+        result = subscription.ack(1, np.array(hostile, np.uint64), 0)
         subscription.nack(1, np.array(hostile, np.uint64), 2**40, "x", 0)
     assert result.acked <= 5 and result.refused <= 5 and result.ignored >= 0
     assert subscription.next == 10
@@ -295,7 +295,7 @@ def test_a_frame_of_a_million_overlapping_ranges_is_bounded_by_the_window() -> N
     join(subscription, "a", credit=200_000)
     subscription.grant(200_000, 0)
     with processor_time_within(3):
-        result = subscription.ack(1, np.tile(np.array([[0, 200_000]], np.uint64), (1_000_000, 1)))
+        result = subscription.ack(1, np.tile(np.array([[0, 200_000]], np.uint64), (1_000_000, 1)), 0)
     assert result.acked == 200_000 and subscription.ack_floor == 200_000
 
 
@@ -304,7 +304,7 @@ def test_the_window_bounds_what_is_unacked() -> None:
     join(subscription, "a")
     assert sum(grant.record_count for grant in subscription.grant(100, 0)) == 10
     assert not subscription.wants_records and subscription.explain(0) == "window_full"
-    subscription.ack(1, ranges((3, 6)))
+    subscription.ack(1, ranges((3, 6)), 0)
     assert subscription.wants_records
     assert sum(grant.record_count for grant in subscription.grant(100, 0)) == 3
     assert subscription.ack_floor == 0
@@ -314,13 +314,13 @@ def test_a_record_that_is_never_acked_stops_the_window_at_its_width() -> None:
     subscription = make(Mode.EXCLUSIVE, max_unacked=10)
     join(subscription, "a", credit=10**9)
     subscription.grant(10, 0)
-    subscription.ack(1, ranges((1, 10)))
+    subscription.ack(1, ranges((1, 10)), 0)
     while subscription.wants_records:
         [grant] = subscription.grant(10**9, 0)
-        subscription.ack(1, ranges((grant.start, grant.end)))
+        subscription.ack(1, ranges((grant.start, grant.end)), 0)
     assert subscription.next <= 262_144 and subscription.explain(0) == "window_full"
     assert subscription.statistics()["acked_above_floor"] == subscription.next - 1
-    subscription.ack(1, ranges((0, 1)))
+    subscription.ack(1, ranges((0, 1)), 0)
     assert subscription.ack_floor == subscription.next
     for second in (1, 11, 22, 33):
         subscription.tick(second * SECOND)
@@ -337,7 +337,7 @@ def test_a_million_pending_all_acked_out_of_order_stays_bounded() -> None:
     order = np.random.default_rng(7).permutation(np.arange(1, count, 2, dtype=np.uint64))
     with processor_time_within(5):
         for part in np.array_split(order, 50):
-            subscription.ack(1, np.stack((part, part + np.uint64(1)), axis=1))
+            subscription.ack(1, np.stack((part, part + np.uint64(1)), axis=1), 0)
     with processor_time_within(1):
         state = subscription.cursor_state()
         stored = state.encode()
@@ -345,7 +345,7 @@ def test_a_million_pending_all_acked_out_of_order_stays_bounded() -> None:
     assert subscription._window.state.nbytes + subscription._window.deliveries.nbytes < 4 * 2**20
     assert subscription.ack_floor == 0
     even = np.arange(0, count, 2, dtype=np.uint64)
-    subscription.ack(1, np.stack((even, even + np.uint64(1)), axis=1))
+    subscription.ack(1, np.stack((even, even + np.uint64(1)), axis=1), 0)
     assert subscription.ack_floor == count
     assert subscription.cursor_state().encode() == CursorState.at(Mode.EXCLUSIVE, count).encode()
 
@@ -356,7 +356,7 @@ def test_single_acks_for_an_hour_keep_few_deadlines() -> None:
     for turn in range(30_000):
         now = turn * SECOND // 10
         subscription.grant(turn + 1, now)
-        subscription.ack(1, ranges((turn, turn + 1)))
+        subscription.ack(1, ranges((turn, turn + 1)), 0)
         if turn % 50 == 0:
             subscription.tick(now)
         if turn % 1000 == 0:
@@ -382,14 +382,14 @@ def test_cursor_survives_a_restart_and_nothing_acked_comes_again() -> None:
     subscription = make(Mode.SHARED)
     join(subscription, "a", "b")
     subscription.grant(100, 0)
-    subscription.ack(1, ranges(*((offset, offset + 1) for offset in range(0, 60, 2))))
+    subscription.ack(1, ranges(*((offset, offset + 1) for offset in range(0, 60, 2))), 0)
     stored = subscription.cursor_state().encode()
     again = Subscription("orders", Mode.SHARED, CursorState.decode(stored), max_unacked=1000, failure=POLICY)
     again.join(9, "a", now_ns=0)
     again.credit(9, 1000)
     got = [offset for grant in again.grant(100, 0) for offset in offsets(grant)]
     assert got == [*range(1, 60, 2), *range(60, 100)]
-    again.ack(9, ranges((0, 100)))
+    again.ack(9, ranges((0, 100)), 0)
     assert again.ack_floor == 100
     again.check()
 
@@ -397,7 +397,7 @@ def test_cursor_survives_a_restart_and_nothing_acked_comes_again() -> None:
 def settle(subscription: Subscription, way: str) -> None:
     """Let the records 0 .. 100, all that is granted, be done with in one of the ways there are."""
     if way == "ack":
-        subscription.ack(1, ranges((0, 100)))
+        subscription.ack(1, ranges((0, 100)), 0)
     elif way == "expire":
         subscription.skip_to(100)
     elif way == "drop":
@@ -435,10 +435,10 @@ def test_seek_forgets_everything_and_late_acks_have_no_effect() -> None:
     subscription = make(Mode.EXCLUSIVE)
     join(subscription, "a")
     subscription.grant(50, 0)
-    subscription.ack(1, ranges((0, 20), (30, 40)))
+    subscription.ack(1, ranges((0, 20), (30, 40)), 0)
     subscription.seek(10, 50, 0)
     assert (subscription.next, subscription.ack_floor) == (10, 10)
-    assert tuple(subscription.ack(1, ranges((10, 50)))) == (0, 40, 0)
+    assert tuple(subscription.ack(1, ranges((10, 50)), 0)) == (0, 40, 0)
     [grant] = subscription.grant(50, 0)
     assert (grant.start, grant.end, grant.redelivery_count) == (10, 50, 0)
     subscription.seek(99, 50, 0)
@@ -450,12 +450,12 @@ def test_retention_and_damage_move_the_cursor_and_are_counted() -> None:
     subscription = make(Mode.EXCLUSIVE)
     join(subscription, "a")
     subscription.grant(10, 0)
-    subscription.ack(1, ranges((2, 4)))
+    subscription.ack(1, ranges((2, 4)), 0)
     assert subscription.skip_to(6) == 4
     assert subscription.ack_floor == 6
     assert subscription.skip_damaged(8, 10) == 2 and subscription.ack_floor == 6
     assert subscription.skip_damaged(15, 20) == 5
-    subscription.ack(1, ranges((6, 8)))
+    subscription.ack(1, ranges((6, 8)), 0)
     [grant] = subscription.grant(30, 0)
     assert offsets(grant) == [*range(10, 15), *range(20, 30)]
     assert subscription.skip_to(10**12) == 5 + 10 + 10**12 - 30
@@ -471,7 +471,7 @@ def test_a_hole_wider_than_the_window_is_crossed() -> None:
     subscription.grant(1, 0)
     subscription.skip_damaged(1, 10**9)
     assert subscription.grant(10**9 + 5, 0) == []
-    subscription.ack(1, ranges((0, 1)))
+    subscription.ack(1, ranges((0, 1)), 0)
     [grant] = subscription.grant(10**9 + 5, 0)
     assert (grant.start, grant.end) == (10**9, 10**9 + 5)
     subscription.check()
@@ -529,7 +529,7 @@ def test_consumers_killed_every_second_lose_nothing(mode: Mode) -> None:
             assert not mode.single or grant.consumer_id == alive[0], "one active"
             acked = [offset for offset in offsets(grant) if rng.random() < 0.5]
             bounds = np.array([[offset, offset + 1] for offset in acked], np.uint64).reshape(-1, 2)
-            assert subscription.ack(grant.consumer_id, bounds).acked == len(acked)
+            assert subscription.ack(grant.consumer_id, bounds, 0).acked == len(acked)
             assert not done & set(acked)
             done |= set(acked)
         if len(alive) > 1 or mode is Mode.EXCLUSIVE:

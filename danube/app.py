@@ -13,6 +13,7 @@ from danube.config_sections import NO_PORT
 from danube.errors import ConfigInvalid
 
 METADATA_POLL_S: Final = 0.05
+WAITING_ROOM_S: Final = 1.0  # a cluster whose nodes start together is there by then
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -147,7 +148,7 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
     from danube.server.grpc_doors import grpc_doors
     from danube.server.placing import SHARES_MAX
 
-    if context.controller_address and not await _metadata_copied(context):
+    if context.controller_address and not await _cluster_joined(context, config, tls):
         return
     worker = Worker(context, config, asyncio.get_running_loop())
     native = native_server(worker, config, _passing(context, "native"))
@@ -167,17 +168,33 @@ def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> Connec
     return ConnectionPassing(context.worker, context.region, context.passage, door, shares_max=shares_max)
 
 
-async def _metadata_copied(context: WorkerContext) -> bool:
-    """Wait until this host's controller is part of a cluster; False when the broker stops before."""
-    from danube.broker.worker import METADATA_DIRECTORY
-    from danube.cluster.cluster_log import copy_exists
+async def _cluster_joined(
+    context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]
+) -> bool:
+    """Wait until this host takes part in a cluster; False when the broker stops before.
 
-    while not copy_exists(context.settings.data_dir / METADATA_DIRECTORY):
-        if context.drain.requested:
-            return False
-        context.heartbeat()
-        await asyncio.sleep(METADATA_POLL_S)
-    return True
+    Where that takes longer, whoever connects is told what is waited for.
+    """
+    from danube.broker.worker import METADATA_DIRECTORY
+    from danube.cluster.cluster_log import agreed_copy_exists
+    from danube.server.waiting_room import WaitingRoom
+
+    directory = context.settings.data_dir / METADATA_DIRECTORY
+    loop = asyncio.get_running_loop()
+    began_s, room = loop.time(), None
+    try:
+        while not agreed_copy_exists(directory, context.controller_address):
+            if context.drain.requested:
+                return False
+            context.heartbeat()
+            if room is None and loop.time() - began_s > WAITING_ROOM_S:
+                room = WaitingRoom(context, config, tls)
+                await room.open()
+            await asyncio.sleep(METADATA_POLL_S)
+        return True
+    finally:
+        if room is not None:
+            room.close()
 
 
 def native_server(

@@ -24,6 +24,7 @@ LINE_FACT_CHARACTERS_MAX: Final = 1_024
 TRACEBACK_CHARACTERS_MAX: Final = 16_384
 SUPPRESSED_SOURCES_MAX: Final = 1_024
 SUPPRESS_INTERVAL_NS: Final = 1_000_000_000
+STATE_INTERVAL_NS: Final = 60_000_000_000
 FILE_CHECK_LINES: Final = 256
 ROOT: Final = "danube"
 
@@ -216,11 +217,12 @@ class Suppressor:
 class Events:
     """What one part of the program tells: an event in plain words, and facts by name."""
 
-    __slots__ = ("_logger", "_suppressor")
+    __slots__ = ("_logger", "_states", "_suppressor")
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._suppressor = Suppressor()
+        self._states = Suppressor(STATE_INTERVAL_NS)
 
     def debug(self, event: str, /, **facts: Any) -> None:
         self._emit(logging.DEBUG, event, facts)
@@ -246,6 +248,13 @@ class Events:
         if suppressed is not None:
             extra = {"suppressed": suppressed} if suppressed else {}
             self._emit(level, event, {"source": source, **facts, **extra})
+
+    def lasting(self, event: str, /, *, source: object, level: int = logging.WARNING, **facts: Any) -> None:
+        """A state that is looked at again and again: told when its facts change, else once a minute."""
+        if self._logger.isEnabledFor(level) and (
+            self._states.admit((event, str(source), str(facts)), monotonic_ns()) is not None
+        ):
+            self._emit(level, event, {"source": source, **facts})
 
     def _emit(
         self, level: int, event: str, facts: dict[str, Any], error: BaseException | None = None

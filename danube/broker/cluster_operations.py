@@ -13,6 +13,7 @@ import msgspec
 
 from danube.broker import alone
 from danube.broker.arguments import Args, flag, integer, text, texts
+from danube.cluster.waiting import waiting_error
 from danube.core.cluster_commands import (
     DeleteKey,
     ForgetBroker,
@@ -44,7 +45,9 @@ def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
 
     def either(operations: Operations, args: Args, answer: Answer) -> None:
         operations.refresh()
-        if operations.state.cluster.agreement.index:
+        if operations.clustered:
+            if not operations.state.cluster.agreement.index:
+                raise waiting_error(None, 0)
             clustered(operations, args, answer)
         else:
             answer(of_one(operations.status(), operations.state, args))
@@ -100,7 +103,7 @@ def _row(state: Metadata, broker: BrokerRecord, partitions: int) -> dict[str, An
 
 def _member_status(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    if operations.state.cluster.agreement.index:
+    if operations.clustered:
         raise NotSupported("members of a cluster are asked of its controller", hint="`danube cluster status`")
     answer(msgspec.to_builtins(alone.member_status(operations.status(), operations.state)))
 

@@ -18,6 +18,7 @@ from danube.broker import (
     topic_operations,
 )
 from danube.broker.arguments import Args
+from danube.cluster.cluster_log import ClusterLog
 from danube.errors import DanubeError, InvalidArgument
 from danube.ids import check_topic_name
 
@@ -69,6 +70,7 @@ class Operations:
         self.compatibility_checks = compatibility_checks
         self.ask_owner: AskOwner | None = None  # (partition, op, args, answer): an operation of its owner
         self.store: Callable[[], dict[str, Any]] | None = None  # its condition; None where storage is local
+        self.clustered = isinstance(metadata, ClusterLog)
         self._metadata = metadata
         self._proposals = proposals
         self._metadata_changed = metadata_changed

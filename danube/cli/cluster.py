@@ -65,7 +65,10 @@ def status(services: Services, /, data_dir: Path | None, file: Path | None, outp
         name = f"cluster {found.cluster} {found.cluster_id}" if found.cluster_id else "a broker that is alone"
         note(f"{name}, term {found.current_term}, version {found.version}")
     if not found.leader_id:
-        raise Unavailable("no leader is known", hint="most of the voters must be up and reach each other")
+        why, hint = "", "most of the voters must be up and reach each other"
+        if found.waiting is not None:
+            why, hint = found.waiting.why, found.waiting.hint
+        raise Unavailable("no leader is known", why=why, hint=hint)
 
 
 def _alone(services: Services, url: str) -> ClusterStatus:

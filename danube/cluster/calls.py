@@ -23,6 +23,7 @@ import msgspec
 from danube.cluster.engine import Members
 from danube.cluster.link_frames import UNREADABLE
 from danube.cluster.sent_outcomes import SentError, SentOutcome
+from danube.cluster.waiting import Waiting
 from danube.core.duties import Placing
 from danube.errors import ProtocolError
 
@@ -102,6 +103,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, tag="status"):
     reached: list[str] = []  # nodes to which there is a connection
     counters: dict[str, int] = {}
     placing: Placing | None = None  # of the leader
+    waiting: Waiting | None = None  # for what, while it can decide nothing
 
 
 class Introduction(msgspec.Struct, frozen=True, tag="introduction"):

@@ -156,3 +156,17 @@ def copy_exists(directory: str | Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def agreed_copy_exists(directory: str | Path, address: str) -> bool:
+    """Whether the host's copy holds anything that a cluster agreed on; an empty one is shown earlier."""
+    if not copy_exists(directory):
+        return False
+    try:
+        log = ClusterLog(directory, address)
+    except NotFound:
+        return False
+    try:
+        return bool(log.state.cluster.agreement.index)
+    finally:
+        log.close()

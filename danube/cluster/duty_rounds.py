@@ -67,7 +67,7 @@ class DutyRounds:
                     await self._lead()
                 except DanubeError as error:
                     # No majority is reached: it leads on, or is told soon that it does not.
-                    _log.limited("nothing can be decided", source="lead", why=str(error))
+                    _log.lasting("nothing can be decided", source="lead", why=str(error))
                     await asyncio.sleep(LOOK_S)
         finally:
             self._machine.changed = None

@@ -179,5 +179,6 @@ def _check_new(before: Members, node_id: str, address: str) -> None:
         if taken == address and other != node_id:
             raise Conflict(
                 f"node {other} is at {address} already",
-                hint=f"remove node {other} first, if it is gone for good",
+                hint=f"if its data is gone, `danube cluster remove-node --node-id {other}` at a member;"
+                " a node that was started with --join or --seed-nodes is added by itself then",
             )

@@ -133,7 +133,7 @@ class OutgoingLane:
         try:
             link = await self._dial()
         except (OSError, Refused, ConnectionFailed) as error:
-            _log.limited("node not reached", source=self._node_id, lane=self.lane.name, why=_why(error))
+            _log.lasting("node not reached", source=self._node_id, lane=self.lane.name, why=_why(error))
             self._dialling = None
             self._retry_later()
             return

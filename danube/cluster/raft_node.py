@@ -14,15 +14,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
+
 from danube import telemetry
+from danube.clock import elapsed_ns, wall_us
 from danube.cluster.applied_log import AppliedLog
 from danube.cluster.calls import (
     Answer,
+    Barrier,
+    Change,
     ClusterStatus,
     Failed,
     Introduce,
     Introduction,
     Join,
+    Propose,
     Request,
     Status,
     decode_request,
@@ -39,12 +45,15 @@ from danube.cluster.raft_transport import Identity, Transport
 from danube.cluster.roster import Roster
 from danube.cluster.sent_outcomes import sent_error
 from danube.cluster.to_leader import ToLeader
+from danube.cluster.waiting import Waiting, waiting_error
 from danube.core.balance import BalanceSettings
 from danube.errors import DanubeError, InvalidArgument, NotSupported, Unavailable, WrongState
 
 JOIN_RETRY_S: Final = 0.5
 JOIN_TIMEOUT_S: Final = 5.0
 SHOW_POLL_S: Final = 0.05
+LEADERLESS_NS: Final = 5_000_000_000  # longer than any election takes: then a leader is not around the corner
+LEADERLESS_WAIT_MS: Final = 2_000
 METADATA_DIRECTORY: Final = "metadata"
 JOURNAL_DIRECTORY: Final = "raft"
 JOURNAL_FILE: Final = "raft.log"
@@ -111,6 +120,10 @@ class Node:
         self._engine: Engine | None = None
         self._leadership: Leadership | None = None
         self._to_leader: ToLeader | None = None
+        self._formation: Formation | None = None
+        self._not_added: DanubeError | None = None  # why a member refused this node
+        self._leaderless_us = wall_us()  # since when no leader is known; 0 while one is
+        self._leader_seen_ns = elapsed_ns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._journal_end = 0  # where it ended at the start: nobody has seen more of it applied
         self._stopped = False
@@ -148,6 +161,7 @@ class Node:
         else:
             settings = self._settings
             formation = Formation(self._transport, self._record, seeds=settings.seeds, join=settings.join)
+            self._formation = formation
             formed = await formation.find()
         self._enter(formed)
 
@@ -216,7 +230,8 @@ class Node:
             if isinstance(answer, Members):
                 self._roster.learn(answer)
             else:
-                _log.limited("not added to the cluster yet", source=self.node_id, why=str(answer))
+                self._not_added = answer
+                _log.lasting("not added to the cluster yet", source=self.node_id, why=str(answer))
             await asyncio.sleep(JOIN_RETRY_S)
 
     # -- the engine's host ------------------------------------------------------------------------
@@ -226,6 +241,9 @@ class Node:
 
     def role_changed(self, status: EngineStatus) -> None:
         _log.info("role", role=status.role, term=status.term, leader_id=status.leader_id)
+        if not status.leader_id and not self._leaderless_us:
+            self._leader_seen_ns = elapsed_ns()
+        self._leaderless_us = 0 if status.leader_id else self._leaderless_us or wall_us()
         if self._leadership is not None:
             if status.role == "leader":
                 self._leadership.lead()
@@ -317,10 +335,22 @@ class Node:
             if isinstance(request, Status):
                 return encode(self.status())
             if self._to_leader is None:
-                raise Unavailable("this node is part of no cluster yet", hint="start the other seed nodes")
-            return encode(await self._to_leader.ask(request))
+                waiting = self._formation.waiting if self._formation is not None else None
+                raise waiting_error(waiting, wall_us())
+            return encode(await self._to_leader.ask(self._impatient(request)))
         except DanubeError as error:
             return encode(Failed(sent_error(error)))
+
+    def _impatient(self, request: Request) -> Request:
+        """A request that waits for a leader, but not long where there was none for long."""
+        if self.leader_id:
+            self._leader_seen_ns = elapsed_ns()
+        elif elapsed_ns() - self._leader_seen_ns > LEADERLESS_NS and isinstance(
+            request, Propose | Barrier | Change
+        ):
+            short_ms = min(request.timeout_ms, LEADERLESS_WAIT_MS)
+            return msgspec.structs.replace(request, timeout_ms=short_ms)
+        return request
 
     def status(self) -> ClusterStatus:
         """This member as it is now."""
@@ -331,6 +361,7 @@ class Node:
             return ClusterStatus(
                 identity.node_id, identity.address, identity.cluster, identity.cluster_id, "waiting", "",
                 0, 0, 0, self._machine.version, {}, {}, reached, counters,
+                waiting=self._formation.waiting if self._formation is not None else None,
             )  # fmt: skip
         status = self._engine.status
         counters |= {f"engine_{name}": value for name, value in self._engine.statistics().items()}
@@ -339,7 +370,29 @@ class Node:
             status.leader_id, status.term, status.applied_index, status.commit_index, self._machine.version,
             status.members.voters, status.members.learners, reached, counters,
             self._leadership.placing if self._leadership is not None else None,
+            self._waiting(status, reached),
         )  # fmt: skip
+
+    def _waiting(self, status: EngineStatus, reached: list[str]) -> Waiting | None:
+        """What this member lacks: to be added, or a leader."""
+        if status.leader_id:
+            return None
+        since_us = self._leaderless_us = self._leaderless_us or wall_us()
+        if not status.members.voters:
+            refused = self._not_added
+            why = f"this node is not added to the cluster yet{f': {refused}' if refused is not None else ''}"
+            hint = refused.hint if refused is not None else ""
+            return Waiting(why, hint or "the members must be up and reach each other", since_us)
+        missing = [
+            address
+            for node_id, address in status.members.voters.items()
+            if node_id != self.node_id and node_id not in reached
+        ]
+        count = len(status.members.voters)
+        why = f"no leader is known, and {', '.join(missing) or 'nobody'} of {count} voters is not reached"
+        hint = f"{count // 2 + 1} of {count} voters must be up and reach each other; where they are lost"
+        hint += " for good, `danube cluster recover`"
+        return Waiting(why, hint, since_us, missing)
 
 
 def _nothing() -> None:

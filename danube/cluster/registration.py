@@ -120,7 +120,7 @@ class Registration:
                 await self.keep(asked_ns)
                 wait_s = self._local.lease_ms / 1000 / RENEWALS - (clock.elapsed_ns() - asked_ns) / 1e9
             except DanubeError as error:
-                _log.limited("not registered in the cluster", source="registration", why=str(error))
+                _log.lasting("not registered in the cluster", source="registration", why=error.what)
                 wait_s = RETRY_S
             await asyncio.sleep(max(0.0, wait_s))
 

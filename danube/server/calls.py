@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from danube import clock
 from danube.broker.identity import broker_id
 from danube.broker.listeners import address_text
 from danube.cluster.controller_client import ControllerClient
@@ -68,6 +69,12 @@ class BrokerCalls:
     @property
     def draining(self) -> bool:
         return self._worker.shard.draining
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients are served: in a cluster only while this broker's lease holds."""
+        lease = self._worker.context.lease
+        return not self.draining and (lease is None or lease.end_ns > clock.elapsed_ns())
 
     @property
     def metadata(self) -> Metadata:

@@ -21,7 +21,7 @@ from danube.core.commands import CreateTopic
 from danube.core.load_report import LoadReport
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
-from danube.errors import DanubeError, NotFound
+from danube.errors import DanubeError, NotFound, Unavailable
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.topic_admin import TopicAdmin
@@ -35,6 +35,7 @@ class Broker:
     def __init__(self, site: Site | None) -> None:
         self.site = site
         self.state = site.state if site is not None else Metadata()
+        self.clustered = site is not None
         self.asked: list[str] = []
 
     def refresh(self) -> None:
@@ -335,6 +336,14 @@ def test_what_a_broker_alone_cannot_do(words: list[str], reason: str, code: int)
     broker = Broker(None)
     apply(broker.state, CreateTopic(topic="/default/t", policy=TopicPolicy(), partitions=3, created_us=1))
     assert broker.json(*words, code=code)["reason"] == reason
+
+
+@pytest.mark.parametrize("op", [op for op in cluster_operations.TABLE if op != "member_status"])
+def test_a_broker_that_waits_for_its_cluster_is_not_taken_for_one_alone(op: str) -> None:
+    broker = Broker(None)
+    broker.clustered = True
+    with pytest.raises(Unavailable, match="waits for its cluster"):
+        broker.cluster(op, broker_id="9", topic="/default/t")
 
 
 def test_errors_of_later_commands_are_told() -> None:

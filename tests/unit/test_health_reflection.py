@@ -25,6 +25,11 @@ CALL: Any = None
 
 class Broker:
     draining = False
+    leased = True
+
+    @property
+    def ready(self) -> bool:
+        return self.leased and not self.draining
 
 
 def health(broker: Broker | None = None) -> Health:
@@ -42,6 +47,20 @@ def test_everything_serves_until_the_broker_drains(service: str) -> None:
     assert asyncio.run(servicer.check(request, CALL)).status == HealthCheckResponse.SERVING
     broker.draining = True
     assert asyncio.run(servicer.check(request, CALL)).status == HealthCheckResponse.NOT_SERVING
+
+
+def test_a_broker_without_its_lease_is_not_ready_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_health, "WATCH_INTERVAL_S", 0.001)
+    broker = Broker()
+    broker.leased = False
+
+    async def scenario() -> list[int]:
+        watch = health(broker).watch(HealthCheckRequest(), CALL)
+        told = [(await anext(watch)).status]
+        broker.leased = True
+        return [*told, (await anext(watch)).status]
+
+    assert asyncio.run(scenario()) == [HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVING]
 
 
 def test_a_service_that_is_not_served_is_not_found() -> None:

@@ -176,6 +176,15 @@ def test_a_flood_from_one_source_is_one_line_a_second(output: Any) -> None:
     assert len(lines()) <= 4
 
 
+def test_a_state_that_lasts_is_told_once_and_again_when_it_changes(output: Any) -> None:
+    lines = output("text")
+    door = events("door")
+    for missing in ("a", "a, b", "a"):
+        for _ in range(100):
+            door.lasting("waiting", source="seeds", missing=missing)
+    assert [line.rpartition("missing=")[2] for line in lines()] == ["a", '"a, b"']
+
+
 def test_suppressed_events_are_counted_in_the_next_line() -> None:
     suppressor = Suppressor(interval_ns=100)
     assert suppressor.admit("a", 0) == 0

@@ -19,15 +19,21 @@ WATCHES_MAX: Final = 256  # of one door
 WATCH_INTERVAL_S: Final = 0.25  # how late a change may be told
 
 
-class Draining(Protocol):
+class Watched(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    @property
+    def ready(self) -> bool: ...
+
 
 class Health:
-    """SERVING until the broker drains, NOT_SERVING from then on; the name "" is the broker as a whole."""
+    """SERVING while the broker is ready; the name "" is the broker as a whole.
 
-    def __init__(self, broker: Draining, services: Collection[str]) -> None:
+    It is not ready once it drains, and in a cluster while it waits for its part in it or has no lease.
+    """
+
+    def __init__(self, broker: Watched, services: Collection[str]) -> None:
         """``services`` is what the door serves, by full names."""
         self._broker = broker
         self._services = frozenset(services)
@@ -35,7 +41,7 @@ class Health:
 
     @property
     def _status(self) -> HealthCheckResponse.ServingStatus:
-        return HealthCheckResponse.NOT_SERVING if self._broker.draining else HealthCheckResponse.SERVING
+        return HealthCheckResponse.SERVING if self._broker.ready else HealthCheckResponse.NOT_SERVING
 
     def _status_of(self, service: str) -> HealthCheckResponse.ServingStatus:
         if service and service not in self._services:

@@ -1,7 +1,8 @@
-"""Keys as configuration files of the upstream broker write them: storage, doors, balance.
+"""Keys as configuration files of the upstream broker write them.
 
-A file that was written for it is taken as it is: its nested keys are put into ours, those that have no
-meaning here are passed over, and the one that promises something we do not keep is refused.
+A file that was written for it is taken as it is: its keys are put into ours, and those that have no
+meaning here are passed over.  What promises something that is not kept here, such as access control, is
+refused, and the problem names what there is instead.  docs/configuration.md lists every key.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.config import Problem
+from danube.limits import RECORD_BYTES_MAX
 
 _STORE_KEYS: Final = {
     "region": "storage.region",
@@ -45,12 +47,31 @@ _THEIRS: Final[dict[str, tuple[str, str]]] = {
     "broker.ports.client": ("grpc.port", ""),
     "broker.ports.admin": ("admin.port", ""),
     "broker.ports.prometheus": ("metrics.port", ""),
+    "broker.advertised_listeners.connect_url": ("grpc.advertised", ""),
+    "meta_store.seed_nodes": ("cluster.seed_nodes", ""),
+    "dispatch.max_unacked_messages": ("subscriptions.max_unacked", ""),
+    "policies.max_message_size": ("topics.max_record_size", ""),
     "load_manager.assignment_strategy": ("balance.strategy", ""),
     "load_manager.rebalancing.enabled": ("balance.automatic", ""),
     "load_manager.rebalancing.aggressiveness": ("balance.aggressiveness", ""),
     "load_manager.rebalancing.check_interval_seconds": ("balance.interval", "s"),
 }
-SECTIONS: Final = ("broker", "load_manager")
+SECTIONS: Final = ("broker", "load_manager", "meta_store", "auth", "dispatch", "policies")
+TOP: Final = {
+    "cluster_name": "cluster.name",
+    "auto_create_topics": "topics.auto_create",
+    "admin_tls": "admin.tls",
+    "bootstrap_namespaces": "",
+}
+LISTS: Final = frozenset(
+    {
+        "bootstrap_namespaces",
+        "meta_store.seed_nodes",
+        "auth.super_admins",
+        "load_manager.rebalancing.blacklist_topics",
+    }
+)
+BESIDE: Final = "meta_store.data_dir"  # a data directory, where the storage section names none
 _FOLDERS: Final = frozenset({"storage.local_wal_root", "storage.cache_root", "storage.wal.dir"})
 _PLACES: Final = frozenset({"storage.root", "storage.durable.root", "storage.object_store.root"})
 _BACKENDS: Final = frozenset({"storage.durable.backend", "storage.object_store.backend"})
@@ -70,7 +91,14 @@ _PASSED_OVER: Final = frozenset(
         "storage.wal.file_sync.max_batch_bytes",
         "storage.wal.advanced.file_sync.interval_ms",
         "storage.wal.advanced.file_sync.max_batch_bytes",
-        "broker.ports.raft",
+        "broker.advertised_listeners.broker_url",
+        "auth.tls.cert_file",
+        "auth.tls.key_file",
+        "auth.tls.ca_file",
+        "auth.jwt.secret_key",
+        "auth.jwt.issuer",
+        "auth.jwt.expiration_time",
+        "auth.super_admins",
         "load_manager.load_report_interval_seconds",
         "load_manager.rebalancing.max_moves_per_hour",
         "load_manager.rebalancing.cooldown_seconds",
@@ -81,7 +109,35 @@ _PASSED_OVER: Final = frozenset(
 REFUSED: Final = {
     "storage.write_buffer": "remove it: what is acknowledged is in the log file; see topics.durability",
 }
-_ALIASES: Final = frozenset([*_RENAMED, *_THEIRS, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER])
+# Refused unless they have one of these values; what there is instead.
+_ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "auth.mode": (
+        ("none",),
+        "nobody is authenticated in this release: set auth.mode to none, and for TLS grpc.cert_file and"
+        " grpc.key_file to what auth.tls names",
+    ),
+    "load_manager.rebalancing.blacklist_topics": (("",), "leave it empty: every topic may move"),
+    **{
+        f"policies.{name}": (("0",), "set it to 0: this broker's own limit holds (docs/configuration.md)")
+        for name in (
+            "max_producers_per_topic",
+            "max_subscriptions_per_topic",
+            "max_consumers_per_topic",
+            "max_consumers_per_subscription",
+            "max_publish_rate",
+        )
+    },
+    "policies.max_subscription_dispatch_rate": (
+        ("0",),
+        "set it to 0, and give topics their own: danube topics create --max-dispatch-rate",
+    ),
+}
+_ALWAYS_THERE: Final = frozenset({"default", "system"})
+_RAFT_PORT: Final = "broker.ports.raft"
+_WILDCARDS: Final = ("", "0.0.0.0", "::", "[::]")  # noqa: S104 - recognised, never bound here
+_ALIASES: Final = frozenset(
+    [*_RENAMED, *_THEIRS, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER, *_ONLY, _RAFT_PORT, BESIDE]
+)
 
 
 def names(section: str) -> list[str]:
@@ -94,10 +150,7 @@ def translate(
 ) -> Iterator[tuple[str, str, str]]:
     """``(key, text, origin)`` by our keys; relative paths are relative to ``folder``."""
     if section in SECTIONS:
-        for name, text, origin in leaves:
-            if name in _THEIRS:
-                key, unit = _THEIRS[name]
-                yield key, text.strip() + unit if unit else text, origin
+        yield from _theirs(leaves, folder, problems)
         return
     place: tuple[str, str] | None = None
     backend, mode = "s3", ""
@@ -121,6 +174,47 @@ def translate(
     if place is not None:
         key, text = _placed(place[0], backend, mode, folder)
         yield key, text, place[1]
+
+
+def top(name: str, text: str, origin: str, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+    """A key without a section: ours, or none where it says what holds anyway."""
+    if TOP[name]:
+        yield TOP[name], text, origin
+        return
+    missing = [one for one in text.split(",") if one and one not in _ALWAYS_THERE]
+    if missing:
+        hint = f"leave it out, and make each once: danube-admin namespaces create {missing[0]}"
+        problems.append(Problem(origin, f"{name} makes no namespaces here: {', '.join(missing)}", hint))
+
+
+def _theirs(
+    leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
+) -> Iterator[tuple[str, str, str]]:
+    host, raft = "", None
+    for name, text, origin in leaves:
+        if name in _ONLY:
+            allowed, hint = _ONLY[name]
+            if text.strip().lower() not in allowed:
+                problems.append(Problem(origin, f"{name} {text[:40]!r} cannot be had here", hint))
+        elif name == BESIDE:
+            yield BESIDE, _absolute(text, folder), origin
+        elif name == _RAFT_PORT:
+            raft = (text.strip(), origin)
+        elif name in _THEIRS:
+            host = text.strip() if name == "broker.host" else host
+            key, unit = _THEIRS[name]
+            yield key, _changed(name, text.strip()) + unit, origin
+    if raft is not None:
+        yield "cluster.raft_addr", f"{'127.0.0.1' if host in _WILDCARDS else host}:{raft[0]}", raft[1]
+
+
+def _changed(name: str, text: str) -> str:
+    """The value as ours says it."""
+    if name == "broker.advertised_listeners.connect_url":
+        return text.partition("://")[2] or text
+    if name == "policies.max_message_size" and text.isdecimal():  # 0 is no limit there
+        return str(min(int(text) or RECORD_BYTES_MAX, RECORD_BYTES_MAX))
+    return text
 
 
 def _placed(text: str, backend: str, mode: str, folder: Path) -> tuple[str, str]:

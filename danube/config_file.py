@@ -22,13 +22,18 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
     """Yield ``(key, text, origin)`` of every known key; add what is wrong with the others to ``problems``."""
     origins: dict[str, str] = {}
+    beside: tuple[str, str] | None = None
     for key, text, origin in _found(path, known, problems):
-        if key in origins:
+        if key == config_aliases.BESIDE:
+            beside = (text, origin)
+        elif key in origins:
             hint = "one of the two goes by another name of the key"
             problems.append(Problem(origin, f"{key} is given twice, first at {origins[key]}", hint))
         else:
             origins[key] = origin
             yield key, text, origin
+    if beside is not None and "data_dir" not in origins:
+        yield "data_dir", *beside
 
 
 def _found(
@@ -41,9 +46,12 @@ def _found(
         problems.append(Problem(_place(path, root), "the file is not a mapping of keys to values"))
         return
     sections = sorted({key.partition(".")[0] for key in known if "." in key} | set(config_aliases.SECTIONS))
-    top = [key for key in known if "." not in key] + sections
+    top = [*(key for key in known if "." not in key), *config_aliases.TOP, *sections]
     for name, node, value in _entries(path, root, top, problems):
-        if name not in sections:
+        if name in config_aliases.TOP:
+            for found in _scalar(path, name, value, problems):
+                yield from config_aliases.top(*found, problems)
+        elif name not in sections:
             yield from _scalar(path, name, value, problems)
         elif isinstance(value, yaml.MappingNode):
             inner = [key.partition(".")[2] for key in known if key.startswith(name + ".")]
@@ -112,7 +120,10 @@ def _entries(
 
 def _scalar(path: Path, key: str, node: yaml.Node, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
     origin = _place(path, node)
-    if not isinstance(node, yaml.ScalarNode):
+    if isinstance(node, yaml.SequenceNode) and key in config_aliases.LISTS:
+        inner = [one for each in node.value for one in _scalar(path, f"{key}[]", each, problems)]
+        yield key, ",".join(text for _, text, _ in inner), origin
+    elif not isinstance(node, yaml.ScalarNode):
         problems.append(Problem(origin, f"{key} takes one value, not a list or a mapping"))
     elif _empty(node):
         problems.append(Problem(origin, f"{key} has no value", "remove the line to take the default"))

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from danube.cli.upstream_endpoint import admin_endpoint
-from danube.cli.upstream_root import Channel, Command, Outside
+from danube.cli.upstream_root import Channel, Command, Outside, Wrong
 
 Reply = TypeVar("Reply")
 
@@ -63,13 +63,11 @@ def topic_argument(command: Command) -> Command:
 
 
 def topic_name(text: str, namespace: str | None) -> str:
-    """``/ns/topic``, ``ns/topic``, or ``topic`` with a namespace; raises UsageError."""
+    """``/ns/topic``, ``ns/topic``, or ``topic`` with a namespace; raises Wrong."""
     if text.startswith("/"):
         return text
     if "/" in text:
         return f"/{text}"
     if not namespace:
-        raise click.UsageError(
-            f"Topic {text!r} has no namespace; write /namespace/{text} or give --namespace."
-        )
+        raise Wrong(f"Topic {text!r} has no namespace; write /namespace/{text} or give --namespace.")
     return f"/{namespace.strip('/')}/{text}"

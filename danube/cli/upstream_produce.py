@@ -8,7 +8,7 @@ import click
 
 from danube import clock
 from danube.cli import arguments
-from danube.cli.upstream_root import Outside, say
+from danube.cli.upstream_root import Outside, Wrong, content_of, say
 from danube.cli.upstream_routes import RETRIES, Route, Routes, ask_registry
 from danube.cli.upstream_status import RETRIED, status_of
 from danube.errors import DanubeError, InvalidArgument
@@ -84,24 +84,18 @@ class Producer:
 @click.option("-n", "--producer-name", default="test_producer", show_default=True)
 @click.option("-t", "--topic", default="/default/test_topic", show_default=True)
 @click.option("-m", "--message", help="What to send; needed unless --file is given.")
-@click.option(
-    "-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send its bytes."
-)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Send its bytes.")
 @click.option("--schema-subject", help="A subject that is registered.")
 @click.option("--schema-version", type=click.IntRange(1, (1 << 32) - 1), help="Exactly this version.")
 @click.option(
     "--schema-min-version", type=click.IntRange(1, (1 << 32) - 1), help="This version or a later one."
 )
-@click.option(
-    "--schema-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Register it first."
-)
+@click.option("--schema-file", type=click.Path(path_type=Path), help="Register it first.")
 @click.option("--schema-type", type=click.Choice(["json_schema", "avro", "protobuf"]))
 @click.option("-a", "--attributes", type=arguments.attributes, default=None, help="key:value,key:value")
 @click.option("-p", "--partitions", type=click.IntRange(1, 1024))
-@click.option("-c", "--count", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option(
-    "-i", "--interval", type=click.IntRange(min=INTERVAL_MS_MIN), default=500, show_default=True, help="ms"
-)
+@click.option("-c", "--count", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("-i", "--interval", type=click.IntRange(min=0), default=500, show_default=True, help="ms")
 @click.option("--reliable", is_flag=True, help="Messages are stored before they are acknowledged.")
 @click.pass_obj
 def produce(
@@ -126,15 +120,17 @@ def produce(
     if message is None and file is None:
         raise click.UsageError("Give --message or --file.")
     if schema_version is not None and schema_min_version is not None:
-        raise click.UsageError("Give --schema-version or --schema-min-version, not both.")
-    payload = file.read_bytes() if file is not None else (message or "").encode()
+        raise Wrong("Give --schema-version or --schema-min-version, not both.")
+    if interval < INTERVAL_MS_MIN:
+        raise Wrong(f"The interval must be at least {INTERVAL_MS_MIN} ms.")
+    payload = content_of(file) if file is not None else (message or "").encode()
     routes = Routes(outside, service_addr)
     try:
         if schema_file is not None:
             if schema_type is None:
-                raise click.UsageError("--schema-file needs --schema-type.")
+                raise Wrong("--schema-file needs --schema-type.")
             schema_subject = schema_subject or subject_of(topic)
-            register(routes, schema_subject, schema_type, schema_file.read_bytes())
+            register(routes, schema_subject, schema_type, content_of(schema_file))
         reference = reference_to(schema_subject, schema_version, schema_min_version)
         names = [(topic, producer_name)]
         if partitions is not None:
@@ -188,10 +184,10 @@ def register(routes: Routes, subject: str, schema_type: str, definition: bytes) 
 
 
 def reference_to(subject: str | None, pinned: int | None, least: int | None) -> pb.SchemaReference | None:
-    """The reference that a producer is made with; raises UsageError for a version without a subject."""
+    """The reference that a producer is made with; raises Wrong for a version without a subject."""
     if subject is None:
         if pinned is not None or least is not None:
-            raise click.UsageError("A schema version needs --schema-subject.")
+            raise Wrong("A schema version needs --schema-subject.")
         return None
     if pinned is not None:
         return pb.SchemaReference(subject=subject, pinned_version=pinned)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import click
@@ -57,7 +58,7 @@ class Outside:
 
 
 class UpstreamRoot(LazyGroup):
-    """Runs a command; an error of a call is told on standard error and leaves with 1, bad usage with 2.
+    """Runs a command; errors are told on standard error and leave with 1, flags that cannot be read with 2.
 
     ``anywhere`` names options of the root that may also follow the subcommand.
     """
@@ -92,6 +93,24 @@ class UpstreamRoot(LazyGroup):
             else:
                 others.append(word)
         return front + others
+
+
+class Wrong(click.ClickException):
+    """What the official commands find wrong after they have read their flags: leaves with 1, not with 2."""
+
+    exit_code = EXIT_FAILED
+
+
+_SCHEMA_TYPES: Final = "json_schema avro protobuf string bytes number json int64 int float double"
+SCHEMA_TYPE: Final = click.Choice(_SCHEMA_TYPES.split(), case_sensitive=False)
+
+
+def content_of(file: Path) -> bytes:
+    """What a file holds; raises Wrong where it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Wrong(f"{file}: {error.strerror or error}") from None
 
 
 def json_output(command: Command) -> Command:

@@ -9,17 +9,16 @@ from typing import TypeVar
 
 import click
 
-from danube.cli.upstream_root import Command, Outside, say, show_json
+from danube.cli.upstream_root import SCHEMA_TYPE, Command, Outside, content_of, say, show_json
 from danube.cli.upstream_routes import Routes, ask_registry
 from danube.server.proto import SchemaRegistry_pb2 as pb
 
 Reply = TypeVar("Reply")
 
 _VERSION = click.IntRange(1, (1 << 32) - 1)
-_file_option = click.option(
-    "-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True
-)
-_type_option = click.option("-t", "--schema-type", required=True)
+_WORDS = {"json_schema": "JsonSchema", "avro": "Avro", "protobuf": "Protobuf"}  # as the answer spells them
+_file_option = click.option("-f", "--file", type=click.Path(path_type=Path), required=True)
+_type_option = click.option("-t", "--schema-type", type=SCHEMA_TYPE, required=True)
 
 
 def _output_option(command: Command) -> Command:
@@ -72,11 +71,12 @@ def register(line: SchemaLine, subject: str, schema_type: str, file: Path, outpu
     """Register a definition as the next version of a subject."""
     _note(f"📝 Registering schema '{subject}'...", output)
     request = pb.RegisterSchemaRequest(
-        subject=subject, schema_type=schema_type, schema_definition=file.read_bytes(), created_by="danube-cli"
+        subject=subject, schema_type=schema_type, schema_definition=content_of(file), created_by="danube-cli"
     )
     made = line.ask("RegisterSchema", request, pb.RegisterSchemaResponse)
     if output == "json":
-        about = {"subject": subject, "schema_id": made.schema_id, "schema_type": schema_type}
+        kind = _WORDS.get(schema_type, schema_type)
+        about = {"subject": subject, "schema_id": made.schema_id, "schema_type": kind}
         show_json({"success": True, **about})
         return
     say("✅ Schema registered successfully", f"Subject: {subject}", f"Schema ID: {made.schema_id}")
@@ -141,7 +141,7 @@ def check(line: SchemaLine, subject: str, file: Path, schema_type: str, output: 
     """Tell whether a definition could be the next version of a subject."""
     _note(f"🔍 Checking compatibility with '{subject}'...", output)
     request = pb.CheckCompatibilityRequest(
-        subject=subject, new_schema_definition=file.read_bytes(), schema_type=schema_type
+        subject=subject, new_schema_definition=content_of(file), schema_type=schema_type
     )
     found = line.ask("CheckCompatibility", request, pb.CheckCompatibilityResponse)
     if output == "json":

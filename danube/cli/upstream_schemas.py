@@ -10,9 +10,13 @@ from typing import Any, Final
 import click
 
 from danube.cli.upstream_admin_line import AdminLine
-from danube.cli.upstream_root import json_output, say, show_json
+from danube.cli.upstream_root import SCHEMA_TYPE, Wrong, content_of, json_output, say, show_json
 from danube.server.proto import SchemaRegistry_pb2 as pb
 
+_MODE: Final = click.Choice(
+    ["none", "backward", "forward", "full", "backward_transitive", "forward_transitive", "full_transitive"],
+    case_sensitive=False,
+)
 _PLAIN: Final = ("bytes", "string", "number", "int", "int64", "float", "double")
 
 
@@ -22,7 +26,7 @@ def schemas() -> None:
 
 
 def _definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    file = click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+    file = click.option("--file", type=click.Path(path_type=Path))
     return file(click.option("--schema", help="The definition itself.")(command))
 
 
@@ -30,15 +34,15 @@ def _definition(schema_type: str, file: Path | None, schema: str | None) -> byte
     if file is not None and schema is not None:
         raise click.UsageError("Give --file or --schema, not both.")
     if file is not None:
-        return file.read_bytes()
+        return content_of(file)
     if schema is None and schema_type.lower() not in _PLAIN:
-        raise click.UsageError("Give --file or --schema.")
+        raise Wrong("Give --file or --schema.")
     return (schema or "").encode()
 
 
 @schemas.command("register")
 @click.argument("subject")
-@click.option("--schema-type", required=True)
+@click.option("--schema-type", type=SCHEMA_TYPE, required=True)
 @_definition_options
 @click.option("--description", default="")
 @click.option("--tags", multiple=True)
@@ -83,7 +87,9 @@ def get(
     line: AdminLine, subject: str | None, schema_id: int | None, version: int | None, output: str | None
 ) -> None:
     """Show the latest version of a subject, or a version by schema id."""
-    if (subject is None) == (schema_id is None):
+    if subject is None and schema_id is None:
+        raise Wrong("Give either --subject or --id.")
+    if subject is not None and schema_id is not None:
         raise click.UsageError("Give either --subject or --id.")
     found = _latest(line, subject) if subject is not None else None
     if found is None or version is not None:
@@ -148,7 +154,7 @@ def versions(line: AdminLine, subject: str, output: str | None) -> None:
 
 @schemas.command("check")
 @click.argument("subject")
-@click.option("--schema-type", required=True)
+@click.option("--schema-type", type=SCHEMA_TYPE, required=True)
 @_definition_options
 @click.option("--mode", help="none, backward, forward or full; the subject's where left out.")
 @json_output
@@ -193,7 +199,7 @@ def get_compatibility(line: AdminLine, subject: str, output: str | None) -> None
 
 @schemas.command("set-compatibility")
 @click.argument("subject")
-@click.option("--mode", required=True, help="none, backward, forward or full.")
+@click.option("--mode", type=_MODE, required=True)
 @json_output
 @click.pass_obj
 def set_compatibility(line: AdminLine, subject: str, mode: str, output: str | None) -> None:
@@ -214,7 +220,7 @@ def set_compatibility(line: AdminLine, subject: str, mode: str, output: str | No
 def delete(line: AdminLine, subject: str, version: int, confirm: bool) -> None:
     """Delete one version of a subject."""
     if not confirm:
-        raise click.UsageError(f"Deleting version {version} of '{subject}' needs --confirm.")
+        raise Wrong(f"Deleting version {version} of '{subject}' needs --confirm.")
     request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
     line.ask("SchemaRegistry/DeleteSchemaVersion", request, pb.DeleteSchemaVersionResponse)
     say(f"Deleted version {version} of subject '{subject}'")
@@ -235,7 +241,7 @@ def list_subjects(line: AdminLine, output: str | None) -> None:
                     "subject": one.subject,
                     "schema_type": one.schema_type,
                     "latest_version": one.latest_version,
-                    "compatibility_mode": one.compatibility_mode.upper(),
+                    "compatibility_mode": one.compatibility_mode,
                     "schema_id": one.schema_id,
                     "tags": list(one.tags),
                 }

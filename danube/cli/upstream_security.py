@@ -89,7 +89,7 @@ def bindings() -> None:
 
 
 def _place_options(command: Command) -> Command:
-    scope = click.option("--scope", type=click.Choice(["cluster", "namespace", "topic"]), required=True)
+    scope = click.option("--scope", required=True, help="cluster, namespace or topic.")
     resource = click.option(
         "--resource", default="", help="Namespace, or /namespace/topic; none for the cluster."
     )
@@ -142,7 +142,7 @@ def get_binding(line: AdminLine, binding_id: str, scope: str, resource: str, out
 
 
 @bindings.command("list")
-@click.option("--scope", type=click.Choice(["cluster", "namespace", "topic"]), help="All where left out.")
+@click.option("--scope", help="cluster, namespace or topic; all where left out.")
 @click.option("--resource", default="")
 @json_output
 @click.pass_obj

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from danube import clock
-from danube.cli.upstream_root import say
+from danube.cli.upstream_root import Wrong, say
 from danube.errors import InvalidArgument
 
 PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
@@ -64,7 +64,7 @@ def read_ttl_s(text: str) -> int:
     """Seconds of ``8760h``, ``30d`` or ``3600``."""
     match = _TTL.match(text)
     if match is None or not int(match[1]):
-        raise click.BadParameter(f"{text!r} is no lifetime; write 8760h, 30d or a number of seconds")
+        raise Wrong(f"{text!r} is no lifetime; write 8760h, 30d or a number of seconds")
     return int(match[1]) * _SECONDS[match[2]]
 
 

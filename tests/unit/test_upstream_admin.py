@@ -302,8 +302,8 @@ def test_every_way_to_name_a_topic(admin: Admin, words: tuple[str, ...]) -> None
     assert admin.requests("CreateTopic")[0].name == "/sales/t"
 
 
-def test_a_topic_without_a_namespace_is_bad_usage(admin: Admin) -> None:
-    assert "--namespace" in admin("topics", "create", "t", exit_code=2).stderr
+def test_a_topic_without_a_namespace_leaves_with_1(admin: Admin) -> None:
+    assert "--namespace" in admin("topics", "create", "t", exit_code=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -526,20 +526,31 @@ def test_a_definition_that_is_no_json_is_shown_as_it_is(admin: Admin) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "exit_code"),
     [
-        ("register", "s", "--schema-type", "avro"),
-        ("register", "s", "--schema", "{}"),
-        ("get",),
-        ("get", "--subject", "s", "--id", "1"),
-        ("set-compatibility", "s"),
-        ("delete", "s", "--version", "1"),
-        ("delete", "s", "--confirm"),
+        (("register", "s", "--schema-type", "avro"), 1),
+        (("register", "s", "--schema-type", "avro", "--file", "no-such-file"), 1),
+        (("register", "s", "--schema", "{}"), 2),
+        (("register", "s", "--schema-type", "xml", "--schema", "{}"), 2),
+        (("check", "s", "--schema-type", "avro"), 1),
+        (("get",), 1),
+        (("get", "--subject", "s", "--id", "1"), 2),
+        (("set-compatibility", "s"), 2),
+        (("set-compatibility", "s", "--mode", "sideways"), 2),
+        (("delete", "s", "--version", "1"), 1),
+        (("delete", "s", "--confirm"), 2),
     ],
 )
-def test_schemas_bad_usage(admin: Admin, words: tuple[str, ...]) -> None:
-    admin("schemas", *words, exit_code=2)
+def test_schemas_leave_with_the_code_of_the_official_command(
+    admin: Admin, words: tuple[str, ...], exit_code: int
+) -> None:
+    admin("schemas", *words, exit_code=exit_code)
     assert not admin.calls
+
+
+def test_a_list_of_subjects_has_modes_as_the_answer_spells_them(admin: Admin) -> None:
+    admin.broker.register("orders", "avro")
+    assert [one["compatibility_mode"] for one in admin.json("schemas", "list-subjects")] == ["backward"]
 
 
 def test_plain_types_need_no_definition_and_two_are_too_many(admin: Admin, tmp_path: Path) -> None:
@@ -608,4 +619,4 @@ def test_bindings(admin: Admin) -> None:
     assert "Binding 'b1'" in admin.lines(*bindings, "list")
     assert "  Principal: user:alice" in admin.lines(*bindings, "get", "b1", *place)
     assert admin.lines(*bindings, "delete", "b1", *place) == ["Binding 'b1' deleted: true"]
-    admin(*bindings, "create", "b1", *who, "--scope", "world", exit_code=2)
+    admin(*bindings, "create", "b1", *who, "--scope", "world", exit_code=1)

@@ -174,21 +174,39 @@ def test_errors_are_counted_and_do_not_change_the_exit_code(line: Line) -> None:
     [
         ("produce", "-m", "x"),
         PRODUCE,
-        (*PRODUCE, "-m", "x", "-i", "99"),
-        (*PRODUCE, "-m", "x", "-c", "0"),
+        (*PRODUCE, "-m", "x", "-i", "soon"),
+        (*PRODUCE, "-m", "x", "-c", "-1"),
         (*PRODUCE, "-m", "x", "-a", "novalue"),
-        (*PRODUCE, "-m", "x", "--schema-version", "1"),
-        (*PRODUCE, "-m", "x", "--schema-min-version", "1"),
-        (*PRODUCE, "-m", "x", "--schema-subject", "s", "--schema-version", "1", "--schema-min-version", "1"),
-        (*PRODUCE, "-m", "x", "--schema-file", "pyproject.toml"),
-        (*PRODUCE, "-m", "x", "--schema-file", "no-such-file", "--schema-type", "avro"),
         ("consume", "-s", "h:1"),
         ("consume", "-m", "s"),
         (*CONSUME, "--sub-type", "failover"),
+        ("schema", "register", "s", "-t", "xml", "-f", "pyproject.toml"),
     ],
 )
 def test_bad_usage_leaves_with_2(line: Line, words: tuple[str, ...]) -> None:
     line(*words, exit_code=2)
+    assert not line.requests("SendMessage")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "x", "-i", "99"),
+        ("-f", "no-such-file"),
+        ("-m", "x", "--schema-version", "1"),
+        ("-m", "x", "--schema-min-version", "1"),
+        ("-m", "x", "--schema-subject", "s", "--schema-version", "1", "--schema-min-version", "1"),
+        ("-m", "x", "--schema-file", "pyproject.toml"),
+        ("-m", "x", "--schema-file", "no-such-file", "--schema-type", "avro"),
+    ],
+)
+def test_what_is_found_wrong_later_leaves_with_1_as_there(line: Line, words: tuple[str, ...]) -> None:
+    line(*PRODUCE, *words, exit_code=1)
+    assert not line.requests("SendMessage")
+
+
+def test_no_message_at_all_is_no_error(line: Line) -> None:
+    assert "   ✅ Success: 0" in line(*PRODUCE, "-m", "x", "-c", "0").stdout
     assert not line.requests("SendMessage")
 
 
@@ -422,7 +440,7 @@ def definition(tmp_path: Path) -> str:
 def test_schema_commands_as_json(line: Line, definition: str) -> None:
     made = line("schema", "register", "orders", "-t", "json_schema", "-f", definition, "-o", "json")
     assert json.loads(made.stdout) == {
-        "success": True, "subject": "orders", "schema_id": 1, "schema_type": "json_schema"
+        "success": True, "subject": "orders", "schema_id": 1, "schema_type": "JsonSchema"
     }  # fmt: skip
     assert "Registering" in made.stderr
     line.broker.register("orders", definition=b"{ }")

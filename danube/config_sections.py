@@ -423,7 +423,7 @@ class BalanceConfig:
 
     strategy: str = _choice("balanced", "strategy", "fair", "balanced", "weighted_load")
     aggressiveness: str = _choice("balanced", "aggressiveness", "conservative", "balanced", "aggressive")
-    automatic: bool = declare(False, "automatic", parse_boolean)
+    automatic: bool = declare(True, "automatic", parse_boolean)
     interval_ms: int = _duration(0, "interval", 0, DAY_MS)
     moves_max: int = _integer(16, "moves_max", 1, 1_000)
     weights: str = declare(

@@ -119,8 +119,9 @@ def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
         raise WrongState(
             f"{data_dir} holds the topics of a broker that was alone",
             why="members of a cluster must all begin with the same",
-            hint="start the cluster with empty data directories, and bring the records with"
-            f" `danube spark replay --local --storage {data_dir} --topic NAME --to danube://MEMBER`",
+            hint="start the cluster with empty data directories, and copy the records (docs/cluster.md, from"
+            f" one host to a cluster): `danube spark replay --local --storage {data_dir} --topic NAME"
+            " --to danube://MEMBER --to-topic NAME`",
         )
 
 

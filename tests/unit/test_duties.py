@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from danube.broker.controller import balance_settings
+from danube.config import load
 from danube.core.balance import BalanceSettings
 from danube.core.cluster_commands import (
     AssignPartitions,
@@ -278,6 +280,21 @@ def test_nothing_moves_by_itself_unless_it_is_configured() -> None:
     site = lopsided(BalanceSettings(strategy="fair"))
     site.run(1_000, each=1.0)
     assert site.counts() == {1: 40, 2: 0}
+
+
+def test_after_a_rolling_restart_the_last_broker_gets_its_share_by_itself() -> None:
+    """With the settings of a configuration that says nothing about balance."""
+    site = Site(balance_settings(load(None, {}, {}).config.balance), brokers=3)
+    site.topics(30)
+    site.settle()
+    for broker_id in (1, 2, 3):
+        site.die(broker_id)
+        site.run(4)
+        site.register(broker_id)
+        site.run(4)
+    assert site.counts()[3] == 0, "others took over what it had"
+    site.run(400, each=1.0)
+    assert min(site.counts().values()) >= 7
 
 
 def test_who_asks_gets_one_round_at_a_time() -> None:

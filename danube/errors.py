@@ -312,9 +312,17 @@ class FetchPending(Unavailable):
 
     code = 1212
 
-    def __init__(self, what: str = "", *, ready: Callable[[], bool] | None = None, **facts: Any) -> None:
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        ready: Callable[[], bool] | None = None,
+        cause: DanubeError | None = None,
+        **facts: Any,
+    ) -> None:
         super().__init__(what, **facts)
         self.ready = ready or (lambda: True)  # whether it is worth asking again
+        self.cause = cause  # what keeps the bytes from coming, where that is known
 
 
 class LimitExceeded(CallerError):

@@ -16,8 +16,8 @@ from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
 from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
 from danube.core.rate import RecordRate
-from danube.core.wire import deliver_header
-from danube.errors import FetchPending, OffsetOutOfRange
+from danube.core.wire import deliver_header, waiting_frame
+from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
 from danube.limits import READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class ConsumerLink:
         "ready",
         "session",
         "subscription",
+        "told",
     )
 
     def __init__(
@@ -61,12 +62,21 @@ class ConsumerLink:
         self.subscription = subscription
         self.credit_bytes = 0
         self.ready = True
+        self.told = ""  # why it gets no records, as it was told
+
+    def tell_waiting(self, reason: DanubeError | None) -> None:
+        """Tell why it gets no records now, once; None: it goes on."""
+        words = "" if reason is None else str(reason)
+        if words != self.told:
+            self.told = words
+            self.session.send(waiting_frame(reason, self.handle))
 
     def deliver(
         self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int, chunk: Chunk
     ) -> int:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
+        self.told = ""  # a delivery takes it back
         head = deliver_header(self.handle, size, redelivery_count, record_count)
         if parts[0] is chunk.data:
             self.session.send_chunk(head, chunk)
@@ -90,6 +100,7 @@ class SubscriptionHost:
         self._read_bytes = READ_CHUNK_BYTES
         self.pending_new: FetchPending | None = None  # what the next new records wait for
         self.pending_again: FetchPending | None = None  # what redeliveries wait for
+        self.read_error: DanubeError | None = None  # why this host's disk gave nothing at the last look
         self._pending_next = -1
         self._holes_changed = False
 
@@ -300,6 +311,26 @@ class SubscriptionHost:
             self.core.give_back(lost, lost.start)
             self._tell_passed(lost.start, lost.end, len(offsets), why)
             self.core.skip(np.stack((offsets, offsets + 1), axis=1), why)
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        """What keeps its consumers from more records, where that is a fault and known."""
+        if self.read_error is not None:
+            return self.read_error
+        for pending in (self.pending_new, self.pending_again):
+            if pending is not None and pending.why and not pending.ready():
+                return pending.cause or pending
+        return None
+
+    def tell_waiting(self) -> bool:
+        """Tell the consumers why they wait, or that they do not any more; False: there is no more to tell."""
+        reason = self.waits_for
+        fetching = self.pending_new is not None or self.pending_again is not None
+        if reason is None and fetching:
+            return True  # perhaps once more in vain: what was told holds until something comes
+        for link in self.links.values():
+            link.tell_waiting(reason)
+        return reason is not None
 
     def _pending_state(self) -> str:
         """Why reading waits for the object store; empty when it does not."""

@@ -63,6 +63,7 @@ class Deliveries:
         self._queue: OrderedDict[SubscriptionHost, None] = OrderedDict()  # of those behind
         self._lossy: dict[HostedPartition, None] = {}
         self._deadlines: dict[HostedPartition, int] = {}
+        self._waiting: dict[SubscriptionHost, None] = {}  # for bytes that do not come, or were told so
         self._published_ns = -BUSY_NS
         self._published_bytes = 0
         self._wrote = False  # this turn did
@@ -125,9 +126,15 @@ class Deliveries:
         if due:
             self._schedule_turn()
 
+    def second(self) -> None:
+        """Tell consumers why they wait; what is over within a second is not told."""
+        hosted = (one for one in self._waiting if one.hosted.subscriptions.get(one.core.name) is one)
+        self._waiting = {host: None for host in hosted if host.tell_waiting()}
+
     def forget(self, hosted: HostedPartition) -> None:
         """The partition is not hosted here any more."""
         for host in hosted.subscriptions.values():
+            self._waiting.pop(host, None)
             self._near.pop(host, None)
             self._queue.pop(host, None)
         for known in (self._lossy, self._deadlines, self.touched):
@@ -209,10 +216,14 @@ class Deliveries:
         more = False
         try:
             more = host.dispatch(now_ns, bytes_max)
+            host.read_error = None
         except DanubeError as error:
+            host.read_error = error
             self._counters.add("storage_errors")
             _log.error("delivery failed", partition=hosted.name, error=str(error))
             host.deadline_ns = now_ns + READ_RETRY_NS
+        if host.pending_new is not None or host.pending_again is not None or host.read_error is not None:
+            self._waiting[host] = None
         hosted.place(host)
         if more:
             self._ask(host)

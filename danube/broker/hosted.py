@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _log = telemetry.events("hosted")
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
+UNREADABLE_TOLD_MAX = 16
 
 
 class HostedPartition:
@@ -485,6 +486,19 @@ class HostedPartition:
         end = stored[-1].end if stored else 0
         return stored + [hole for hole in self.log.holes if hole.end > end] if self.log else stored
 
+    def _damaged(self) -> list[list[int]]:
+        """Ranges that are damaged here, and those whose object in the store is gone or damaged."""
+        objects = self.tier.unreadable() if self.tier is not None else []
+        remote = [(start, end) for (start, end), error in objects if not error.retryable]
+        return [list(one) for one in sorted({*self.damaged, *remote})]
+
+    def _unreadable(self) -> list[str]:
+        """Why records that are stored cannot be read now, as far as somebody has tried."""
+        found = [str(error) for _, error in self.tier.unreadable()] if self.tier is not None else []
+        waiting = [host.waits_for for host in self.subscriptions.values()]
+        found += [str(reason) for reason in waiting if reason is not None]
+        return list(dict.fromkeys(found))[:UNREADABLE_TOLD_MAX]
+
     def statistics(self) -> dict[str, Any]:
         core = self.core
         log = self.log
@@ -506,7 +520,8 @@ class HostedPartition:
             "producers": self.producers.names(),
             "subscriptions": sorted([*self.subscriptions, *self.lossy]),
             "durability": self.policy.durability,
-            "damaged": [list(hole) for hole in self.damaged],
+            "damaged": self._damaged(),
+            "unreadable": self._unreadable(),
             "holes": [hole.described() for hole in self._holes()],
             "histories": self.metadata.histories if self.metadata is not None else [],
             "state": "open" if self.failure is None else str(self.failure),

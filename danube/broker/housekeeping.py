@@ -87,6 +87,7 @@ class Housekeeping:
         descriptors.resize(descriptors_allowed(sum(len(door.connections) for door in doors)))
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
+        worker.shard.second()
         reserve.fill()
         if worker.shard.tiers is not None:
             worker.shard.tiers.second()

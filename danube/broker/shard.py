@@ -461,6 +461,10 @@ class Shard:
         """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
         self._deliveries.tick(clock.monotonic_ns())
 
+    def second(self) -> None:
+        """About once a second: tell consumers what they wait for."""
+        self._deliveries.second()
+
     def store_cursors(self) -> None:
         """Append the cursors that changed since the last call."""
         touched, self._deliveries.touched = self._deliveries.touched, {}

@@ -224,6 +224,7 @@ class PartitionTier:
         return FetchPending(
             f"offsets {segment.base_offset} .. {segment.end_offset} of {self.hosted.name} are being fetched",
             why=why, ready=lambda: ticket.done, hint="it goes on by itself",
+            cause=None if pause is None else pause.error,
         )  # fmt: skip
 
     def _read_ahead(
@@ -278,9 +279,13 @@ class PartitionTier:
 
     # -- for people -------------------------------------------------------------------------------
 
+    def unreadable(self) -> list[tuple[OffsetRange, DanubeError]]:
+        """Offsets whose objects cannot be read now, as far as somebody has tried, and why."""
+        return self._cache.unreadable(self.identity)
+
     def statistics(self) -> dict[str, Any]:
         """What of the partition is where; no key is removed once it is here."""
-        errors = [str(error) for error in self._cache.errors(self.identity)]
+        errors = [str(error) for _, error in self.unreadable()]
         pending = self.pending()
         return {
             "start": self.known_start,

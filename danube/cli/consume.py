@@ -71,8 +71,8 @@ def consume(
     danube consume orders -m billing --sub-type key-shared -o json
     danube consume orders --from -1h --no-ack -c 10      look at ten records, acknowledge none
 
-    Without -m nobody else's progress is touched.  Exit code 7: --count records did not arrive within
-    --timeout.
+    Without -m nobody else's progress is touched.  Exit code 7: --count records, or all up to the end with
+    --until-end, did not arrive within --timeout; 12: the broker cannot read them, and says why.
     """
     from danube.cli.eventloop import run
     from danube.cli.printing import Printer

@@ -17,7 +17,16 @@ from danube.cli.output import note, plain
 from danube.cli.printing import Printer
 from danube.cli.services import Services
 from danube.clock import monotonic_ns
-from danube.errors import DanubeError, InvalidArgument, NotFound, OperationTimeout, TopicNotFound
+from danube.errors import (
+    Damage,
+    DanubeError,
+    InvalidArgument,
+    NotFound,
+    ObjectMissing,
+    OperationTimeout,
+    StoreDamaged,
+    TopicNotFound,
+)
 
 LOOK_INTERVAL_S = 0.05
 IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker where the end is
@@ -46,6 +55,7 @@ class Receiver:
 
     def __init__(self, wish: Wish, printer: Printer, remaining: dict[int, int] | None) -> None:
         self.received = 0
+        self.reason: DanubeError | None = None  # why nothing more came, as the broker said
         self.arrived_ns = monotonic_ns()
         self.remaining = remaining
         self._wish = wish
@@ -82,7 +92,11 @@ class Receiver:
 
 
 async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
-    """Receive as wished; OperationTimeout when ``count`` records did not come in time."""
+    """Receive as wished.
+
+    OperationTimeout when ``count`` records, or those up to the end, did not come in time; StoreDamaged when
+    the broker cannot read them, because an object is gone or stored bytes are damaged.
+    """
     with explaining(wish.address):
         async with services.connect_async(wish.address.url) as client:
             try:
@@ -90,12 +104,29 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
             except TopicNotFound as error:
                 suggest_topic(error, [one.topic for one in await client.admin.list_topics()])
                 raise
-    if wish.count is not None and receiver.received < wish.count and not wish.until_end:
-        raise OperationTimeout(
-            f"received {receiver.received} of {wish.count} records",
-            why=f"nothing more arrived on {wish.topic} in time",
-            hint="raise --timeout, or begin earlier with --from earliest",
-        )
+    _check_enough(wish, receiver)
+
+
+def _check_enough(wish: Wish, receiver: Receiver) -> None:
+    """Raise why what was wished did not come, where it did not."""
+    if wish.count is not None and receiver.received >= wish.count:
+        return
+    missing = f"received {receiver.received} records and not the end of {wish.topic}"
+    if receiver.remaining:
+        hint = "raise --timeout; another consumer of the subscription may hold the rest"
+    elif wish.count is not None and not wish.until_end:
+        missing = f"received {receiver.received} of {wish.count} records"
+        hint = "raise --timeout, or begin earlier with --from earliest"
+    elif receiver.reason is None:
+        return
+    else:
+        missing, hint = f"received {receiver.received} records of {wish.topic}", ""
+    reason = receiver.reason
+    if reason is None:
+        raise OperationTimeout(missing, why=f"nothing more arrived on {wish.topic} in time", hint=hint)
+    lasting = isinstance(reason, Damage | ObjectMissing)
+    kind = StoreDamaged if lasting else OperationTimeout
+    raise kind(missing, why=f"the broker cannot read the next ones: {reason}", hint=reason.hint)
 
 
 async def _receive_with(client: Any, wish: Wish, printer: Printer) -> Receiver:
@@ -122,7 +153,7 @@ async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> Non
         receiver.arrived_ns = monotonic_ns()
         work = asyncio.ensure_future(receiver.run(consumer))
         try:
-            await _watch(client, wish, receiver, work)
+            await _watch(client, consumer, wish, receiver, work)
         finally:
             if not work.done():
                 work.cancel()
@@ -131,15 +162,22 @@ async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> Non
             work.result()
 
 
-async def _watch(client: Any, wish: Wish, receiver: Receiver, work: asyncio.Future[None]) -> None:
+async def _watch(
+    client: Any, consumer: Any, wish: Wish, receiver: Receiver, work: asyncio.Future[None]
+) -> None:
     """Return when the work is done, or when it is time to leave it."""
     timeout_ns = wish.timeout_ms * 1_000_000 if wish.timeout_ms is not None else None
-    asked_ns = 0
+    asked_ns, told = 0, ""
     while not work.done():
         await asyncio.wait({work}, timeout=LOOK_INTERVAL_S)
         now = monotonic_ns()
         idle_ns = now - receiver.arrived_ns
+        reason = consumer.waits_for
+        if reason is not None and str(reason) != told:
+            told = str(reason)
+            note(f"the broker cannot read the next records now: {told}")
         if timeout_ns is not None and idle_ns >= timeout_ns:
+            receiver.reason = reason
             return
         if receiver.remaining and idle_ns >= IDLE_NS and now - asked_ns >= IDLE_NS:
             asked_ns = now

@@ -12,7 +12,7 @@ from danube.client.inbox import Inbox
 from danube.client.message import BaseBatch, BaseMessage
 from danube.client.reply import Plan
 from danube.client.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
+from danube.errors import ClosedError, DanubeError, InvalidArgument
 
 
 class Message(BaseMessage, eq=False):
@@ -88,6 +88,12 @@ class Consumer:
         return self._closed
 
     @property
+    def waits_for(self) -> DanubeError | None:
+        """Why the broker cannot send the next records now, where it has said so: an object of the store is
+        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
+        return self._box.waits_for
+
+    @property
     def _box(self) -> Inbox[Message, Batch]:
         self._connection.session.check_usable()
         if self._inbox is None:
@@ -147,7 +153,7 @@ class Consumer:
                 return message
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._advance(inbox, left):
-                raise OperationTimeout(f"no message came within {timeout:g} s")
+                raise inbox.nothing_came(timeout or 0.0)
 
     def batches(self, max_records: int | None = None, max_wait: float | None = None) -> Iterator[Batch]:
         """Batches of at most ``max_records`` records of one partition.

@@ -50,6 +50,12 @@ class Consumer:
         return self._closed
 
     @property
+    def waits_for(self) -> DanubeError | None:
+        """Why the broker cannot send the next records now, where it has said so: an object of the store is
+        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
+        return self._box.waits_for
+
+    @property
     def _box(self) -> Inbox[Message, Batch]:
         self._connection.session.check_usable()
         if self._inbox is None:
@@ -98,7 +104,7 @@ class Consumer:
                         self._connection.flush()
                         await self._connection.wait(inbox.arrival())
         except TimeoutError:
-            raise OperationTimeout(f"no message came within {timeout:g} s") from None
+            raise inbox.nothing_came(timeout or 0.0) from inbox.waits_for
 
     async def batches(
         self, max_records: int | None = None, max_wait: float | None = None

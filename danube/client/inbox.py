@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 from danube.client.message import BaseBatch, BaseMessage, Part, messages_of
 from danube.client.reply import Reply, settled_reply
 from danube.client.subscribing import PartitionConsumer
-from danube.errors import ClosedError
+from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.limits import MIB
 
 BATCH_BYTES_SOFT: Final = 1 * MIB  # deliveries that wait are handed out together up to this size
@@ -72,6 +72,22 @@ class Inbox(Generic[M, B]):
         if self._waiter is None:
             self._waiter = Reply()
         return self._waiter
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        """Why the broker sends no records of a partition now, as far as it has said."""
+        return next((one.waiting for one in self.partitions if one.waiting is not None), None)
+
+    def nothing_came(self, timeout_s: float) -> OperationTimeout:
+        """The error of who has waited in vain; its cause is what the broker said."""
+        reason = self.waits_for
+        error = OperationTimeout(
+            f"no message came within {timeout_s:g} s",
+            why="" if reason is None else f"the broker cannot read the next records: {reason}",
+            hint="" if reason is None else reason.hint,
+        )
+        error.__cause__ = reason
+        return error
 
     def check(self) -> None:
         """Raise what ended the consumer."""

@@ -25,6 +25,9 @@ class Opened(Protocol):
     def on_deliver(self, body: memoryview) -> None:
         """Batches came; raise to drop the connection."""
 
+    def on_waiting(self, reason: DanubeError | None) -> None:
+        """Why no batches come now; None: they go on."""
+
     def on_session_failed(self, error: DanubeError) -> None:
         """There will be no further connection."""
 

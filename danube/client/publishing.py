@@ -395,6 +395,9 @@ class PartitionProducer:
     def on_deliver(self, body: memoryview) -> None:
         """A producer is sent no batches; a broker that does so is ignored."""
 
+    def on_waiting(self, reason: DanubeError | None) -> None:
+        """A producer waits for no batches."""
+
     def on_session_failed(self, error: DanubeError) -> None:
         self._fail(error)
 

@@ -445,6 +445,10 @@ class Session(Timers):
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:
                 awaited.on_answer(kind, flags, body)
+        elif kind == Kind.WAITING:
+            opened = self._handles.owner(handle)
+            if opened is not None:
+                opened.on_waiting(wire.decode_error(body) if body else None)
         elif kind < 32:
             raise ProtocolError(f"the broker sent a frame of kind {kind}")
 

@@ -39,7 +39,9 @@ from danube.errors import (
     OperationTimeout,
     OwnerMoved,
 )
+from danube.telemetry import events
 
+_telemetry = events("client")
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
 CLOSE_TIMEOUT_NS: Final = 5_000_000_000
@@ -61,6 +63,7 @@ class PartitionConsumer:
         self.ready_bytes = 0
         self.active = True
         self.failure: DanubeError | None = None
+        self.waiting: DanubeError | None = None  # why the broker sends no records now
         self.when_ready: Callable[[PartitionConsumer], None] = _nothing
         self.when_reset: Callable[[PartitionConsumer], None] = _nothing
         self._body = body
@@ -107,6 +110,7 @@ class PartitionConsumer:
         ready = self.ready
         if not ready and not self._handed_records:
             self._window.began(self.session.now_ns())
+        self.waiting = None
         while position < end:
             try:
                 batch = take_batch(body, position, delivery.redelivery_count)
@@ -124,6 +128,11 @@ class PartitionConsumer:
             self.ready_records += batch.record_count
             self.ready_bytes += size
         self.when_ready(self)
+
+    def on_waiting(self, reason: DanubeError | None) -> None:
+        self.waiting = reason
+        if reason is not None:
+            _telemetry.warning("no records come now", partition=self.partition, why=str(reason))
 
     def _first_delivered(self, start: int, record_count: int) -> None:
         if start < self._lately_acked.delivered_end:
@@ -439,6 +448,7 @@ class PartitionConsumer:
             self._syncs, self._asked = self._asked + self._syncs, []
         self._sent_acks.lose()
         self._lately_acked.clear()
+        self.waiting = None
         self.ready.clear()
         self.ready_records = self.ready_bytes = 0
         self.when_reset(self)

@@ -70,6 +70,7 @@ class Kind(IntEnum):
     DELIVER = 37
     RESULT = 38
     ERROR = 39  # ErrorBody; correlation 0 with a handle: the handle is closed; both 0: the connection
+    WAITING = 41  # ErrorBody: why the consumer gets no records now; empty: they go on.  The handle stays
 
 
 class FrameFlag(IntFlag):
@@ -281,12 +282,19 @@ def decode_result(body: bytes | memoryview) -> Any:
         raise ProtocolError("result cannot be decoded", why=str(error)) from None
 
 
-def error_frame(error: DanubeError, correlation: int = 0, handle: int = 0) -> bytes:
+def error_frame(error: DanubeError, correlation: int = 0, handle: int = 0, kind: int = Kind.ERROR) -> bytes:
     facts = {
         name: value for name, value in error.facts.items() if isinstance(value, str | int | float | bool)
     }
     body = ErrorBody(error.code, error.what, error.why, error.hint, facts)
-    return control_frame(Kind.ERROR, body, correlation, handle)
+    return control_frame(kind, body, correlation, handle)
+
+
+def waiting_frame(reason: DanubeError | None, handle: int) -> bytes:
+    """Why a consumer gets no records now; None: it goes on."""
+    if reason is None:
+        return control_frame(Kind.WAITING, None, 0, handle)
+    return error_frame(reason, 0, handle, Kind.WAITING)
 
 
 def decode_error(body: bytes | memoryview) -> DanubeError:

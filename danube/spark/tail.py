@@ -131,7 +131,7 @@ class Tail:
             at = start
             while at < end:
                 if not connection.wait_until(lambda: bool(consumer.ready or consumer.failure), _WAIT_S):
-                    raise _silent(partition, at, end)
+                    raise _silent(partition, at, end, consumer.waiting)
                 with connection.lock:
                     consumer.asked_for_more()
                     batch = _taken(consumer)
@@ -182,9 +182,12 @@ def _unknown(partition: str) -> FetchPending:
     )
 
 
-def _silent(partition: str, at: int, end: int) -> OperationTimeout:
-    return OperationTimeout(
+def _silent(partition: str, at: int, end: int, reason: DanubeError | None) -> OperationTimeout:
+    why = f"it has records up to {end}, and {_WAIT_S:.0f} s have passed"
+    error = OperationTimeout(
         f"{partition} sends nothing from offset {at} on",
-        why=f"it has records up to {end}, and {_WAIT_S:.0f} s have passed",
-        hint="look at the broker with `danube status`",
+        why=why if reason is None else f"{why}; the broker cannot read them: {reason}",
+        hint=(reason.hint if reason is not None else "") or "look at the broker with `danube status`",
     )
+    error.__cause__ = reason
+    return error

@@ -32,6 +32,7 @@ from danube.wal.descriptors import descriptors
 from danube.wal.index import index_cache
 from danube.wal.manifest import SegmentEntry
 from danube.wal.manifest_keys import segment_key
+from danube.wal.reading import OffsetRange
 from danube.wal.segment import LogIdentity
 
 FETCH_BYTES_MAX: Final = 4 * MIB
@@ -405,8 +406,15 @@ class ColdCache:
 
     def errors(self, identity: LogIdentity) -> list[DanubeError]:
         """Why objects of this partition cannot be read now."""
+        return [error for _, error in self.unreadable(identity)]
+
+    def unreadable(self, identity: LogIdentity) -> list[tuple[OffsetRange, DanubeError]]:
+        """Which offsets of this partition cannot be read now, object by object, and why."""
+        paused = ((self._segments[key], pause.error) for key, pause in self._pauses.items())
         return [
-            pause.error for key, pause in self._pauses.items() if self._segments[key].identity == identity
+            (OffsetRange(segment.base_offset, segment.end_offset), error)
+            for segment, error in paused
+            if segment.identity == identity
         ]
 
     # -- room -------------------------------------------------------------------------------------

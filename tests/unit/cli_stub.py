@@ -11,7 +11,7 @@ from typing import Any
 
 from danube.client.ack import Ack
 from danube.client.admin import SubscriptionInfo, TopicDescription, TopicInfo
-from danube.errors import ConnectionFailed, SubscriptionNotFound, TopicExists, TopicNotFound
+from danube.errors import ConnectionFailed, DanubeError, SubscriptionNotFound, TopicExists, TopicNotFound
 
 
 @dataclass
@@ -47,6 +47,8 @@ class StubBroker:
         self.fail_after: int | None = None  # records that are accepted before sends fail
         self.failure: Exception = ConnectionFailed("the broker went away")
         self.reachable = True
+        self.waits_for: DanubeError | None = None
+        self.readable_end: int | None = None
 
     def put(self, topic: str, *payloads: bytes) -> None:
         for payload in payloads:
@@ -215,9 +217,14 @@ class StubConsumer:
     """Gives what there is, then waits for ever, as a consumer does."""
 
     def __init__(self, broker: StubBroker, topic: str, first: int) -> None:
-        self._messages = broker.topics[topic][first:]
+        self._broker = broker
+        self._messages = broker.topics[topic][first : broker.readable_end]
 
     async def __aiter__(self) -> AsyncIterator[StubMessage]:
         for message in self._messages:
             yield message
         await asyncio.Event().wait()
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        return self._broker.waits_for

@@ -19,6 +19,7 @@ from danube.cli.arguments import Position, attributes, position
 from danube.cli.main import COMMANDS, root
 from danube.cli.output import facts, plain, table
 from danube.cli.services import Services
+from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreUnavailable
 from tests.unit.cli_stub import StubBroker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -412,6 +413,36 @@ def test_too_few_records_in_time_is_a_timeout(danube: Line) -> None:
 def test_a_timeout_without_a_count_is_an_ordinary_end(danube: Line) -> None:
     danube.broker.put("/default/t", b"one")
     assert danube("consume", "t", "--from", "earliest", "--timeout", "100ms").stdout == "0:0  one\n"
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code"),
+    [
+        (ObjectMissing("there is no object a.seg", hint="restore it"), 12),
+        (StoreDamaged("object a.seg is damaged"), 12),
+        (StoreUnavailable("the store does not answer"), 7),
+        (None, 7),
+    ],
+)
+def test_what_is_left_below_the_end_is_no_end(
+    danube: Line, reason: DanubeError | None, exit_code: int
+) -> None:
+    danube.broker.put("/default/t", *[b"x"] * 5)
+    danube.broker.readable_end, danube.broker.waits_for = 3, reason
+    line = ("consume", "t", "--from", "earliest", "--until-end", "--timeout", "100ms")
+    result = danube(*line, exit_code=exit_code)
+    assert len(result.stdout.splitlines()) == 3
+    assert "received 3 records and not the end of /default/t" in result.stderr
+    assert reason is None or str(reason) in result.stderr
+
+
+def test_a_timeout_without_a_count_is_no_ordinary_end_where_the_broker_cannot_read(danube: Line) -> None:
+    danube.broker.put("/default/t", b"one", b"two")
+    danube.broker.readable_end, danube.broker.waits_for = 1, ObjectMissing("there is no object a.seg")
+    result = danube("consume", "t", "--from", "earliest", "--timeout", "100ms", exit_code=12)
+    assert "there is no object a.seg" in result.stderr
+    danube("consume", "t", "--from", "earliest", "-c", "2", "--timeout", "100ms", exit_code=12)
+    danube("consume", "t", "--from", "earliest", "-c", "1", "--timeout", "100ms")
 
 
 def test_the_start_of_an_existing_subscription_is_not_moved_silently(danube: Line) -> None:

@@ -17,11 +17,14 @@ from danube.broker.housekeeping import Housekeeping
 from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions
 from danube.broker.worker import Worker
+from danube.core import wire
 from danube.core.wire import Kind
 from danube.errors import (
+    DanubeError,
     FetchPending,
     ObjectMissing,
     OffsetOutOfRange,
+    StorageFailed,
     StoreDamaged,
     StoreUnavailable,
 )
@@ -468,6 +471,78 @@ def test_damage_in_the_store_is_told_and_never_served(tmp_path: Path, time: Time
         bench.tiers.tick()
         bench.turn()
     assert session.records() == expected(20, 80)
+
+
+def reasons(session: RecordingSession) -> list[DanubeError | None]:
+    """What a consumer was told since, why it waits."""
+    return [
+        wire.decode_error(frame.body) if frame.body else None
+        for frame in session.take()
+        if frame.kind == Kind.WAITING
+    ]
+
+
+def test_a_consumer_is_told_why_it_waits_once_and_that_it_goes_on(tmp_path: Path, time: Time) -> None:
+    bench, session = filled(tmp_path)
+    key = segment_key(bench.tier.identity, bench.entry(1))
+    kept = bench.mover.store.get(key)
+    bench.mover.store.delete([key])
+    bench.subscribe(session, start="earliest", mode="shared")
+    drain(bench, session)
+    bench.shard.second()
+    (reason,) = reasons(session)
+    assert isinstance(reason, ObjectMissing) and key in str(reason)
+    assert bench.hosted.statistics()["damaged"] == [[20, 40]], "describe shows what cannot be read"
+    (unreadable,) = bench.hosted.statistics()["unreadable"]
+    assert key in unreadable
+    second = RecordingSession(5)
+    bench.subscribe(second, handle=4, mode="shared")
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+        bench.shard.second()
+    assert reasons(session) == [], "it is said once, however often it is tried"
+    assert len(reasons(second)) == 1, "whoever comes later is told, too"
+    bench.mover.store.put(key, kept)
+    for _ in range(100):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    bench.shard.second()
+    delivered = [frame.kind for frame in second.take() if frame.kind in (Kind.DELIVER, Kind.WAITING)]
+    told = reasons(session)
+    assert Kind.DELIVER in delivered or told == [None], "a delivery, or the word that it goes on"
+    assert bench.hosted.statistics()["unreadable"] == [] == bench.hosted.statistics()["damaged"]
+    bench.shard.second()
+    assert reasons(session) == []
+
+
+def test_a_consumer_is_told_that_this_host_s_disk_gives_nothing(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = TieredBench(tmp_path)
+    session = RecordingSession()
+    bench.open_producer(session)
+    publish(bench, session, 0, 5)
+    session.take()
+
+    def broken_read(*_: Any) -> Any:
+        raise StorageFailed("segment 0 cannot be read", why="Input/output error")
+
+    monkeypatch.setattr(type(bench.tier.log), "read", broken_read)
+    bench.subscribe(session, start="earliest")
+    assert drain(bench, session) == []
+    bench.shard.second()
+    (reason,) = reasons(session)
+    assert isinstance(reason, StorageFailed) and "Input/output error" in str(reason)
+    assert "Input/output error" in bench.hosted.statistics()["unreadable"][0]
+    monkeypatch.undo()
+    for _ in range(5):
+        time.pass_s(2)
+        bench.shard.tick()
+        bench.turn()
+    assert session.records() == expected(0, 5)
 
 
 def test_one_wrong_answer_is_asked_for_again_at_once(tmp_path: Path, time: Time) -> None:

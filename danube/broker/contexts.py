@@ -22,6 +22,9 @@ from danube.ipc.region import Region
 PULSE_FRESH_NS: Final = 5_000_000_000
 _BEAT, _PID, _STARTS, _STORE, _SHARE = range(5)  # words of a pulse
 _SHARE_UNIT: Final = 1_000_000
+_STORE_UNKNOWN, _STORE_ANSWERS, _STORE_FAILED = range(3)
+_TEXT_START: Final = 1_024  # in bytes; the words lie before it
+_TEXT_BYTES_MAX: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +149,25 @@ class Pulse:
     @property
     def store_answers(self) -> bool:
         """Of the mover: whether the object store answered last; False before it was asked."""
-        return bool(self._words[_STORE])
+        return self._words[_STORE] == _STORE_ANSWERS
 
-    @store_answers.setter
-    def store_answers(self, answers: bool) -> None:
-        self._words[_STORE] = int(answers)
+    @property
+    def store_error(self) -> str | None:
+        """Why the object store did not answer last; empty where it did, None before it was asked."""
+        if self._words[_STORE] == _STORE_UNKNOWN:
+            return None
+        if self.store_answers:
+            return ""
+        text = self._memory[_TEXT_START : _TEXT_START + _TEXT_BYTES_MAX]
+        return text.rstrip(b"\0").decode(errors="ignore")
+
+    def tell_store(self, error: str) -> None:
+        """The object store answered, or did not for this reason; written by the mover alone."""
+        if error:
+            self._words[_STORE] = _STORE_UNKNOWN  # while the text is being replaced
+            text = error.encode()[:_TEXT_BYTES_MAX].ljust(_TEXT_BYTES_MAX, b"\0")
+            self._memory[_TEXT_START : _TEXT_START + _TEXT_BYTES_MAX] = text
+        self._words[_STORE] = _STORE_FAILED if error else _STORE_ANSWERS
 
     @property
     def upload_share(self) -> float:

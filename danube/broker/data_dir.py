@@ -69,6 +69,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     started_at_us: int
     controller: str = ""  # its abstract socket without the leading zero byte; "" on a single host
     identity: str = ""  # process.identity_of(pid); empty from a version that did not tell
+    warnings: tuple[str, ...] = ()  # of the banner
 
 
 class DataDir:

@@ -32,6 +32,7 @@ class StoreHealth:
     ) -> None:
         """``back`` is called when an outage is over, as far as the gate or the store's first answer tells."""
         self.error = ""  # why it does not answer; empty while it does, and before it was heard of
+        self.hint = ""  # what helps then
         self.gate = OutageGate()
         self._back = back
         self._store = store
@@ -65,7 +66,7 @@ class StoreHealth:
             self._back()
 
     def answered(self) -> None:
-        self._take(True, "")
+        self._take(True, "", "")
 
     def heard(self, error: DanubeError | None) -> None:
         """A call ended so; an error that the store has no part in says nothing of it."""
@@ -76,21 +77,23 @@ class StoreHealth:
 
     def failed(self, error: DanubeError) -> None:
         """It did not answer, or refused, or is another broker's."""
-        self._take(False, str(error))
+        self._take(False, str(error), error.hint)
 
     def tell(self, link: OwnerLink) -> None:
         """What is known, to a worker that has just connected."""
         if self._answers is not None:
             link.send("store", **self._condition())
 
-    def _take(self, answers: bool, error: str) -> None:
+    def _take(self, answers: bool, error: str, hint: str) -> None:
         self._heard_ns = clock.monotonic_ns()
-        if (answers, error) == (self._answers, self.error):
+        if (answers, error, hint) == (self._answers, self.error, self.hint):
             return
-        self._answers, self.error = answers, error
-        self._pulse.store_answers = answers
+        self._answers, self.error, self.hint = answers, error, hint
+        self._pulse.tell_store("" if answers else f"{error} ({hint})" if hint else error)
         for link in list(self._links):
             link.send("store", **self._condition())
 
     def _condition(self) -> dict[str, Any]:
-        return {"name": self._store.name, "answers": bool(self._answers), "error": self.error}
+        return {
+            "name": self._store.name, "answers": bool(self._answers), "error": self.error, "hint": self.hint,
+        }  # fmt: skip

@@ -54,6 +54,7 @@ from danube.ipc.region import Region
 
 SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5
+STORE_WORD_NS: Final = 3 * SECOND_NS // 2  # so long the banner waits for what the object store says
 FIRST_START_ATTEMPTS: Final = 5
 METRICS_DRAIN_MS: Final = 1_000
 STRANGERS_SHOWN_MAX: Final = 10
@@ -105,6 +106,8 @@ class Supervisor:
         self._controller_side = controller
         self._controller: SideProcess | None = None
         self._mover: SideProcess | None = None
+        self._warnings: tuple[str, ...] | None = None  # None: not known yet
+        self._served_ns = 0  # since when all workers serve
         self._metrics: SideProcess | None = None
         self._metrics_address = ""
         self._count = settings.workers or usable_cores()
@@ -260,7 +263,7 @@ class Supervisor:
             elif now_ns >= worker.start_ns:
                 self._start(worker, now_ns)
         self._turn_sides(now_ns, paused_ns)
-        self._check_ready()
+        self._check_ready(now_ns)
         if self._state_changed:
             self._write_state()
         self._notifier.watchdog(now_ns)
@@ -415,8 +418,11 @@ class Supervisor:
             os.kill(worker.pid, signal.SIGKILL)
             worker.seen_ns = now_ns
 
-    def _check_ready(self) -> None:
+    def _check_ready(self, now_ns: int) -> None:
         if self._announced_ready or not all(worker.ready for worker in self._workers):
+            return
+        self._warnings = self._about_store(now_ns)
+        if self._warnings is None:
             return
         self._announced_ready = True
         self._write_state()
@@ -429,8 +435,25 @@ class Supervisor:
                     data_dir=self._settings.data_dir,
                     workers=self._count,
                     pid=os.getpid(),
+                    warnings=list(self._warnings),
                 )
             )
+
+    def _about_store(self, now_ns: int) -> tuple[str, ...] | None:
+        """Warnings about the object store; None: its first word is waited for, a moment at most.
+
+        Clients are served meanwhile.  A member of a cluster may use the store only once it has joined.
+        """
+        self._served_ns = self._served_ns or now_ns
+        error = "" if self._mover is None else self._mover.pulse.store_error
+        waiting = error is None or (error != "" and self._controller is not None)
+        if waiting and now_ns < self._served_ns + STORE_WORD_NS:
+            return None
+        if error is None:
+            error = "" if self._controller is not None else "it has not answered yet"
+        if not error:
+            return ()
+        return (f"the object store cannot be used now, so records stay on this host: {error}",)
 
     def _addresses(self) -> dict[str, str]:
         metrics = {"metrics": self._metrics_address} if self._metrics_address else {}
@@ -453,6 +476,7 @@ class Supervisor:
             started_at_us=self._started_at_us,
             controller=self._controller.address.removeprefix("\0") if self._controller is not None else "",
             identity=process.identity_of(os.getpid()),
+            warnings=self._warnings or (),
         )
         try:
             self._data.write_state(state)

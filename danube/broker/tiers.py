@@ -26,7 +26,7 @@ _log = telemetry.events("tiers")
 CURSORS_INTERVAL_NS: Final = 5_000_000_000
 METADATA_INTERVAL_NS: Final = 2_000_000_000
 DELETED_REMEMBERED_MAX: Final = 10_000
-_UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": ""}
+_UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": "", "hint": ""}
 
 
 class TierOptions(NamedTuple):
@@ -195,12 +195,12 @@ class Tiers:
     def store(self) -> dict[str, Any]:
         """The object store as the mover hears it: ``name``, ``answers`` (None: not known yet), ``error``."""
         if self.link is None or not self.link.connected:
-            return {**self._store, "answers": None, "error": "the mover does not run"}
+            return {**self._store, "answers": None, "error": "the mover does not run", "hint": ""}
         return self._store
 
     def on_connected(self) -> None:
         """A new connection: say everything."""
-        self._store = {**self._store, "answers": None, "error": ""}
+        self._store = {**self._store, "answers": None, "error": "", "hint": ""}
         for tier in self._tiers.values():
             self._say(tier)
         for topic_id in self._deleted:
@@ -216,7 +216,7 @@ class Tiers:
         """What the mover says."""
         kind = frame["kind"]
         if kind == "store":
-            self._store = {name: frame[name] for name in _UNHEARD}
+            self._store = {name: frame.get(name, "") for name in _UNHEARD}
         elif kind == "fetched":
             self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
         elif kind == "inherited":

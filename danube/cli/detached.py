@@ -94,6 +94,7 @@ def _wait_ready(
                 data_dir=config.data_dir,
                 workers=len(found.workers),
                 pid=found.pid,
+                warnings=list(found.warnings),
             )
         if process.poll() is not None:
             raise Unavailable(

@@ -37,6 +37,7 @@ class RunningBroker:
     started_at: int
     controller: str = ""  # of a member of a cluster: its socket
     identity: str = ""  # of the pid, see process.identity_of
+    warnings: tuple[str, ...] = ()  # what it had to say when it served
 
     @property
     def url(self) -> str:
@@ -61,6 +62,7 @@ def read_running(data_dir: Path) -> RunningBroker | None:
             started_at=int(fields["started_at_us"]),
             controller=str(fields.get("controller", "")),
             identity=str(fields.get("identity", "")),
+            warnings=tuple(str(one) for one in fields.get("warnings", ())),
         )
     except FileNotFoundError:
         return None  # it holds the lock and has not come so far yet

@@ -53,6 +53,8 @@ def status(services: Services, /, service_addr: Address, topic: str | None, outp
         name = f" {store['name']}" if store["name"] else ""
         why = store["error"] or "it was not heard of yet"
         note(f"the object store{name} does not answer: {why}")
+        if store.get("hint"):
+            note(f"  try: {store['hint']}")
 
 
 @storage.command("restore", short_help="Fill an empty data directory from an object store.")

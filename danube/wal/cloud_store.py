@@ -40,6 +40,7 @@ from danube.wal.objects import (
     open_source,
     write_exactly,
 )
+from danube.wal.s3_errors import hint_for
 from danube.wal.store_credentials import CredentialSource
 from danube.wal.store_retries import Retries
 
@@ -52,6 +53,7 @@ _STATUS: Final = re.compile(r"status(?: code)?: ([0-9]{3})")
 _BUCKET_GONE: Final = re.compile(
     r"NoSuchBucket|ContainerNotFound|specified (?:container|bucket) does not exist"
 )
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\"reason\": ?\"([A-Za-z]{1,64})\"")
 _BEYOND: Final = re.compile(r"Wanted range|range was invalid|InvalidRange|status code: 416")
 _REFUSALS: Final = (
     exceptions.PermissionDeniedError,
@@ -180,9 +182,23 @@ class CloudStore:
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            return _info(self._run("head", check_key(key), lambda: obstore.head(self._inner, key)))
+            return _info(self._run("head", check_key(key), lambda: self._head(key)))
         except ObjectMissing:
             return None
+
+    def _head(self, key: str) -> Any:
+        """An answer to HEAD has no body, so a refused one gives no reason: one GET of a byte does."""
+        try:
+            return obstore.head(self._inner, key)
+        except (exceptions.BaseError, OSError) as error:
+            if isinstance(self._failure("head", key, error), StoreUnavailable):
+                raise
+            try:
+                obstore.get_range(self._inner, key, start=0, end=1)
+            except (exceptions.BaseError, OSError) as reason:
+                if _BEYOND.search(str(reason)) is None:
+                    raise reason from None
+            raise  # the GET is not refused: then all that is known is what HEAD said
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         listing = _Listing(self._inner, prefix, after, self._sorted_lists)
@@ -269,7 +285,10 @@ class CloudStore:
         status = int(found[1]) if found else 0
         why = f"it answered {status}" if status else type(error).__name__
         if isinstance(error, _REFUSALS) or (400 <= status < 500 and status not in (408, 429)):
-            return StoreRefused(what, why=why, hint="check the credentials and their rights", store=self.name)
+            word = _CODE.search(str(error))
+            code = next(filter(None, word.groups()), "") if word else ""
+            hint = hint_for(status or 403, code)
+            return StoreRefused(what, why=f"{why} {code}".rstrip(), hint=hint, store=self.name)
         return StoreUnavailable(what, why=why, store=self.name, key=key)
 
 

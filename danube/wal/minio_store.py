@@ -133,7 +133,7 @@ class MinioStore:
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            response = self.retries.run(lambda: self._ask("head", "HEAD", check_key(key)))
+            response = self.retries.run(lambda: self._head(check_key(key)))
         except ObjectMissing:
             return None
         headers = response.headers
@@ -255,6 +255,17 @@ class MinioStore:
             if code not in ("NoSuchKey", "NoSuchVersion"):
                 key = name.removeprefix(self._prefix)
                 raise s3_errors.failure(self.name, "delete", key, 200, code, {})
+
+    def _head(self, key: str) -> Any:
+        """An answer to HEAD has no body, so a refused one gives no reason: one GET of a byte does."""
+        try:
+            return self._ask("head", "HEAD", key)
+        except (StoreRefused, ObjectMissing):
+            try:
+                self._ask("head", "GET", key, headers={"Range": "bytes=0-0"}, stream=True).close()
+            except StoreDamaged:
+                pass  # it is empty, so there is no such range
+            raise  # the GET is not refused: then all that is known is what HEAD said
 
     def _get(self, key: str, start: int, end: int | None) -> bytes:
         with self._open(key, start, end) as (response, size):

@@ -33,6 +33,12 @@ _HINT: Final[Mapping[str, str]] = {
     "SignatureDoesNotMatch": "check the secret key",
     "RequestTimeTooSkewed": "set this host's clock: it differs from the store's",
     "InvalidBucketName": "correct the bucket in storage.url",
+    # Of Azure
+    "AuthenticationFailed": "check the account's key, and this host's clock",
+    "InvalidAuthenticationInfo": "renew the credentials",
+    "AuthorizationFailure": "give this account read, write, list and delete rights on the container",
+    "AuthorizationPermissionMismatch": "give this account read, write, list and delete rights there",
+    "ContainerNotFound": "create the container, or correct storage.url",
 }
 _CODE: Final = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}\Z")
 _RETRY_AFTER_S_MAX: Final = 60.0
@@ -54,11 +60,13 @@ def failure(
         return StoreDamaged(f"object {key} is shorter than the range asked for", **facts)
     if code in _AGAIN or status in (408, 429) or (status >= 500 and status != 501):
         return StoreUnavailable(what, retry_after_s=retry_after_s(headers), **facts)
-    hint = _HINT.get(code) or _hint_for(status)
-    return StoreRefused(what, hint=hint, **facts)
+    return StoreRefused(what, hint=hint_for(status, code), **facts)
 
 
-def _hint_for(status: int) -> str:
+def hint_for(status: int, code: str = "") -> str:
+    """What helps against a refusal with this HTTP status and code ("" when it had none)."""
+    if code in _HINT:
+        return _HINT[code]
     if status in (301, 307, 308, 400):
         return "check storage.region, storage.endpoint and the credentials"
     if status in (401, 403):

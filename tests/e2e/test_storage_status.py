@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,3 +128,17 @@ def test_a_store_that_refuses_from_the_start_is_told_and_used_once_it_is_mended(
         assert status["topics"][0]["uploaded_bytes"] >= RECORDS * RECORD_BYTES
     finally:
         proxy.stop()
+
+
+def test_a_store_of_another_broker_is_a_warning_at_the_start(
+    broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    (store / "partitions" / f"{1:016x}-0").mkdir(parents=True)
+    (store / "partitions" / f"{1:016x}-0" / "manifest-0000000001-0000000001").write_bytes(b"another's")
+    (store / "store.json").write_bytes(b'{"format":1,"store_id":"another","created_us":1}')
+    process = broker(workers=1, arguments=["--storage", f"file://{store}"])
+    wait_until(lambda: "serves (pid" in process.output_tail(), 20, "the banner")
+    banner = process.output_tail()
+    assert "warning: the object store cannot be used now" in banner
+    assert "the store holds another broker's data" in banner and "another bucket or prefix" in banner

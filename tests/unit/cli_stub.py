@@ -47,6 +47,7 @@ class StubBroker:
         self.fail_after: int | None = None  # records that are accepted before sends fail
         self.failure: Exception = ConnectionFailed("the broker went away")
         self.reachable = True
+        self.store: dict[str, Any] | None = None
         self.waits_for: DanubeError | None = None
         self.readable_end: int | None = None
 
@@ -156,6 +157,9 @@ class StubAdmin:
         self._broker.calls.append(("delete_subscription", topic, subscription))
         self.describe_subscription(topic, subscription)
         del self._broker.subscriptions[topic, subscription]
+
+    def storage_status(self, topic: str) -> dict[str, Any]:
+        return {"topics": [], "store": self._broker.store}
 
     def status(self) -> dict[str, Any]:
         return {"broker": "stub", "connections": 1}

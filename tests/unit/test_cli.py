@@ -445,6 +445,14 @@ def test_a_timeout_without_a_count_is_no_ordinary_end_where_the_broker_cannot_re
     danube("consume", "t", "--from", "earliest", "-c", "1", "--timeout", "100ms")
 
 
+def test_storage_status_says_what_helps(danube: Line) -> None:
+    danube.broker.store = {"name": "s3://b", "answers": False, "error": "refused", "hint": "check the key"}
+    said = danube("storage", "status").stderr
+    assert "the object store s3://b does not answer: refused" in said and "try: check the key" in said
+    del danube.broker.store["hint"]
+    assert "try:" not in danube("storage", "status").stderr
+
+
 def test_the_start_of_an_existing_subscription_is_not_moved_silently(danube: Line) -> None:
     danube.broker.put("/default/t", b"one")
     danube.broker.subscriptions["/default/t", "s"] = 0

@@ -96,14 +96,23 @@ def test_it_is_known_what_the_store_holds_once_the_mover_has_read_it(bench: Tier
 
 def test_the_store_is_as_the_mover_says_and_unknown_without_one(bench: TieredBench) -> None:
     bench.tiers.on_connected()
-    assert bench.tiers.store() == {"name": "", "answers": None, "error": ""}
+    assert bench.tiers.store() == {"name": "", "answers": None, "error": "", "hint": ""}
     bench.tiers.on_frame({"kind": "store", "name": "s3://b", "answers": False, "error": "refused"})
-    assert bench.tiers.store() == {"name": "s3://b", "answers": False, "error": "refused"}
+    told = {"name": "s3://b", "answers": False, "error": "refused", "hint": ""}
+    assert bench.tiers.store() == told, "a mover of before gives no hint"
+    bench.tiers.on_frame({"kind": "store", **told, "hint": "check the keys"})
+    assert bench.tiers.store()["hint"] == "check the keys"
+    bench.tiers.on_frame({"kind": "store", **told})
     bench.mover.connected = False
-    assert bench.tiers.store() == {"name": "s3://b", "answers": None, "error": "the mover does not run"}
+    assert bench.tiers.store() == {
+        "name": "s3://b",
+        "answers": None,
+        "error": "the mover does not run",
+        "hint": "",
+    }
     bench.mover.connected = True
     bench.tiers.on_connected()
-    assert bench.tiers.store() == {"name": "s3://b", "answers": None, "error": ""}
+    assert bench.tiers.store() == {"name": "s3://b", "answers": None, "error": "", "hint": ""}
 
 
 def test_counting_again_looks_at_rolled_segments_only_after_a_change(

@@ -92,6 +92,18 @@ def fdatasync(fd: int) -> None:
     os.fdatasync(fd)
 
 
+def check_there(fd: int, path: Path | None = None) -> None:
+    """OSError where the file behind ``fd`` was deleted, or ``path`` is another one by now.
+
+    What is written to such a file is lost with it, however well it is synced.
+    """
+    status = os.fstat(fd)
+    there = os.stat(path) if path is not None and status.st_nlink else status
+    if not status.st_nlink or (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino):
+        why = "the file was deleted or replaced while it was in use"
+        raise OSError(errno.ENOENT, why, *([] if path is None else [str(path)]))
+
+
 def start_writing(fd: int) -> None:
     """Have the kernel begin to put on disk what was written to ``fd``; a later sync waits for less.
 

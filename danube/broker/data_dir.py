@@ -98,6 +98,17 @@ class DataDir:
         with suppress(OSError):  # a full disk: it is for people, the lock is held
             os.pwrite(self._lock, holder.ljust(os.fstat(self._lock).st_size), 0)
 
+    def check_there(self) -> None:
+        """StorageFailed where the lock was deleted or replaced: another broker could use the directory."""
+        try:
+            files.check_there(self._lock, self.path / LOCK_NAME)
+        except OSError as error:
+            raise StorageFailed(
+                f"{self.path} was deleted or replaced under the running broker",
+                why=str(error),
+                hint="what was in it is lost; start the broker again on the directory it is to use",
+            ) from error
+
     def _take_lock(self) -> None:
         """Orphaned workers of a killed supervisor hold the lock until the kernel has ended them: wait."""
         deadline = monotonic_ns() + _ORPHANS_WAIT_NS

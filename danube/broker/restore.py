@@ -162,12 +162,17 @@ def restore_if_empty(store: ObjectStore, data_dir: Path) -> Restored | None:
 
 
 def restore_from(
-    store: ObjectStore, data_dir: Path, *, progress: Callable[[str], None] = lambda line: None
+    store: ObjectStore,
+    data_dir: Path,
+    *,
+    older_metadata: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Restored:
     """Fill ``data_dir`` from ``store``; takes a request or two for each partition.
 
     Raises WrongState where the directory holds data, AlreadyRunning, ObjectMissing where the store holds
-    no broker's data, StoreDamaged where no copy of the metadata can be read, StoreUnavailable, StorageFailed.
+    no broker's data, StoreDamaged where the newest copy of the metadata cannot be read (with
+    ``older_metadata``: no copy), StoreUnavailable, StorageFailed.
     """
     if finish_restore(data_dir):
         progress("a restore that was cut off has been ended; nothing was read from the store")
@@ -178,7 +183,7 @@ def restore_from(
         )
     data = DataDir(data_dir)
     try:
-        restored = _stage(store, data_dir / STAGING, progress)
+        restored = _stage(store, data_dir / STAGING, older_metadata, progress)
     except OSError as error:
         raise StorageFailed(f"{data_dir} cannot be written", why=str(error)) from error
     finally:
@@ -187,13 +192,23 @@ def restore_from(
     return restored
 
 
-def _stage(store: ObjectStore, staging: Path, progress: Callable[[str], None]) -> Restored:
+def _stage(
+    store: ObjectStore, staging: Path, older_metadata: bool, progress: Callable[[str], None]
+) -> Restored:
     identity = stored_identity(store)
     if identity is None:
         raise ObjectMissing(f"{store.name} holds no broker's data", hint="check the bucket and the prefix")
     shutil.rmtree(staging, ignore_errors=True)
     files.make_directory(staging / "partitions")
     metadata, problems = _newest_metadata(store)
+    if problems and not older_metadata:
+        older = f"version {metadata.version} and {metadata.topic_count} topics"
+        raise StoreDamaged(
+            "the newest copy of the metadata cannot be read, so nothing was restored",
+            why=f"{problems[0]}; the next one has {older}",
+            hint="`danube storage restore --older-metadata` goes on with that one, without topics,"
+            " settings and schemas that are newer",
+        )
     problems += _pass_unknown_ids(store, metadata)
     progress(f"metadata version {metadata.version}: {metadata.topic_count} topics")
     records = [record for record in metadata.topics(None) if record.policy.reliable]

@@ -46,7 +46,7 @@ from danube.broker.side_process import SideProcess
 from danube.clock import monotonic_ns, wall_us
 from danube.config import Started, usable_cores
 from danube.config_sections import NO_PORT
-from danube.errors import Damage, DanubeError, Unavailable, exit_code_of
+from danube.errors import Damage, DanubeError, StorageFailed, Unavailable, exit_code_of
 from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
@@ -108,6 +108,7 @@ class Supervisor:
         self._mover: SideProcess | None = None
         self._warnings: tuple[str, ...] | None = None  # None: not known yet
         self._served_ns = 0  # since when all workers serve
+        self._looked_ns = 0  # at the data directory
         self._metrics: SideProcess | None = None
         self._metrics_address = ""
         self._count = settings.workers or usable_cores()
@@ -263,10 +264,23 @@ class Supervisor:
             elif now_ns >= worker.start_ns:
                 self._start(worker, now_ns)
         self._turn_sides(now_ns, paused_ns)
+        self._check_directory(now_ns)
         self._check_ready(now_ns)
         if self._state_changed:
             self._write_state()
         self._notifier.watchdog(now_ns)
+
+    def _check_directory(self, now_ns: int) -> None:
+        """Stop where the data directory is not ours any more: what would be acknowledged would be nowhere."""
+        if now_ns < self._looked_ns + SECOND_NS or self._failure is not None:
+            return
+        self._looked_ns = now_ns
+        try:
+            self._data.check_there()
+        except StorageFailed as error:
+            _log.error("the broker stops", why=str(error))
+            self._failure = error
+            self._stop_signals += 1
 
     def _turn_sides(self, now_ns: int, paused_ns: int = 0) -> None:
         for side in self._sides:

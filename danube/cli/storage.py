@@ -11,7 +11,9 @@ from danube.cli.config import config_file_option
 from danube.cli.lazy import LazyGroup
 from danube.cli.output import note, output_option, plain, show
 from danube.cli.services import Services
+from danube.errors import StoreDamaged
 
+PROBLEMS_SHOWN_MAX = 5
 COLUMNS = (
     "topic", "partitions", "local_bytes", "uploaded_bytes", "objects", "pending_bytes", "pending_seconds",
     "unconfirmed", "error",
@@ -61,17 +63,24 @@ def status(services: Services, /, service_addr: Address, topic: str | None, outp
 @click.argument("url", metavar="URL")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Empty or missing; where the data goes.")
 @click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
+@click.option(
+    "--older-metadata",
+    is_flag=True,
+    help="Go on with an older copy of the metadata where the newest is damaged.",
+)
 @config_file_option
 @output_option()
 @click.pass_obj
 def restore(
-    services: Services, /, url: str, data_dir: Path | None, s3_endpoint: str | None, file: Path | None,
-    output: str,
+    services: Services, /, url: str, data_dir: Path | None, s3_endpoint: str | None, older_metadata: bool,
+    file: Path | None, output: str,
 ) -> None:  # fmt: skip
     """Bring back every topic, schema, cursor and uploaded record that URL holds.
 
     Records stay in the store and are read from there; local disk is needed for what is published from
-    now on.  Start the broker afterwards with the same URL.  A directory that holds data is refused.
+    now on.  Start the broker afterwards with the same URL.  A directory that holds data is refused, and so
+    is a store whose newest copy of the metadata is damaged.  Exit code 12: not everything came back, and
+    the field problems says what did not; what did can be used.
     """
     from danube.broker.restore import restore_from
     from danube.config import load
@@ -80,5 +89,12 @@ def restore(
     mode = "shared_fs" if url.startswith("file:") else "object_store"
     flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": s3_endpoint}
     config = load(file, services.environ, {**flags, "data_dir": data_dir}).config
-    restored = restore_from(open_store(config.storage), config.data_dir, progress=note)
+    store = open_store(config.storage)
+    restored = restore_from(store, config.data_dir, older_metadata=older_metadata, progress=note)
     show({**restored._asdict(), "data_dir": str(config.data_dir)}, output)
+    if restored.problems:
+        raise StoreDamaged(
+            f"not everything came back from {url}",
+            why="; ".join(restored.problems[:PROBLEMS_SHOWN_MAX]),
+            hint="what came back can be used; `danube verify` looks at the store",
+        )

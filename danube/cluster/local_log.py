@@ -232,6 +232,7 @@ class LocalLog(Consensus):
     def _sync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
+            files.check_there(self._descriptor, Path(self._path))
         except OSError:
             self._descriptor_failed = True
             raise

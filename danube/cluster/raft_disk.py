@@ -145,6 +145,7 @@ class DirectoryDisk:
     def _sync(self, fd: int) -> None:
         if self._synced:
             files.fdatasync(fd)
+            files.check_there(fd)
 
 
 def _write_pieces(fd: int, pieces: Iterable[bytes], position: int) -> int:

@@ -24,10 +24,12 @@ def check_file(file: LogFile) -> None:
 
 
 def sync_file(file: LogFile, fd: int) -> None:
-    """One fdatasync; after it failed once, StorageFailed without asking the kernel again."""
+    """One fdatasync of a file that is where it should be; after it failed once, StorageFailed without asking
+    the kernel again."""
     check_file(file)
     try:
         files.fdatasync(fd)
+        files.check_there(fd, file.path)
     except OSError:
         file.failed = True
         raise
@@ -65,9 +67,15 @@ class SyncJob:
             done.add(self.directory)
 
     def check_files(self) -> None:
-        """All is synced by other means; StorageFailed where an earlier sync of a file has failed."""
+        """All is synced by other means; StorageFailed where an earlier sync of a file has failed, OSError
+        where one was deleted."""
         for file in self.files:
             check_file(file)
+            try:
+                files.check_there(file.fd, file.path)
+            except OSError:
+                file.failed = True
+                raise
 
 
 class SealJob:

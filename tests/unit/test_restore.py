@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from danube import files
 from danube.broker import directories, restore
 from danube.broker.data_dir import DataDir
 from danube.broker.opening import ahead_of
 from danube.broker.restore import finish_restore, restore_from, restore_if_empty
+from danube.cli.main import root as cli
+from danube.cli.services import Services
 from danube.cluster.local_log import LocalLog
 from danube.core import wire
 from danube.core.commands import CreateTopic
@@ -303,7 +306,7 @@ def test_damaged_copies_fall_back_to_older_ones(source: Source, tmp_path: Path) 
     source.store.put(metadata_key(99), b"not a snapshot")
     source.store.put(manifest_key(source.identity, 700, 1), b"not a manifest")
     source.store.put(cursors_key(source.identity, 700, 1), b"not cursors")
-    restored = restore_from(source.store, tmp_path / "target")
+    restored = restore_from(source.store, tmp_path / "target", older_metadata=True)
     assert len(restored.problems) == 2 and restored.subscriptions == 2 and restored.objects == 3
 
 
@@ -323,6 +326,49 @@ def test_one_cursor_that_cannot_be_decoded_is_taken_from_an_older_copy_and_harms
     assert {name: host.core.ack_floor for name, host in bench.hosted.subscriptions.items()} == {
         "s": 44, "low": 11,
     }  # fmt: skip
+
+
+def test_an_older_copy_of_the_metadata_is_taken_only_when_told_so(source: Source, tmp_path: Path) -> None:
+    """Topics that it does not know would be missing without a word."""
+    target = tmp_path / "target"
+    source.store.put(metadata_key(99), b"not a snapshot")
+    for restoring in (restore_from, restore_if_empty):
+        with pytest.raises(StoreDamaged) as refused:
+            restoring(source.store, target)
+        assert metadata_key(99) in refused.value.why and "--older-metadata" in refused.value.hint
+        assert f"version {source.metadata.version} and 2 topics" in refused.value.why
+        assert not restore.holds_data(target) and bound_store(target) is None
+    restored = restore_from(source.store, target, older_metadata=True)
+    assert restored.topics == 2 and len(restored.problems) == 1
+
+
+def never(*_: Any, **__: Any) -> Any:
+    pytest.fail("a restore asks no broker")
+
+
+def test_the_command_leaves_with_12_where_something_is_missing(source: Source, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    for one in source.store.list(""):
+        (root / one.key).parent.mkdir(parents=True, exist_ok=True)
+        (root / one.key).write_bytes(source.store.get(one.key))
+
+    services = Services(
+        connect=never, connect_async=never, environ={}, can_ask=lambda: False, shows_progress=lambda: False
+    )
+
+    def run(target: str, *flags: str) -> tuple[int, str]:
+        line = ["storage", "restore", f"file://{root}", "--data-dir", str(tmp_path / target), *flags]
+        found = CliRunner().invoke(cli, line, obj=services, prog_name="danube")
+        return found.exit_code, found.output
+
+    assert run("whole")[0] == 0
+    (root / metadata_key(99)).write_bytes(b"not a snapshot")
+    code, said = run("damaged")
+    assert code == 12 and "--older-metadata" in said and not (tmp_path / "damaged" / "metadata").exists()
+    code, said = run("older", "--older-metadata")
+    assert code == 12 and "not everything came back" in said and metadata_key(99) in said
+    assert (tmp_path / "older" / "metadata" / "metadata.log").exists()
 
 
 def test_no_readable_metadata_is_an_error_and_nothing_is_left(source: Source, tmp_path: Path) -> None:

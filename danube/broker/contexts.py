@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.shared_lease import SharedLease
+from danube.broker.unbroken import ALWAYS, Since
 from danube.clock import monotonic_ns
 from danube.config import Started
 from danube.config_sections import NO_PORT
@@ -84,6 +85,7 @@ class WorkerContext:
     metrics_link: str = ""  # the same of the process that serves metrics
     metrics_address: str = ""  # host:port of the metrics; "" where they are off
     lease: SharedLease | None = None  # of the cluster; None on a single host
+    unbroken_since: Since = ALWAYS
     passage: Passage | None = None  # for connections to other workers; None where there are none
     _ready_bell: int
 

@@ -7,6 +7,7 @@
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
                   before the worker runs
     place         when it was itself made, so that a copy of the directory is known (danube.broker.copied)
+    host          where the broker runs, and whether it stopped in order (danube.broker.unbroken)
     danube.pid    the supervisor's pid
     reserve-N     room that worker N keeps for a full disk (danube.wal.reserve); reserve-mover: the mover,
                   reserve-supervisor: becomes danube.json

@@ -6,22 +6,28 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from danube import telemetry
 from danube.broker.hosted import HostedPartition
 from danube.broker.traffic import TrafficCounters
+from danube.broker.unbroken import Since
 from danube.core.commands import TopicRecord
 from danube.core.cursor import CursorState
 from danube.core.metadata import Metadata
 from danube.core.offset_budget import OffsetBudget
 from danube.core.partition import Partition
+from danube.core.policy import Durability
 from danube.core.recovered import recovery_of
 from danube.core.reserved_partition import ReservedPartition
 from danube.errors import DanubeError, StorageFailed
+from danube.limits import UNSYNCED_RECORDS_MAX
 from danube.wal.cursors import CursorStore
 from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
 
 _log = telemetry.events("opening")
+LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard
 CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
 
 
@@ -88,6 +94,22 @@ def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
     if history is None or not history.first_epoch:
         return None
     return Ahead(history.first_epoch, history.since_us, history.why)
+
+
+def after_cut(since: Since, record: TopicRecord, ahead: Ahead | None) -> Ahead | None:
+    """The same, and where a log goes on that was last written before the machine ended.
+
+    At most UNSYNCED_RECORDS_MAX records were shown or acknowledged above what was synced; at fsync none.
+    """
+    if (
+        not since.incarnation
+        or record.policy.level >= Durability.FSYNC
+        or record.created_us >= since.moment_us
+    ):
+        return ahead
+    first_epoch = since.incarnation * LOG_EPOCHS
+    cut = Ahead(first_epoch, since.moment_us, "the machine ended before all was synced", UNSYNCED_RECORDS_MAX)
+    return cut if ahead is None else msgspec.structs.replace(ahead, also=cut)
 
 
 def outcome_of(name: str, done: Future[HostedPartition]) -> HostedPartition | DanubeError:

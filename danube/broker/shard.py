@@ -19,12 +19,20 @@ from danube.broker.api import Session
 from danube.broker.consumers import ConsumerLink
 from danube.broker.deliveries import DeadLetterTaker, Deliveries
 from danube.broker.hosted import HostedPartition, leave_partitions
-from danube.broker.opening import OpenedStorage, follow_recovery, open_log, open_partition, outcome_of
+from danube.broker.opening import (
+    OpenedStorage,
+    after_cut,
+    follow_recovery,
+    open_log,
+    open_partition,
+    outcome_of,
+)
 from danube.broker.producers import ProducerLink
 from danube.broker.removing import remove_directory
 from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.broker.traffic import TrafficCounters
+from danube.broker.unbroken import ALWAYS
 from danube.core import wire
 from danube.core.commands import TopicRecord
 from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, ProducerOpened, Subscribe
@@ -79,6 +87,7 @@ class Shard:
         self.partitions: dict[str, HostedPartition] = {}
         self.counters = counters
         self.draining = False
+        self.unbroken_since = ALWAYS
         self.metadata: OwnerMetadata | None = None
         self.tiers: Tiers | None = None
         self.ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None  # where its older logs go on
@@ -360,7 +369,8 @@ class Shard:
         self._opening[name] = [then]
         future = self._executor.submit(
             open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
-            self.counters, self._budget_of(record, index), self.ahead_of(record.topic_id),
+            self.counters, self._budget_of(record, index),
+            after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id)),
         )  # fmt: skip
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube import telemetry
-from danube.broker import process
+from danube.broker import process, unbroken
 from danube.broker.contexts import (
     DrainSignal,
     MetricsContext,
@@ -120,6 +120,7 @@ class Supervisor:
         self._state_changed = False
         self._failure: DanubeError | None = None
         self._tick_ns = 0
+        self._unbroken_since = unbroken.ALWAYS
         self._data: DataDir
         self._region: Region
         self._listeners: list[dict[str, socket.socket]] = []
@@ -142,6 +143,8 @@ class Supervisor:
                 self._end_all()
                 if self._controller_side is None:
                     note_place(self._data.path)
+            if self._controller_side is None:
+                unbroken.end(self._data.path)
         finally:
             close_listeners(self._listeners)
             self._data.close()
@@ -227,6 +230,8 @@ class Supervisor:
     def _start_first(self) -> None:
         """Number all workers before any runs, so that none sees another as restarted."""
         first = self._data.next_incarnations(self._count)
+        if self._controller_side is None:  # else offsets are reserved
+            self._unbroken_since = unbroken.begin(self._data.path, first)
         for worker in self._workers:
             worker.incarnation = first + worker.index
             self._region.announce(worker.index, worker.incarnation)
@@ -333,6 +338,7 @@ class Supervisor:
             metrics_link=self._metrics.address if self._metrics is not None else "",
             metrics_address=self._metrics_address,
             lease=self._controller_side.lease if self._controller_side is not None else None,
+            unbroken_since=self._unbroken_since,
             passage=Passage(worker.index, self._region.pairs) if self._region.pairs else None,
             _ready_bell=self._ready_bell,
         )

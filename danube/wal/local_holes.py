@@ -1,8 +1,8 @@
 """Holes of a log that this host made itself: offsets that it passed over, so that none is given twice.
 
-A log goes on far ahead where offsets behind its end may have been given to records that are gone: in the
-history that follows a restore or a copy that was put back.  Before anything is appended there, the hole is
-named in the file ``holes`` of the partition's directory:
+A log goes on ahead where offsets behind its end may have been given to records that are gone: in the history
+that follows a restore or a copy that was put back, and after the end of the machine.  Before anything is
+appended there, the hole is named in the file ``holes`` of the partition's directory:
 
     <CRC32C of the rest, 8 hexadecimal digits> <JSON: [{start, end, epoch, since_us, why}, ...]>
 
@@ -39,12 +39,15 @@ class _Row(msgspec.Struct, frozen=True):
 class Ahead(msgspec.Struct, frozen=True):
     """A log whose newest segment is older than ``first_epoch`` goes on at ``start``, or behind it.
 
-    ``since_us`` marks the hole: it is made once, however often the log is opened.
+    ``since_us`` marks the hole: it is made once, however often the log is opened.  ``step``: how wide it is;
+    0: far, as a history begins.  ``also``: the reason that counts where this one does not.
     """
 
     first_epoch: int
     since_us: int
     why: str
+    step: int = 0
+    also: Ahead | None = None
 
 
 class LocalHoles:

@@ -18,8 +18,8 @@ understands.  In order:
     renamed into place, and only then cut from the old file.  The copy becomes the active segment.
     On a full disk they are written once more where they lie, and synced: opening needs no room.
 5.  Unsealed segments get their footer.  Appends never go to an older owner's file.
-6.  A log of a history that is gone (:class:`danube.wal.local_holes.Ahead`) goes on far ahead of its end,
-    behind a hole that is named first.
+6.  A log of a history that is gone, or of before the end of the machine, goes on ahead of its end
+    (:class:`danube.wal.local_holes.Ahead`), behind a hole that is named before any file is changed.
 
 Where a segment reaches beyond the base offset of the next file, the next file wins: it is the copy
 of step 4, or the file of an owner that came later.
@@ -131,12 +131,15 @@ class Recovery:
         self._report_holes(segments, ends)
         snapshot, headers = self._producers(segments, log_end)
         self._tidy(inventory, [file for file in removable if file.base_offset != log_end])
+        ahead = self._goes_ahead(inventory)
+        start = self._name_hole(ahead, segments, log_end) if ahead is not None else log_end
         segments, active = self._make_durable(segments, ends)
-        if self._goes_ahead(inventory):
+        if ahead is not None:
             if active is not None:
                 self._seal_copy(active, segments[-2].content_hash if len(segments) > 1 else NO_HASH)
                 active = None
-            log_end = self._go_ahead(segments, log_end)
+            self._remove_unused(log_end)  # makes way for the segment behind the hole
+            log_end = start
         if log_end > (segments[-1].end_offset if segments else 0):
             # Nothing else says where numbering goes on; the new file replaces an empty one of its name.
             active = create_empty(self._directory, self._identity, self._epoch, log_end, 0)
@@ -158,21 +161,19 @@ class Recovery:
         except Damage as error:
             self._note(HOLES_NAME, 0, 0, 0, error.why)
 
-    def _goes_ahead(self, inventory: Inventory) -> bool:
-        """Whether offsets behind the end may have been given in a history that is gone."""
+    def _goes_ahead(self, inventory: Inventory) -> Ahead | None:
+        """Why offsets behind the end may have been given before, to records that are gone, if they were."""
+        newest = _newest_epoch(inventory)
         ahead = self._ahead
-        if ahead is None or self._holes.made_since(ahead.since_us):
-            return False
-        return _newest_epoch(inventory) < ahead.first_epoch
+        while ahead is not None and (self._holes.made_since(ahead.since_us) or newest >= ahead.first_epoch):
+            ahead = ahead.also
+        return ahead
 
-    def _go_ahead(self, segments: list[StoredSegment], log_end: int) -> int:
-        """Name the hole, which is what a crash cannot undo, and make way for the segment behind it."""
-        if self._ahead is None:
-            return log_end
-        start = offset_ahead(log_end, self._ahead.since_us)
+    def _name_hole(self, ahead: Ahead, segments: list[StoredSegment], log_end: int) -> int:
+        """Before any file has the new epoch, which would hide that the log is older; where it goes on."""
+        start = log_end + ahead.step if ahead.step else offset_ahead(log_end, ahead.since_us)
         self._holes.forget_below(segments[0].base_offset if segments else log_end)
-        self._holes.add(log_end, start, self._epoch, self._ahead)
-        self._remove_unused(log_end)
+        self._holes.add(log_end, start, self._epoch, ahead)
         return start
 
     def _note(self, file: str, position: int, start: int, end: int, why: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 import danube
 from danube import sync as danube_sync
 from danube.errors import AlreadyRunning, StorageFailed, StorageFull, Unavailable
+from danube.limits import UNSYNCED_RECORDS_MAX
 from tests.broker_process import wait_until
 from tests.e2e.side_by_side import Bench, beside
 from tests.e2e.side_by_side import lanes as lanes
@@ -151,6 +152,35 @@ def test_on_a_full_disk_a_worker_is_replaced_and_a_broker_starts(broker: Any, sm
         client.admin.delete_topic("/default/other")
     wait_until(lambda: os.statvfs(small_disk).f_bavail > 0, 10, "the deleted topic's room is free")
     asyncio.run(send("/default/full"))
+
+
+def test_a_killed_broker_goes_on_at_the_next_offset_and_one_whose_machine_ended_behind_a_hole(
+    broker: Any,
+) -> None:
+    process = broker()
+
+    async def publish(count: int) -> list[int]:
+        async with danube.connect(process.address) as client, client.producer("/default/cut") as producer:
+            return [(await producer.send(b"%d" % number)).offset for number in range(count)]
+
+    assert asyncio.run(publish(3)) == [0, 1, 2]
+    process.kill()
+    process.start()
+    assert asyncio.run(publish(2)) == [3, 4]
+    process.kill()
+    path = process.data_dir / "host"
+    said = path.read_bytes()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    assert boot in said
+    path.write_bytes(said.replace(boot, boot[::-1]))  # as the next boot would find it
+    process.start()
+    assert asyncio.run(publish(1)) == [5 + UNSYNCED_RECORDS_MAX]
+
+    async def everything() -> list[int]:
+        async with danube.connect(process.address) as client:
+            return [message.offset for message in await drain(client, "/default/cut", 6)]
+
+    assert asyncio.run(everything()) == [0, 1, 2, 3, 4, 5 + UNSYNCED_RECORDS_MAX]
 
 
 @needs_strace

@@ -167,7 +167,7 @@ def test_a_log_that_lost_acknowledged_records_is_never_taken(
     real = opening.open_log
 
     def shorter(*args: Any) -> opening.OpenedStorage:
-        return real(*args[:-2], 0, args[-1])
+        return real(*args[:6], 0, *args[7:])  # the trusted end
 
     written.shard.storage.sync_written()
     directory = written.hosted.directory

@@ -186,7 +186,7 @@ def _fail(peer: NearPeer) -> None:
 
 
 def _abandon(peer: NearPeer) -> None:
-    peer.session.abandon(ClosedError("a fork"))
+    peer.session.disown(ClosedError("a fork"))
 
 
 def _close_handle(peer: NearPeer) -> None:

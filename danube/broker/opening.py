@@ -25,6 +25,7 @@ from danube.limits import UNSYNCED_RECORDS_MAX
 from danube.wal.cursors import CursorStore
 from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
+from danube.wal.segment import log_id_of
 
 _log = telemetry.events("opening")
 LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard
@@ -54,6 +55,7 @@ def open_log(
     """
     directory = partition_directory(root, record.topic_id, index)
     identity = LogIdentity(record.topic_id, index)
+    options = options._replace(log_id=log_id_of(record.topic, record.topic_id, record.created_us))
     log = Log.open(directory, identity, epoch, options, trusted_end=trusted_end, ahead=ahead)
     core = (
         Partition(name, epoch, record.policy, log.log_end)

@@ -171,7 +171,7 @@ class PartitionTier:
         if number >= len(manifest) or offset < manifest.entry(number).base_offset:
             return self._between(manifest, number, offset)
         entry = manifest.entry(number)
-        segment = self._cache.segment(self.identity, entry)
+        segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
         now_ns = clock.monotonic_ns()
         try:
             found = segment.read(offset, end, bytes_max)
@@ -237,7 +237,7 @@ class PartitionTier:
         beyond = span.start + window - segment.data_end
         if beyond <= 0 or segment.end_offset >= self.log.start or number + 1 >= len(manifest):
             return
-        following = self._cache.segment(self.identity, manifest.entry(number + 1))
+        following = self._cache.segment(self.identity, manifest.entry(number + 1), self.log.options.log_id)
         if not following.footer_there:
             footer = Missing(following.data_end, following.size_bytes)
             self._cache.ahead(following, footer, now_ns)
@@ -262,7 +262,7 @@ class PartitionTier:
             entry = manifest.entry(number)
             if entry.base_offset >= self.log.start:
                 return None
-            segment = self._cache.segment(self.identity, entry)
+            segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
             now_ns = clock.monotonic_ns()
             try:
                 found = segment.offset_at_time(time_us)

@@ -8,7 +8,7 @@ from danube import files
 from danube.errors import Damage
 from danube.wal.descriptors import LogFile
 from danube.wal.reserve import reserve
-from danube.wal.segment import HEADER_BYTES, LogIdentity, SegmentHeader, file_name, pack_header
+from danube.wal.segment import HEADER_BYTES, NO_LOG, LogIdentity, SegmentHeader, file_name, pack_header
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.survey import Headers, survey
 from danube.wal.walk import WINDOW_BYTES, Place, read_run
@@ -17,18 +17,21 @@ TEMPORARY_SUFFIX = ".new"
 
 
 def create_empty(
-    directory: Path, identity: LogIdentity, epoch: int, base_offset: int, created_us: int
-) -> StoredSegment:
+    directory: Path, identity: LogIdentity, epoch: int, base_offset: int, created_us: int,
+    log_id: bytes = NO_LOG,
+) -> StoredSegment:  # fmt: skip
     """A segment file without batches, durable: it keeps the numbering of an empty log."""
     segment = StoredSegment(directory, identity, base_offset, epoch)
-    header = pack_header(SegmentHeader(identity, epoch, base_offset, created_us))
+    header = pack_header(SegmentHeader(identity, epoch, base_offset, created_us, log_id))
     reserve.replace_durably(segment.file.path, header)
     segment.file = LogFile(segment.file.path, locked=True)
     segment.size_bytes = HEADER_BYTES
     return segment
 
 
-def carry_over(source: StoredSegment, fd: int, start: Place, epoch: int) -> StoredSegment:
+def carry_over(
+    source: StoredSegment, fd: int, start: Place, epoch: int, log_id: bytes = NO_LOG
+) -> StoredSegment:
     """Copy ``source`` from ``start`` to its end into a file of ``epoch``; durable when this returns.
 
     Each batch is verified again while it is copied.  ``source`` itself is not changed, unless the
@@ -36,7 +39,7 @@ def carry_over(source: StoredSegment, fd: int, start: Place, epoch: int) -> Stor
     """
     directory, identity = source.directory, source.identity
     copy = StoredSegment(directory, identity, start.offset, epoch)
-    header = SegmentHeader(identity, epoch, start.offset, source.first_append_us)
+    header = SegmentHeader(identity, epoch, start.offset, source.first_append_us, log_id)
     path = directory / file_name(start.offset)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     target = files.open_new(temporary)

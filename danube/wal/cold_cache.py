@@ -33,7 +33,7 @@ from danube.wal.index import index_cache
 from danube.wal.manifest import SegmentEntry
 from danube.wal.manifest_keys import segment_key
 from danube.wal.reading import OffsetRange
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 
 FETCH_BYTES_MAX: Final = 4 * MIB
 FETCHES_MAX: Final = 16
@@ -136,7 +136,7 @@ class ColdCache:
 
     # -- objects ----------------------------------------------------------------------------------
 
-    def segment(self, identity: LogIdentity, entry: SegmentEntry) -> ColdSegment:
+    def segment(self, identity: LogIdentity, entry: SegmentEntry, log_id: bytes = NO_LOG) -> ColdSegment:
         """The cache's file for an object, made when there is none; StorageFailed where that fails."""
         key = segment_key(identity, entry)
         segment = self._segments.get(key)
@@ -152,6 +152,7 @@ class ColdCache:
             except OSError as error:
                 raise StorageFailed("the cache of objects cannot be written", why=str(error)) from error
             segment = self._segments[key] = ColdSegment(path, identity, entry, key)
+            segment.log_id = log_id
             self._bound_segments(segment)
         self._segments.move_to_end(key)
         return segment

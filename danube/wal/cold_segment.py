@@ -27,7 +27,9 @@ from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.index import SparseIndex, index_cache
 from danube.wal.manifest import EntryFlag, SegmentEntry
 from danube.wal.reading import Chunk, OffsetRange, cut_run
-from danube.wal.segment import SUMMARY_BYTES, LogIdentity, read_summary, split_footer
+from danube.wal.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from danube.wal.segment import NO_LOG, SUMMARY_BYTES, LogIdentity, read_summary, split_footer
+from danube.wal.segment import read_header as read_header_of_segment
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.walk import Extent, Place, Run, intact_header, read_run, resume
 
@@ -68,7 +70,7 @@ class Bad(NamedTuple):
 class ColdSegment(StoredSegment):
     """``entry`` is what the manifest says; ``blocks`` holds the numbers of the blocks that are there."""
 
-    __slots__ = ("again", "blocks", "entry", "footer_there", "key", "places")
+    __slots__ = ("again", "blocks", "entry", "footer_there", "key", "log_id", "places")
 
     def __init__(self, path: Path, identity: LogIdentity, entry: SegmentEntry, key: str) -> None:
         super().__init__(path.parent, identity, entry.base_offset, entry.epoch)
@@ -89,6 +91,7 @@ class ColdSegment(StoredSegment):
         self.blocks: set[int] = set()
         self.again: set[int] = set()  # blocks that were fetched a second time; -1: the footer
         self.footer_there = False
+        self.log_id = NO_LOG  # whose reader asks, once it is known
         self.places: OrderedDict[int, tuple[Place, int]] = OrderedDict()  # by offset; how far ahead was asked
 
     @property
@@ -104,6 +107,8 @@ class ColdSegment(StoredSegment):
             self._check_footer()
             self.footer_there = True
         if start < self.data_end:
+            if start == 0:
+                self._check_header()
             self.blocks.update(range(start // BLOCK_BYTES, -(-min(end, self.data_end) // BLOCK_BYTES)))
 
     def drop(self, block: int) -> Missing:
@@ -144,6 +149,20 @@ class ColdSegment(StoredSegment):
                 why=error.what, hint="restore an older version of the object, or delete the range",
                 key=self.key, start=self.base_offset, end=self.end_offset,
             ) from error  # fmt: skip
+
+    def _check_header(self) -> None:
+        """The object says whose log it is of; StoreDamaged where that is another broker's."""
+        try:
+            header = read_header_of_segment(files.pread(descriptors.fd(self.file), SEGMENT_HEADER_BYTES, 0))
+        except Damage:
+            return  # batches are checked one by one; the index tells other objects
+        if header.identity != self.identity or header.stranger_to(self.log_id):
+            raise StoreDamaged(
+                f"object of offsets {self.base_offset} .. {self.end_offset} is another broker's",
+                why="its header names another log, whose topic has the same id",
+                hint="restore the partition's manifest and objects; `danube verify` names what is wrong",
+                key=self.key, start=self.base_offset, end=self.end_offset,
+            )  # fmt: skip
 
     def load_index(self) -> SparseIndex:
         """The index of the footer, checked; raises Damage, unlike a local segment's."""

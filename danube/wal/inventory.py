@@ -14,6 +14,8 @@ from danube.errors import Damage, Fenced
 from danube.wal.mark import MarkReading, read_mark
 from danube.wal.segment import (
     HEADER_BYTES,
+    NO_LOG,
+    STRANGER,
     SUMMARY_BYTES,
     LogIdentity,
     SegmentHeader,
@@ -51,7 +53,7 @@ class Inventory(NamedTuple):
     mark: MarkReading
 
 
-def take_inventory(directory: Path, identity: LogIdentity, epoch: int) -> Inventory:
+def take_inventory(directory: Path, identity: LogIdentity, epoch: int, log_id: bytes = NO_LOG) -> Inventory:
     """Read all headers, footers' summaries and the mark.
 
     Raises StorageIncompatible for a newer version, Fenced for a newer owner's file.
@@ -63,7 +65,7 @@ def take_inventory(directory: Path, identity: LogIdentity, epoch: int) -> Invent
         base_offset = base_offset_of(name)
         if base_offset is not None:
             file = _examine(directory / name, base_offset)
-            reason = _why_foreign(file, identity)
+            reason = _why_foreign(file, identity, log_id)
             if reason:
                 foreign.append((file, reason))
             else:
@@ -113,7 +115,9 @@ def _refuse_newer(error: Damage) -> None:
         raise error
 
 
-def _why_foreign(file: FoundFile, identity: LogIdentity) -> str:
+def _why_foreign(file: FoundFile, identity: LogIdentity, log_id: bytes) -> str:
+    if file.header is not None and file.header.stranger_to(log_id):
+        return STRANGER
     for part in (file.header, file.summary):
         if part is not None and part.identity != identity:
             return "the file belongs to another partition"

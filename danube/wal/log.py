@@ -99,8 +99,9 @@ class Log:
         """
         try:
             files.make_directory(directory)
-            recovered = Recovery(directory, identity, epoch, trusted_end, ahead).run()
-            log = cls(directory, identity, epoch, options or LogOptions(), recovered)
+            options = options or LogOptions()
+            recovered = Recovery(directory, identity, epoch, trusted_end, ahead, options.log_id).run()
+            log = cls(directory, identity, epoch, options, recovered)
         except OSError as error:
             if error.errno in files.FULL_ERRNOS:
                 raise StorageFull("the log cannot be opened: the disk is full", why=str(error)) from error
@@ -240,10 +241,7 @@ class Log:
         self._log_end = self._written_end
 
     def _writer_of(self, segment: StoredSegment, *, created: bool) -> SegmentWriter:
-        options = self.options
-        return SegmentWriter(
-            segment, self._unsynced, options.preallocate_first, options.preallocate_step_max, created=created
-        )
+        return SegmentWriter(segment, self._unsynced, self.options, created=created)
 
     def _create_writer(self) -> SegmentWriter:
         segment = StoredSegment(self.directory, self.identity, self._written_end, self.epoch)
@@ -441,7 +439,10 @@ class Log:
             if len(doomed) == len(self._segments):
                 # The name and header of an empty segment keep the numbering when all files are gone.
                 created_us = doomed[-1].last_append_us
-                empty = create_empty(self.directory, self.identity, self.epoch, self._written_end, created_us)
+                empty = create_empty(
+                    self.directory, self.identity, self.epoch, self._written_end, created_us,
+                    self.options.log_id,
+                )  # fmt: skip
                 self._segments.append(empty)
                 self._bases.append(empty.base_offset)
                 self._writer = self._writer_of(empty, created=False)

@@ -24,6 +24,7 @@ from danube.errors import Damage, InvalidArgument
 from danube.wal.index import SparseIndex
 from danube.wal.segment import (
     HEADER_BYTES,
+    STRANGER,
     SUMMARY_BYTES,
     SegmentHeader,
     Summary,
@@ -120,6 +121,8 @@ def check_adjacent(originals: Sequence[Original]) -> None:
     for before, after in pairwise(originals):
         if before.summary.identity != after.summary.identity:
             raise InvalidArgument("segments of different partitions cannot be merged")
+        if after.header.stranger_to(before.header.log_id):
+            raise Damage(STRANGER, base_offset=after.summary.base_offset)
         if before.summary.end_offset != after.summary.base_offset:
             raise InvalidArgument(
                 f"segments that end at {before.summary.end_offset} and begin at "

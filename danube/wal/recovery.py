@@ -46,7 +46,7 @@ from danube.wal.mark import FILE_NAME as MARK_NAME
 from danube.wal.mark import Mark
 from danube.wal.producers import FILE_NAME as CHECKPOINT_NAME
 from danube.wal.producers import read_checkpoint, remove_checkpoint
-from danube.wal.segment import HEADER_BYTES, NO_HASH, LogIdentity, file_name
+from danube.wal.segment import HEADER_BYTES, NO_HASH, NO_LOG, LogIdentity, file_name
 from danube.wal.stored_segment import StoredSegment, write_footer
 from danube.wal.survey import Headers, Survey, survey
 from danube.wal.walk import WINDOW_BYTES, Place, read_run
@@ -94,9 +94,10 @@ class Recovery:
 
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, trusted_end: int | None,
-        ahead: Ahead | None = None,
+        ahead: Ahead | None = None, log_id: bytes = NO_LOG,
     ) -> None:  # fmt: skip
         self._directory = directory
+        self._log_id = log_id
         self._identity = identity
         self._epoch = epoch
         self._trusted_end = trusted_end
@@ -118,7 +119,7 @@ class Recovery:
                 descriptors.close(file)
 
     def _run(self) -> Recovered:
-        inventory = take_inventory(self._directory, self._identity, self._epoch)
+        inventory = take_inventory(self._directory, self._identity, self._epoch, self._log_id)
         mark = inventory.mark.mark
         if inventory.mark.damaged:
             self._note(MARK_NAME, 0, 0, 0, "a slot of the sync mark is damaged")
@@ -142,7 +143,7 @@ class Recovery:
             log_end = start
         if log_end > (segments[-1].end_offset if segments else 0):
             # Nothing else says where numbering goes on; the new file replaces an empty one of its name.
-            active = create_empty(self._directory, self._identity, self._epoch, log_end, 0)
+            active = create_empty(self._directory, self._identity, self._epoch, log_end, 0, self._log_id)
             segments.append(active)
         elif active is None:
             self._remove_unused(log_end)
@@ -378,7 +379,7 @@ class Recovery:
         if start is None:
             return None
         try:
-            copy = carry_over(segment, fd, start, self._epoch)
+            copy = carry_over(segment, fd, start, self._epoch, self._log_id)
         except OSError as error:
             if error.errno not in files.FULL_ERRNOS:
                 raise

@@ -15,7 +15,7 @@
     24   8  base_offset                         32   8  record_count
     32   8  created_us                          40   8  batch_count
     40   4  epoch                               48   8  first_append_us
-    44  16  zero                                56   8  last_append_us
+    44  16  log id, or zeros                    56   8  last_append_us
     60   4  CRC32C of bytes 0 .. 60             64   8  data_end
                                                 72  16  XXH3-128 of bytes 0 .. data_end
     footer                                      88  16  the same of the previous segment, or zeros
@@ -34,6 +34,10 @@
 Magic, version and header CRC keep their places in every version, so that an older program can tell
 a newer file (refused, untouched) from a damaged one.  The file is named after its base offset; the
 header says which partition it belongs to, so that a file in the wrong directory is never served.
+
+Ids of topics are small numbers that every broker gives.  So the header also has the log's own id, which
+follows from the topic's name, id and moment of creation (log_id_of): another broker's log has another one.
+Files from before have zeros there and are taken for what their partition says.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ import struct
 from typing import Final, NamedTuple
 
 from danube.core.batch import padded
-from danube.core.checksum import crc32c
+from danube.core.checksum import content_hasher, crc32c
 from danube.errors import Damage, StorageIncompatible
 
 VERSION: Final = 1
@@ -57,6 +61,8 @@ SUMMARY_BYTES: Final = 144
 SNAPSHOT_BYTES_MAX: Final = 64 * 1024 * 1024
 HASH_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
+NO_LOG: Final = bytes(16)
+STRANGER: Final = "the file is another broker's, whose topic has the same id"
 
 _HEADER: Final = struct.Struct("<8sHHIQQqI16s")
 _SUMMARY: Final = struct.Struct("<QIIQQQQqqQ16s16sIIIIIHH")
@@ -90,6 +96,11 @@ class SegmentHeader(NamedTuple):
     epoch: int
     base_offset: int
     created_us: int
+    log_id: bytes = NO_LOG
+
+    def stranger_to(self, log_id: bytes) -> bool:
+        """Whether it is of another log than the one with this id; what is not known is not told."""
+        return NO_LOG not in (self.log_id, log_id) and self.log_id != log_id
 
 
 class Summary(NamedTuple):
@@ -117,6 +128,13 @@ class Summary(NamedTuple):
     footer_size: int
     compacted: bool = False
     chained: bool = False
+
+
+def log_id_of(topic: str, topic_id: int, created_us: int) -> bytes:
+    """16 bytes that name the log of a topic among all brokers."""
+    hasher = content_hasher()
+    hasher.update(f"{topic}\0{topic_id}\0{created_us}".encode())
+    return bytes(hasher.digest())
 
 
 def file_name(base_offset: int) -> str:
@@ -151,7 +169,7 @@ def pack_header(header: SegmentHeader) -> bytes:
         header.base_offset,
         header.created_us,
         header.epoch,
-        b"",
+        header.log_id,
     )
     return packed + _CRC.pack(crc32c(packed))
 
@@ -162,9 +180,9 @@ def read_header(data: bytes) -> SegmentHeader:
         raise Damage("segment header is missing")
     if _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(data[: HEADER_BYTES - 4]):
         raise Damage("segment header fails its checksum")
-    _, version, _, partition, topic_id, base_offset, created_us, epoch, _ = _HEADER.unpack_from(data)
+    _, version, _, partition, topic_id, base_offset, created_us, epoch, log_id = _HEADER.unpack_from(data)
     _check_version("segment", version)
-    return SegmentHeader(LogIdentity(topic_id, partition), epoch, base_offset, created_us)
+    return SegmentHeader(LogIdentity(topic_id, partition), epoch, base_offset, created_us, log_id)
 
 
 def pack_footer(

@@ -56,8 +56,16 @@ class Problem(NamedTuple):
     end: int = 0
 
 
+class Owned:
+    """Whose a segment says it is; ``log_id``: zeros where it does not say which log it is of."""
+
+    __slots__ = ("log_id",)
+
+    log_id: bytes
+
+
 @dataclass
-class Segment:
+class Segment(Owned):
     """What one file or object holds.  ``tail``: bytes behind the last batch of an unsealed one."""
 
     base_offset: int
@@ -83,6 +91,9 @@ class Segment:
     tail: tuple[int, int] | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log_id = bytes(16)
 
     @property
     def compacted(self) -> bool:
@@ -170,6 +181,7 @@ def _header(data: bytes, segment: Segment) -> None:
     segment.topic_id = _U64.unpack_from(data, 16)[0]
     segment.created_us = struct.unpack_from("<q", data, 32)[0]
     segment.epoch = _U32.unpack_from(data, 40)[0]
+    segment.log_id = data[44:60]
     base_offset = _U64.unpack_from(data, 24)[0]
     if base_offset != segment.base_offset:
         segment.note(

@@ -7,12 +7,13 @@ layouts in ``docs/formats`` and shares no code with what writes them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from danube.core.checksum import crc32c
+from danube.core.checksum import content_hasher, crc32c
 from danube.core.policy import FailurePolicy
 from danube.errors import InvalidArgument
 from danube.wal.verify_bytes import FindingKind
@@ -304,6 +305,24 @@ def read_snapshot(data: bytes, position: int = 0) -> Snapshot:
     if not fields or lengths is None or len(fields) not in lengths or not isinstance(fields[0], int):
         return Snapshot(None, [Problem(FindingKind.CHECKSUM, "the snapshot is damaged", position)])
     return Snapshot(fields[0], [])
+
+
+def topics_in(snapshot: bytes) -> list[tuple[str, int, int]]:
+    """Name, id and creation time of each topic; none where the snapshot cannot be read."""
+    if read_snapshot(snapshot).problems:
+        return []
+    topics = (_list_in(snapshot[8:]) or [])[4:5]
+    return [(name, topic_id, created_us) for name, topic_id, _, _, created_us in topics[0]] if topics else []
+
+
+def log_ids_of(topics: Iterable[tuple[str, int, int]]) -> dict[int, bytes]:
+    """By topic id, what the segments of its logs say; ``topics`` are names, ids and creation times."""
+    ids: dict[int, bytes] = {}
+    for name, topic_id, created_us in topics:
+        hasher = content_hasher()
+        hasher.update(b"\0".join((name.encode(), b"%d" % topic_id, b"%d" % created_us)))
+        ids[topic_id] = bytes(hasher.digest())
+    return ids
 
 
 def _list_in(content: bytes) -> list[Any] | None:

@@ -29,7 +29,14 @@ from danube.wal.verify_objects import (
     read_manifest,
 )
 from danube.wal.verify_segment import Batch, Segment, read_segment
-from danube.wal.verify_state import Identity, read_cursors, read_snapshot, state_problems
+from danube.wal.verify_state import (
+    Identity,
+    log_ids_of,
+    read_cursors,
+    read_snapshot,
+    state_problems,
+    topics_in,
+)
 from danube.wal.verify_tree import ATTEMPTS, LocalPartition, Progress, Verified, read_file
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
@@ -52,6 +59,7 @@ class StoredPartition:
     manifest: ManifestFacts | None = None
     where: str = ""
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    log_ids: dict[str, bytes] = field(default_factory=dict)  # by key, of objects that say whose they are
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     objects: int = 0
@@ -97,6 +105,7 @@ def verify_store(
     Raises StoreUnavailable and StoreRefused where the store does not answer.
     """
     kept = {partition.identity: partition for partition in local}
+    log_ids = _log_ids(store)
     metadata: Listed = []
     for identity, listed in _listed_by_partition(store):
         if identity == (-1, -1):
@@ -106,6 +115,7 @@ def verify_store(
         if stored is None:
             continue
         progress(f"{identity[0]:016x}-{identity[1]}")
+        _verify_log_ids(stored, log_ids.get(identity[0]))
         verified.findings += stored.findings
         verified.remarks += stored.remarks
         verified.partitions += identity not in kept
@@ -117,6 +127,24 @@ def verify_store(
     for identity, partition in kept.items():
         _compare(partition, StoredPartition(identity), verified)
     _verify_other(store, metadata, verified)
+
+
+def _log_ids(store: ObjectStore) -> dict[int, bytes]:
+    """By topic id, as the newest copy of the metadata tells; nothing where it cannot be read."""
+    keys = [info.key for info in store.list("metadata/") if name_of(info.key).kind == "metadata"]
+    try:
+        return log_ids_of(topics_in(store.get(max(keys)))) if keys else {}
+    except (StoreDamaged, ObjectMissing):
+        return {}  # told where it is read as one of the objects
+
+
+def _verify_log_ids(stored: StoredPartition, log_id: bytes | None) -> None:
+    """No object is of another log, whose topic has the same id."""
+    for key, found in sorted(stored.log_ids.items()):
+        log_id = log_id or found
+        if found != log_id:
+            what = "it is of another broker's log, whose topic has the same id"
+            stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 44, *name_of(key).numbers))
 
 
 def _listed_by_partition(store: ObjectStore) -> Iterator[tuple[Identity, Listed]]:
@@ -269,6 +297,8 @@ def _verify_object(
     ]
     findings += _against_manifest(key, entry, segment, stored.identity)
     stored.findings += findings
+    if any(segment.log_id):
+        stored.log_ids[key] = segment.log_id
     stored.objects += 1
     stored.records += segment.record_count
     stored.bytes += size

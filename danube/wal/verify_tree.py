@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from danube.errors import NotFound, StorageFailed
+from danube.errors import DanubeError, NotFound, StorageFailed
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify_objects import ManifestFacts, read_manifest
@@ -22,6 +22,7 @@ from danube.wal.verify_segment import HEADER_BYTES, OnBatch, Problem, Segment, r
 from danube.wal.verify_state import (
     Identity,
     Mark,
+    log_ids_of,
     read_cursors,
     read_holes,
     read_mark,
@@ -29,6 +30,9 @@ from danube.wal.verify_state import (
     read_producers,
     state_problems,
 )
+
+if TYPE_CHECKING:
+    from danube.core.metadata import Metadata
 
 ATTEMPTS: Final = 5
 _STATE_BYTES_MAX: Final = 2 << 30
@@ -140,11 +144,34 @@ def verify_tree(
         identity = (int(match[1], 16), int(match[2])) if match else (-1, -1)
         found = [(identity, directory)]
     locals_: list[LocalPartition] = []
+    log_ids = _log_ids(directory)
     for identity, path in found:
         if wanted(identity):
             progress(path.name)
-            locals_.append(verify_partition(path, identity, verified))
+            partition = verify_partition(path, identity, verified)
+            _verify_log_ids(partition, log_ids.get(identity[0]), verified)
+            locals_.append(partition)
     return locals_
+
+
+def _log_ids(directory: Path) -> dict[int, bytes]:
+    """By topic id, as far as the metadata can be read."""
+    try:
+        state = metadata_of(directory)
+    except DanubeError:
+        return {}  # what is wrong with it was found before
+    return log_ids_of((one.topic, one.topic_id, one.created_us) for one in state.topics())
+
+
+def _verify_log_ids(partition: LocalPartition, log_id: bytes | None, verified: Verified) -> None:
+    """No segment is of another log, whose topic has the same id."""
+    for name, segment in partition.segments:
+        if any(segment.log_id):
+            log_id = log_id or segment.log_id
+            if segment.log_id != log_id:
+                what = "it is of another broker's log, whose topic has the same id"
+                where, span = str(partition.directory / name), (segment.base_offset, segment.end_offset)
+                verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 44, *span))
 
 
 def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
@@ -437,6 +464,11 @@ def topic_id_of(directory: Path, topic: str) -> int:
 
     TopicNotFound where it has none of that name; StorageFailed where the metadata cannot be read.
     """
+    return metadata_of(directory).topic(topic).topic_id
+
+
+def metadata_of(directory: Path) -> Metadata:
+    """The machine that a data directory's metadata holds; StorageFailed where that cannot be read."""
     from danube.core.commands import decode_commands
     from danube.core.metadata import Metadata
 
@@ -453,4 +485,4 @@ def topic_id_of(directory: Path, topic: str) -> int:
         for command in decode_commands(entry.content):
             index += 1
             state.apply(index, command)
-    return state.topic(topic).topic_id
+    return state

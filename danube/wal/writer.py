@@ -22,7 +22,7 @@ from danube.limits import (
 )
 from danube.wal.descriptors import descriptors
 from danube.wal.index import ENTRY_EVERY_BYTES
-from danube.wal.segment import ENTRY_BYTES, HEADER_BYTES, SegmentHeader, pack_header
+from danube.wal.segment import ENTRY_BYTES, HEADER_BYTES, NO_LOG, SegmentHeader, pack_header
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.unsynced import Unsynced
 
@@ -34,11 +34,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class LogOptions(NamedTuple):
-    """Sizes in bytes.  ``preallocate_first`` 0 reserves nothing ahead."""
+    """Sizes in bytes.  ``preallocate_first`` 0 reserves nothing ahead.  ``log_id``: danube.wal.segment."""
 
     segment_bytes: int = SEGMENT_BYTES
     preallocate_first: int = SEGMENT_PREALLOCATE_FIRST
     preallocate_step_max: int = SEGMENT_PREALLOCATE_STEP_MAX
+    log_id: bytes = NO_LOG
 
 
 def footer_room(entries: int) -> int:
@@ -50,16 +51,18 @@ class SegmentWriter:
     """Appends to one segment.  ``segment.data_end`` is the good end; the caller moves it."""
 
     __slots__ = (
-        "_allocated", "_headed", "_inode", "_roomy_end", "_step", "_step_max", "_unsynced", "segment",
+        "_allocated", "_headed", "_inode", "_log_id", "_roomy_end", "_step", "_step_max", "_unsynced",
+        "segment",
     )  # fmt: skip
 
     def __init__(
-        self, segment: StoredSegment, unsynced: Unsynced, step: int, step_max: int, *, created: bool
+        self, segment: StoredSegment, unsynced: Unsynced, options: LogOptions, *, created: bool
     ) -> None:
         self.segment = segment
         self._unsynced = unsynced
-        self._step = step
-        self._step_max = step_max
+        self._step = options.preallocate_first
+        self._step_max = options.preallocate_step_max
+        self._log_id = options.log_id
         self._allocate_to(segment.size_bytes)
         self._headed = not created
         self._inode = 0
@@ -72,7 +75,9 @@ class SegmentWriter:
         fd = self._descriptor()
         position = segment.data_end
         if not self._headed:
-            header = SegmentHeader(segment.identity, segment.epoch, segment.base_offset, created_us)
+            header = SegmentHeader(
+                segment.identity, segment.epoch, segment.base_offset, created_us, self._log_id
+            )
             buffers = [pack_header(header), *buffers]
             position, size = 0, size + HEADER_BYTES
         end = position + size

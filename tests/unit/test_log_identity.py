@@ -1,0 +1,182 @@
+"""Segments say which log they are of: a stranger with the same ids is never served."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from danube.cluster.local_log import LocalLog
+from danube.core.commands import CreateTopic
+from danube.core.metadata import Metadata
+from danube.core.policy import TopicPolicy
+from danube.errors import Damage, StoreDamaged
+from danube.wal.cold_segment import ColdSegment
+from danube.wal.key_compaction import LatestKeys, compact
+from danube.wal.log import Log, LogOptions
+from danube.wal.manifest import Manifest
+from danube.wal.manifest_keys import metadata_key, segment_key
+from danube.wal.memory_store import MemoryStore
+from danube.wal.merge import SealedRange, merge
+from danube.wal.segment import NO_LOG, LogIdentity, file_name, log_id_of, read_header
+from danube.wal.verify_bytes import FindingKind
+from danube.wal.verify_store import verify_store
+from danube.wal.verify_tree import Verified, verify_tree
+from tests.unit.store_samples import NOW_US, entry_for, put_manifest
+from tests.unit.wal_samples import append, read_all, roll, sync
+
+TOPIC = "/default/orders"
+IDENTITY = LogIdentity(1, 0)
+OURS, THEIRS = log_id_of(TOPIC, 1, 1_000), log_id_of(TOPIC, 1, 1_001)
+
+
+def filled(data_dir: Path, log_id: bytes, word: bytes) -> Path:
+    """Offsets 0 .. 2 and 2 .. 4 sealed, 4 .. 5 not."""
+    directory = data_dir / "partitions" / IDENTITY.directory_name
+    log = Log.open(directory, IDENTITY, 1, LogOptions(log_id=log_id))
+    for number in range(2):
+        append(log, word + b"%d" % number, word)
+        log.write()
+        roll(log, b"producers")
+    append(log, word + b"last")
+    log.write()
+    sync(log)
+    log.abandon()
+    return directory
+
+
+def header_of(path: Path) -> bytes:
+    return read_header(path.read_bytes()[:64]).log_id
+
+
+def test_every_file_of_a_log_has_its_id(tmp_path: Path) -> None:
+    directory = filled(tmp_path, OURS, b"a")
+    assert {header_of(path) for path in directory.glob("*.seg")} == {OURS}
+    sources = [SealedRange(directory / file_name(start)) for start in (0, 2)]
+    merge(sources, tmp_path / "merged")
+    latest = LatestKeys()
+    latest.add(sources)
+    compact(sources, latest, tmp_path / "compacted")
+    assert header_of(tmp_path / "merged") == header_of(tmp_path / "compacted") == OURS
+    log = Log.open(directory, IDENTITY, 2, LogOptions(log_id=OURS))  # what was not synced is copied
+    append(log, b"more")
+    log.write()
+    log.abandon()
+    assert {header_of(path) for path in directory.glob("*.seg")} == {OURS}
+    for path in directory.glob("*.seg"):
+        path.unlink()
+    Log.open(directory, IDENTITY, 3, LogOptions(log_id=OURS)).abandon()  # an empty one keeps the numbering
+    assert {header_of(path) for path in directory.glob("*.seg")} == {OURS}
+
+
+def test_the_id_follows_from_the_topic_alone() -> None:
+    assert OURS == log_id_of(TOPIC, 1, 1_000) != THEIRS
+    assert len({OURS, THEIRS, log_id_of("/default/order", 1, 1_000), log_id_of(TOPIC, 2, 1_000), NO_LOG}) == 5
+
+
+@pytest.mark.parametrize("base", [0, 2, 4])
+def test_a_stranger_is_set_aside_and_named(tmp_path: Path, base: int) -> None:
+    ours, theirs = filled(tmp_path / "a", OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
+    shutil.copy(theirs / file_name(base), ours / file_name(base))
+    log = Log.open(ours, IDENTITY, 2, LogOptions(log_id=OURS))
+    held, _ = read_all(log)
+    assert not any(payload.startswith(b"b") for payload in held.values())
+    assert sorted(held) == [offset for offset in range(5) if offset not in range(base, min(base + 2, 5))]
+    (told,) = [one for one in log.recovery.damaged if "another broker" in one.why]
+    assert told.file.startswith(file_name(base)) and (ours / told.file).exists()
+    assert log.log_end == 5
+    log.abandon()
+
+
+def test_files_of_before_are_read_and_go_on_with_an_id(tmp_path: Path) -> None:
+    directory = filled(tmp_path, NO_LOG, b"old")
+    log = Log.open(directory, IDENTITY, 2, LogOptions(log_id=OURS))
+    append(log, b"new")
+    log.write()
+    assert len(read_all(log)[0]) == 6 and not log.recovery.damaged
+    log.abandon()
+    assert {header_of(path) for path in directory.glob("*.seg")} == {NO_LOG, OURS}
+
+
+def test_segments_of_two_logs_are_not_merged(tmp_path: Path) -> None:
+    ours, theirs = filled(tmp_path / "a", OURS, b"a"), filled(tmp_path / "b", THEIRS, b"a")
+    sources = [SealedRange(ours / file_name(0)), SealedRange(theirs / file_name(2))]
+    with pytest.raises(Damage):
+        merge(sources, tmp_path / "merged")
+
+
+def machine(created_us: int = 1_000) -> Metadata:
+    state = Metadata()
+    state.apply(1, CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=created_us))
+    return state
+
+
+def found_in(data_dir: Path) -> list[tuple[FindingKind, str]]:
+    verified = Verified()
+    verify_tree(data_dir, verified)
+    return [(one.kind, Path(one.where).name) for one in verified.findings]
+
+
+def test_verify_names_a_stranger_with_and_without_the_metadata(tmp_path: Path) -> None:
+    ours, theirs = filled(tmp_path / "a", OURS, b"a"), filled(tmp_path / "b", THEIRS, b"a")
+    with LocalLog(tmp_path / "a" / "metadata") as log:
+        log.propose(CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=1_000))
+    assert found_in(tmp_path / "a") == []
+    shutil.copy(theirs / file_name(0), ours / file_name(0))
+    assert (FindingKind.IDENTITY, file_name(0)) in found_in(tmp_path / "a")
+    for path in theirs.glob("*.seg"):
+        shutil.copy(path, ours)
+    assert [kind for kind, _ in found_in(tmp_path / "a")] == [FindingKind.IDENTITY] * 3
+    assert found_in(ours) == []  # alone, they agree with each other
+    shutil.copy(filled(tmp_path / "c", OURS, b"a") / file_name(2), ours)
+    assert (FindingKind.IDENTITY, file_name(2)) in found_in(ours)
+
+
+def stored(log_ids: list[bytes], root: Path) -> MemoryStore:
+    """Objects 0 .. 2 and 2 .. 4, of the logs with these ids."""
+    store, manifest = MemoryStore(), Manifest.empty(TOPIC, IDENTITY, 1)
+    store.put("store.json", b'{"format": 1, "store_id": "x", "created_us": 1}')
+    for number, log_id in enumerate(log_ids):
+        data = (filled(root / str(number), log_id, b"a") / file_name(2 * number)).read_bytes()
+        entry = entry_for(data)._replace(previous_hash=bytes(16) if number else entry_for(data).previous_hash)
+        store.put(segment_key(IDENTITY, entry), data)
+        manifest = manifest.with_added(entry)
+    put_manifest(store, manifest)
+    return store
+
+
+def identities(store: MemoryStore) -> list[str]:
+    verified = Verified()
+    verify_store(store, NOW_US, verified)
+    return [one.where for one in verified.findings if one.kind is FindingKind.IDENTITY]
+
+
+def test_verify_names_a_stranger_among_the_objects(tmp_path: Path) -> None:
+    store = stored([OURS, OURS], tmp_path / "a")
+    store.put(metadata_key(1), machine().snapshot())
+    assert identities(store) == []
+    mixed = stored([OURS, THEIRS], tmp_path / "b")
+    (where,) = identities(mixed)
+    assert f"{2:020d}-{4:020d}" in where
+    strangers = stored([THEIRS, THEIRS], tmp_path / "c")
+    assert identities(strangers) == []
+    strangers.put(metadata_key(1), machine().snapshot())
+    assert len(identities(strangers)) == 2
+    strangers.put(metadata_key(2), b"not a snapshot")
+    assert identities(strangers) == []
+
+
+def test_an_object_of_another_log_is_not_read(tmp_path: Path) -> None:
+    data = (filled(tmp_path, THEIRS, b"b") / file_name(0)).read_bytes()
+    entry = entry_for(data)
+    for log_id in (THEIRS, NO_LOG, OURS):
+        path = tmp_path / f"cached-{log_id.hex()}"
+        path.write_bytes(data)
+        segment = ColdSegment(path, IDENTITY, entry, "key")
+        segment.log_id = log_id
+        if log_id == OURS:
+            with pytest.raises(StoreDamaged, match="another broker"):
+                segment.take(0, entry.size_bytes)
+        else:
+            segment.take(0, entry.size_bytes)

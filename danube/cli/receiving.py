@@ -17,6 +17,7 @@ from danube.cli.output import note, plain
 from danube.cli.printing import Printer
 from danube.cli.services import Services
 from danube.clock import monotonic_ns
+from danube.core.policy import READER
 from danube.errors import (
     Damage,
     DanubeError,
@@ -85,10 +86,10 @@ class Receiver:
         if self.remaining is not None and offset_end >= self.remaining.get(partition, offset_end + 1):
             del self.remaining[partition]
 
-    def take_progress(self, ack_floors: Mapping[int, int]) -> None:
-        """Other consumers of the subscription may have taken what we wait for."""
-        for partition, floor in ack_floors.items():
-            self._passed(partition, floor)
+    def take_progress(self, left_from: Mapping[int, int]) -> None:
+        """What we wait for may not be for us: acked, filtered, used up, or at another consumer."""
+        for partition, offset in left_from.items():
+            self._passed(partition, offset)
 
 
 async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
@@ -147,6 +148,8 @@ async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> Non
         "mode": wish.mode,
         "start": start_argument(wish.start or Position("latest")),
     }
+    if wish.temporary:
+        options["failure"] = READER
     if wish.filters:
         options["filters"] = list(wish.filters)
     async with client.consumer(wish.topic, subscription=wish.subscription, **options) as consumer:
@@ -168,6 +171,7 @@ async def _watch(
     """Return when the work is done, or when it is time to leave it."""
     timeout_ns = wish.timeout_ms * 1_000_000 if wish.timeout_ms is not None else None
     asked_ns, told = 0, ""
+    left_from: dict[int, int] = {}  # as the broker said when it was asked last
     while not work.done():
         await asyncio.wait({work}, timeout=LOOK_INTERVAL_S)
         now = monotonic_ns()
@@ -180,10 +184,12 @@ async def _watch(
             receiver.reason = reason
             return
         if receiver.remaining and idle_ns >= IDLE_NS and now - asked_ns >= IDLE_NS:
+            if receiver.arrived_ns < asked_ns:  # what was on its way then would have come
+                receiver.take_progress(left_from)
+                if receiver.done():
+                    return
             asked_ns = now
-            receiver.take_progress(await _ack_floors(client, wish))
-            if receiver.done():
-                return
+            left_from = await _left_from(client, wish)
 
 
 async def _remark_on_start(client: Any, wish: Wish) -> None:
@@ -217,9 +223,10 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
     }
 
 
-async def _ack_floors(client: Any, wish: Wish) -> dict[int, int]:
+async def _left_from(client: Any, wish: Wish) -> dict[int, int]:
+    """Of each partition: below it nothing is left to deliver."""
     described = plain(await client.admin.describe_subscription(wish.topic, wish.subscription))
-    return {at: one["ack_floor"] for at, one in enumerate(described["partitions"])}
+    return {at: one.get("left_from", one["ack_floor"]) for at, one in enumerate(described["partitions"])}
 
 
 async def _delete_temporary(client: Any, wish: Wish) -> None:

@@ -52,6 +52,10 @@ class HoledSubscription(Subscription):
         return int(self._withheld[0, 0]) if len(self._withheld) else self._window.floor
 
     @property
+    def left_from(self) -> int:
+        return min(super().left_from, self.ack_floor) if len(self._withheld) else super().left_from
+
+    @property
     def withheld(self) -> Offsets:
         """int64[n][2]: what is neither acked nor can be delivered now."""
         return self._withheld

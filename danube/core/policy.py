@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import msgspec
 
 from danube.errors import InvalidArgument
 from danube.limits import MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT, MIB, RECORD_BYTES_MAX
 
-DAY_MS = 24 * 3600 * 1000
+DAY_MS: Final = 24 * 3600 * 1000
 CLEANUPS = ("delete", "compact", "compact_delete")
 
 
@@ -63,6 +64,10 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             raise InvalidArgument("failure policy has a negative number")
         if self.ack_timeout_ms < 1:
             raise InvalidArgument("ack_timeout_ms must be at least 1")
+
+
+READER: Final = FailurePolicy(ack_timeout_ms=7 * DAY_MS, poison="block")
+"""Of who only reads, through a subscription of its own: nothing is redelivered or dead-lettered for it."""
 
 
 class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

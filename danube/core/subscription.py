@@ -27,6 +27,7 @@ from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
 from danube.core.failures import Failures
 from danube.core.first_grants import grant_between, grant_run
+from danube.core.gaps import Gaps
 from danube.core.glob import KeyFilter
 from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, Offsets, grants_of
 from danube.core.key_ring import KeyRing
@@ -35,7 +36,7 @@ from danube.core.policy import FailurePolicy, check_max_unacked
 from danube.core.redelivery import MS
 from danube.core.subscription_report import check_agreement, counts_of, progress, reason
 from danube.core.undelivered import forget_delivery, take_back
-from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, Window
+from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, RETRY, Window
 from danube.errors import DanubeError, broken
 from danube.limits import MAX_UNACKED_DEFAULT
 
@@ -77,6 +78,7 @@ class Subscription:
         self._window = Window(state.ack_floor, self._keys)
         self._failures = Failures(self._window, failure)
         self._ahead = Ahead(state.acked)
+        self._gaps = Gaps()
         self._parts = (self._window, self._consumers, self._failures)
         self._key_of: KeyOf | None = None
         self._available_end = 0
@@ -123,6 +125,19 @@ class Subscription:
         return self._window.floor
 
     @property
+    def left_from(self) -> int:
+        """Below it no record waits to be delivered: each is settled, used up or at a consumer."""
+        window = self._window
+        waiting = [
+            window.find(state, window.floor, 1) for state in (RETRY, READY, HELD) if window.counts[state]
+        ]
+        if waiting:
+            return min(int(found[0]) for found in waiting)
+        if self._ahead and self._ahead.first[0] <= window.next:
+            return max(self._ahead.first[1], window.next)
+        return window.next
+
+    @property
     def in_flight_count(self) -> int:
         return self._window.counts[IN_FLIGHT]
 
@@ -143,7 +158,10 @@ class Subscription:
 
     def _room(self) -> int:
         window = self._window
-        return min(self.max_unacked - window.outstanding, self._span_max - (window.next - window.floor))
+        return min(
+            self.max_unacked - window.outstanding,
+            self._gaps.widest(window.floor, self._span_max) - window.next,
+        )
 
     def join(self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int) -> JoinResult:
         """Connect a consumer, without credit; one of the same name is displaced and gives back its records.
@@ -231,7 +249,9 @@ class Subscription:
         window, start = self._window, self._window.next
         run_end = min(piece_end, start + self._room())
         if piece_end < available_end:
-            offsets = self._ahead.between(start, min(available_end, window.floor + self._span_max))
+            offsets = self._ahead.between(
+                start, min(available_end, self._gaps.widest(window.floor, self._span_max))
+            )
             offsets = offsets[: self.max_unacked - window.outstanding]
         elif hashes is not None and self._keys is not None:
             offsets = np.arange(start, run_end, dtype=np.int64)
@@ -256,7 +276,7 @@ class Subscription:
         start, end = self._ahead.first
         if start <= window.next:
             if window.floor != window.next:
-                end = min(end, window.floor + self._span_max)
+                end = min(end, self._gaps.widest(window.floor, self._span_max))
             window.take_acked(max(end, window.next))
             self._ahead.drop_below(window.next)
             return window.next
@@ -508,6 +528,7 @@ class Subscription:
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:
         """Start again at ``offset`` (at most ``log_end``); everything granted or acked is forgotten."""
         self._window.reset(min(max(offset, 0), log_end))
+        self._gaps.clear()
         self._consumers.nothing_in_flight(now_ns)
         self._failures.clear()
         self._ahead = Ahead()
@@ -525,6 +546,8 @@ class Subscription:
         """Nothing is stored any more in these ranges (int64[n][2], ascending): they count as acked, for the
         reason "expired", "damaged" or "compacted"; return how many were not."""
         ranges = ranges[(ranges[:, 1] > ranges[:, 0]) & (ranges[:, 1] > self.ack_floor)]
+        if len(ranges):
+            self._gaps.add(ranges, self._window.floor)
         settled = self._settle(ranges) if len(ranges) else 0
         self._counters[why] += settled
         return settled
@@ -566,6 +589,7 @@ class Subscription:
         return {
             "mode": self.mode.label,
             "consumers": len(self._consumers),
+            "left_from": self.left_from,
             **counts_of(self._window, self._failures),
             **self._counters,
         }

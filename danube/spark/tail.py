@@ -21,6 +21,7 @@ from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
 from danube.core.batch import BODY_CRC_START, pack_header
 from danube.core.consumer_window import ConsumerWindow
+from danube.core.policy import READER
 from danube.core.recovered import History
 from danube.errors import DanubeError, FetchPending, OperationTimeout
 from danube.limits import MIB
@@ -120,7 +121,7 @@ class Tail:
         name = SUBSCRIPTION_PREFIX + uuid.uuid4().hex
         body = wire.Subscribe(
             partition=partition, subscription=name, consumer=name, mode="exclusive", start="offset",
-            start_value=start, credit_records=_CREDIT_RECORDS, credit_bytes=_CREDIT_BYTES,
+            start_value=start, credit_records=_CREDIT_RECORDS, credit_bytes=_CREDIT_BYTES, failure=READER,
         )  # fmt: skip
         window = ConsumerWindow(_CREDIT_RECORDS, least=_CREDIT_RECORDS, most=_CREDIT_RECORDS)
         consumer = PartitionConsumer(session, body, 0, reliable=True, window=window)

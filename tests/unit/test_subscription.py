@@ -11,7 +11,7 @@ from danube.core.cursor import CursorState
 from danube.core.policy import FailurePolicy
 from danube.core.subscription import Grant, Mode, Subscription
 from danube.errors import InvalidArgument, LimitExceeded, SubscriptionBusy, SubscriptionNotFound
-from danube.limits import ACKED_RANGES_STORED_MAX
+from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
 from tests.processor_time import processor_time_within
 
 SECOND = 1_000_000_000
@@ -538,3 +538,76 @@ def test_consumers_killed_every_second_lose_nothing(mode: Mode) -> None:
         if len(done) == 1000:
             break
     assert done == set(range(1000)) and subscription.ack_floor == 1000
+
+
+@pytest.mark.parametrize("poison", ["drop", "dead_letter", "block"])
+def test_what_is_used_up_is_not_left(poison: str) -> None:
+    failure = FailurePolicy(max_redelivery_count=0, poison=poison, dead_letter_topic="/default/dead")
+    subscription = Subscription(
+        "s", Mode.SHARED, CursorState.at(Mode.SHARED, 0), max_unacked=100, failure=failure
+    )
+    subscription.join(1, "c", now_ns=0)
+    subscription.credit(1, 100)
+    subscription.grant(4, 0)
+    assert (
+        subscription.left_from == subscription.statistics()["left_from"] == 4 and subscription.ack_floor == 0
+    )
+    subscription.nack(1, ranges((2, 4)), 0, "no", 0)
+    assert subscription.left_from == 4
+
+
+def test_what_comes_again_is_left() -> None:
+    subscription = Subscription(
+        "s", Mode.SHARED, CursorState.at(Mode.SHARED, 0), max_unacked=100, failure=FailurePolicy()
+    )
+    subscription.join(1, "c", now_ns=0)
+    subscription.credit(1, 100)
+    subscription.grant(4, 0)
+    subscription.nack(1, ranges((1, 2)), 0, "later", 0)
+    assert subscription.left_from == 1
+    subscription.leave(1, 0)
+    assert subscription.left_from == 0
+
+
+def test_what_was_acked_ahead_is_not_left() -> None:
+    state = CursorState(Mode.SHARED, 0, ranges((2, 4), (6, 8)), 0, None)
+    subscription = Subscription("s", Mode.SHARED, state, max_unacked=100, failure=FailurePolicy())
+    assert subscription.left_from == 0
+    subscription.join(1, "c", now_ns=0)
+    subscription.credit(1, 2)
+    subscription.grant(8, 0)
+    assert subscription.left_from == 4, "two are at the consumer, two were acked, and it has no credit"
+
+
+def test_a_gap_does_not_count_for_the_width_of_the_window() -> None:
+    """One record before a compacted range is not acked: what lies behind the range goes out."""
+    subscription = Subscription(
+        "s", Mode.SHARED, CursorState.at(Mode.SHARED, 0), max_unacked=1_000, failure=FailurePolicy()
+    )
+    subscription.join(1, "c", now_ns=0)
+    subscription.credit(1, 1_000_000)
+    subscription.grant(1, 0)
+    subscription.skip_damaged(1, 1_000_000, why="compacted")
+    grants = subscription.grant(1_000_000 + 5_000, 0)
+    assert (grants[0].start, sum(grant.record_count for grant in grants)) == (1_000_000, 999)
+    for start in range(1_000_000, 1_400_000, 500):  # the width is that of records: 262,144
+        subscription.ack(1, ranges((start, start + 500)), 0)
+        subscription.grant(1_500_000, 0)
+    assert subscription.next == 1_000_000 + 262_144 - 1 and not subscription.wants_records
+    subscription.check()
+    subscription.ack(1, ranges((0, 1)), 0)
+    assert subscription.wants_records
+
+
+def test_gaps_widen_a_window_only_so_far() -> None:
+    subscription = Subscription(
+        "s", Mode.SHARED, CursorState.at(Mode.SHARED, 0), max_unacked=1_000, failure=FailurePolicy()
+    )
+    subscription.join(1, "c", now_ns=0)
+    subscription.credit(1, 10)
+    subscription.grant(1, 0)
+    subscription.skip_damaged(1, 33_000_000)
+    assert not subscription.grant(33_000_010, 0)
+    assert subscription.next == MAX_UNACKED_LIMIT
+    subscription.ack(1, ranges((0, 1)), 0)
+    assert [grant.start for grant in subscription.grant(33_000_010, 0)] == [33_000_000]

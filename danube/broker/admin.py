@@ -91,6 +91,12 @@ def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[st
     return {"offset": offset, "lag": hosted.lag_from(offset)}
 
 
+def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """Where a start position is now; FetchPending where the object store has to be asked first."""
+    value = integer(args, "value", 0)
+    return {"offset": start_offset(hosted, str(args.get("kind", "")), value)}
+
+
 def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
     name = _name(args)
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
@@ -213,6 +219,7 @@ _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = 
     "list_segments": _list_segments,
     "list_subscriptions": _list_subscriptions,
     "describe_subscription": _describe_subscription,
+    "offset_at": _offset_at,
     "seek": _seek,
     "delete_subscription": _delete_subscription,
     "unblock": _unblock,

@@ -163,20 +163,35 @@ class Catalogue:
     def offset_at_time(self, known: Known, time_us: int) -> int:
         """Offset of the first record that was appended at ``time_us`` or later; the end where none was.
 
-        Reads an index and a few batches of one segment.  Records that only the broker has are later.
+        Reads an index and a few batches of one segment of each place, as one may begin later than another.
+        Where none has such a record the broker is asked for those that only it has.
         """
         fetcher = Fetcher(self.places)
         try:
-            for number, history in enumerate(known.histories):
-                for segment in history.segments:
-                    if segment.last_append_us and segment.last_append_us < time_us:
-                        continue
-                    found = _first_since(fetcher, history.identity, number, segment, time_us)
-                    if found is not None:
-                        return found
+            stored = [
+                _first_in_place(fetcher, number, history, time_us)
+                for number, history in enumerate(known.histories)
+            ]
         finally:
             fetcher.close()
-        return max(known.stored_end, known.start) if known.told is not None else known.end
+        found = [offset for offset in stored if offset is not None]
+        if found:
+            return min(found)
+        if known.told is None or self._tail is None or known.told.end <= known.stored_end:
+            return known.end
+        told = self._tail.offset_at_time(known.physical, time_us)
+        return min(max(told, known.stored_end, known.start), known.end)
+
+
+def _first_in_place(fetcher: Fetcher, place: int, history: PartitionHistory, time_us: int) -> int | None:
+    """The first record of one place that was appended at ``time_us`` or later."""
+    for segment in history.segments:
+        if segment.last_append_us and segment.last_append_us < time_us:
+            continue
+        found = _first_since(fetcher, history.identity, place, segment, time_us)
+        if found is not None:
+            return found
+    return None
 
 
 def _first_since(

@@ -61,6 +61,13 @@ class Tail:
         self._url = url
         self._client: Client | None = None
 
+    @classmethod
+    def over(cls, client: Client) -> Tail:
+        """On a client that is open and stays its owner's: not to be closed."""
+        tail = cls("")
+        tail._client = client
+        return tail
+
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -93,6 +100,15 @@ class Tail:
             if time.monotonic() >= end_s:
                 raise _unknown(unknown[0])
             time.sleep(_ASK_S)
+
+    def offset_at_time(self, partition: str, time_us: int) -> int:
+        """Offset of the first record of a physical partition that was appended then or later, or its end."""
+        client = self._live()
+        session, connection = client._session, client._connection
+        with connection.lock:
+            asked = session.admin("offset_at", partition, kind="time", value=max(0, time_us))
+        connection.wait(asked, _WAIT_S, f"asking {partition} for a time")
+        return int(asked.value["offset"])
 
     def read(self, partition: str, start: int, end: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
         """Records ``start .. end`` of a physical partition: whole stored batches, one after the other, and

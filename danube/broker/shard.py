@@ -46,7 +46,7 @@ from danube.errors import (
     TopicNotFound,
     broken,
 )
-from danube.limits import DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
+from danube.limits import DEDUP_BATCHES_KEPT, DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
     from danube.broker.owner_metadata import OwnerMetadata
@@ -210,6 +210,7 @@ class Shard:
             body = ProducerOpened(
                 grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
                 policy.max_record_bytes,
+                hosted.core.recall(grant.producer_id, min(request.recall, DEDUP_BATCHES_KEPT)),
             )  # fmt: skip
             session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
 

@@ -60,6 +60,7 @@ class NumberedProducer:
         self.topic = topic
         self.name = name
         self.round_number = round_number
+        self.reliable = True  # of the topic, once it is open
         self.duplicates = 0  # batches that were stored already when they were sent
         self._client = client
         self._lookup = wire.Lookup(topic, True, partitions, reliable, durability or "")
@@ -84,10 +85,16 @@ class NumberedProducer:
                 hint="leave reliable out to take the topic as it is",
             )
         self._names, self._topic_id = list(view.partitions), view.topic_id
+        self.reliable = view.reliable
         return self
 
     def _look_up(self) -> Plan[Any]:
         return (yield self._client._session.request(Kind.LOOKUP, self._lookup))
+
+    @property
+    def client(self) -> Client:
+        """What it publishes over."""
+        return self._client
 
     @property
     def partition_count(self) -> int:
@@ -96,6 +103,11 @@ class NumberedProducer:
     def stored(self, index: int) -> int:
         """How many of this round's records partition ``index`` holds: the first number to send."""
         return self._partition(index).stored
+
+    def stored_batches(self, index: int) -> tuple[str, tuple[tuple[int, int, int], ...]]:
+        """Name of a partition; first number, first offset and record count of the last stored batches."""
+        partition = self._partition(index)
+        return partition.partition, partition.stored_batches
 
     def _partition(self, index: int) -> NumberedPartition:
         opened = self._open.get(index)

@@ -27,6 +27,7 @@ from danube.core import wire
 from danube.core.dedup import EPOCH_AHEAD_MAX, producer_id_of
 from danube.core.wire import Kind
 from danube.errors import DanubeError, Fenced, InvalidArgument, NotFound, OwnerMoved, SequenceGap
+from danube.limits import DEDUP_BATCHES_KEPT
 
 ROUNDS: Final = 1 << 15  # twice as many seconds stay below EPOCH_AHEAD_MAX, so the broker takes the epoch
 _ASKING_EPOCH: Final = 1  # older than any that is given out: the answer names the one that holds
@@ -68,6 +69,8 @@ class NumberedPartition(PartitionProducer):
         self.producer_id = producer_id_of(self.name)
         self.epoch = _ASKING_EPOCH
         self.stored = 0
+        self.recall = DEDUP_BATCHES_KEPT
+        self.stored_batches: tuple[tuple[int, int, int], ...] = ()  # the last ones, as the answer has them
         self._round = round_number % ROUNDS
         self._agreed = False
 
@@ -88,6 +91,7 @@ class NumberedPartition(PartitionProducer):
         if error is None and self.epoch != _ASKING_EPOCH:
             self._agreed = True
             self.stored = request.value.next_sequence
+            self.stored_batches = request.value.batches
             super()._on_opened(request, handle)
             self._sent_sequence = self.stored
             return

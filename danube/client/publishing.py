@@ -86,6 +86,7 @@ class PartitionProducer:
         self.opened = Reply()  # settles with the first ProducerOpened
         self.producer_id = 0
         self.epoch = 0
+        self.recall = 0  # of how many stored batches the broker is to say where they are
         self.max_record_bytes = 0
         self.failure: DanubeError | None = None
         self.when_settled: Callable[[Outgoing], None] | None = None
@@ -262,8 +263,9 @@ class PartitionProducer:
             return
         self._handle = self.session.new_handle(self)
         body = wire.OpenProducer(
-            self.partition, self.name, self.producer_id, self.epoch, topic_id=self._topic_id
-        )
+            self.partition, self.name, self.producer_id, self.epoch,
+            topic_id=self._topic_id, recall=self.recall,
+        )  # fmt: skip
         self._request = request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
         handle = self._handle
         request.when_settled(lambda _: self._on_opened(request, handle))

@@ -151,6 +151,12 @@ class ProducerTable:
         self._by_id.move_to_end(producer_id)
         return ProducerGrant(producer_id, epoch, known.next_sequence)
 
+    def recall(self, producer_id: int, batches_max: int) -> tuple[tuple[int, int, int], ...]:
+        """The last batches that are known of a producer's epoch: first sequence, first offset, records."""
+        known = self._by_id.get(producer_id)
+        kept = list(known.batches)[-batches_max:] if known is not None and batches_max > 0 else []
+        return tuple((sequence, offset, count) for sequence, offset, count, _, _ in kept)
+
     def check(self, header: BatchHeader, now_us: int, acknowledged_end: int) -> ProducerState | Duplicate:
         """The producer whose next batch this is, or the earlier batch that it repeats.
 

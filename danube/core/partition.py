@@ -104,6 +104,10 @@ class Partition:
             )
         return self._producers.resume(producer_id, epoch, now_us, self.high_watermark)
 
+    def recall(self, producer_id: int, batches_max: int) -> tuple[tuple[int, int, int], ...]:
+        """The last batches of a producer: first sequence, first offset and number of records of each."""
+        return self._producers.recall(producer_id, batches_max)
+
     def admit(self, header: BatchHeader, now_us: int) -> Admitted | Duplicate:
         """Give a batch its offset and time, or recognise it as one that has them already.
 

@@ -133,6 +133,7 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
 
     ``exclusive``: no producer of another name may be open on the partition as long as this one is.
     ``topic_id``: of the topic that is meant, if one of the same name was made since (0: whichever there is).
+    ``recall``: of so many batches that the producer has stored last the answer says where they are.
     """
 
     partition: str
@@ -141,14 +142,18 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
     epoch: int = 0
     exclusive: bool = False
     topic_id: int = 0
+    recall: int = 0
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):
+    """``batches``: first sequence, first offset and number of records of each that was asked for."""
+
     producer_id: int
     epoch: int
     next_sequence: int = 0  # 0 for a new epoch; after a resume, what the log expects next
     durability: str = "written"
     max_record_bytes: int = 0
+    batches: tuple[tuple[int, int, int], ...] = ()
 
 
 class Subscribe(msgspec.Struct, omit_defaults=True):

@@ -2,7 +2,8 @@
 
 A task publishes under one producer name and round to as many topics and partitions as its rows name.
 In each partition its rows are numbered from 0 in the order in which they come; those that the partition
-holds already, from an earlier attempt, are passed over.  So the same rows in the same order give the same
+holds already, from an earlier attempt, are passed over, once the last of them were compared with what is
+stored (:mod:`danube.spark.passed_over`).  So the same rows in the same order give the same
 log, whatever was killed in between.  Where a row goes must therefore follow from the row and its place
 alone: the key's hash, or, without a key, blocks of ROWS_TOGETHER rows that go round.
 
@@ -27,6 +28,7 @@ from danube.core.columns import key_partitions
 from danube.core.payload_column import RECORD_OVERHEAD
 from danube.errors import InvalidArgument
 from danube.limits import BATCH_RECORDS_MAX
+from danube.spark.passed_over import StoredRows, check_all_came, check_passed, read_back
 
 ROWS_TOGETHER: Final = 4096
 _ATTRIBUTE_OVERHEAD: Final = 6
@@ -95,8 +97,15 @@ class Publisher:
     def finish(self) -> Progress:
         """Wait until all is acknowledged; raise the first failure."""
         for topic in self._topics.values():
+            if self.progress.passed_over:
+                topic.check_all_came()
             topic.producer.flush()
         return self.progress
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that rows went to."""
+        return tuple(self._topics)
 
     def close(self) -> None:
         for topic in self._topics.values():
@@ -151,6 +160,7 @@ class _Topic:
         self._partition = partition
         self._rows = 0
         self._next = [0] * producer.partition_count  # number of the next row of each partition
+        self._held: dict[int, list[StoredRows]] = {}  # what is compared with the rows that are passed over
 
     def publish(self, batch: pyarrow.RecordBatch, progress: Progress) -> None:
         for index, rows in self._by_partition(batch):
@@ -158,10 +168,30 @@ class _Topic:
             first = self._next[index]
             self._next[index] += rows.num_rows
             passed = min(max(0, stored - first), rows.num_rows)
+            if passed:
+                self._check(index, first, rows.slice(0, passed))
             progress.passed_over += passed
             if passed < rows.num_rows:
                 self._send(index, first + passed, rows.slice(passed), progress)
         self._rows += batch.num_rows
+
+    def _check(self, index: int, first: int, rows: pyarrow.RecordBatch) -> None:
+        """What is passed over must be what is stored; a topic that keeps no log cannot tell."""
+        producer = self.producer
+        if not producer.reliable:
+            return
+        partition, batches = producer.stored_batches(index)
+        held = self._held.get(index)
+        if held is None:
+            held = self._held[index] = read_back(producer.client, producer.topic, partition, index, batches)
+        check_passed(held, first, rows, producer.name, partition)
+
+    def check_all_came(self) -> None:
+        """No partition holds more rows of this task than came; asked where some were passed over."""
+        for index, came in enumerate(self._next):
+            check_all_came(
+                self.producer.stored(index), came, self.producer.name, self.producer.stored_batches(index)[0]
+            )
 
     def _by_partition(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
         if self._partition is not None:

@@ -3,7 +3,8 @@
 A task publishes under the name ``spark/<job>/<partition>``.  Without the option ``jobId`` the job is this
 one write: attempts of its tasks store each row once.  With it, every write under the same id (and
 ``batchId``, for foreachBatch) is the same work, also by another application after this one was killed.
-That holds while a task's rows are the same in the same order, so a write that is to be repeated comes
+That holds while a task's rows are the same in the same order, and is an error where other rows come
+(:mod:`danube.spark.passed_over`); so a write that is to be repeated comes
 from a source that can be read again, and without a shuffle that orders rows by chance.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from danube.client.blocking_client import connect
-from danube.errors import InvalidArgument, WrongState
+from danube.client.blocking_numbered import NumberedProducer
+from danube.errors import Conflict, InvalidArgument, WrongState
 from danube.spark.failures import hinted
+from danube.spark.passed_over import HINT
 from danube.spark.publishing import Publisher, PublishOptions
 from danube.spark.sink_options import SinkOptions, check_columns, read_sink_options
 
@@ -38,6 +41,7 @@ class Published(WriterCommitMessage):
     rows: int
     passed_over: int
     payload_bytes: int
+    topics: tuple[str, ...] = ()
 
 
 def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeArrowWriter:
@@ -67,12 +71,30 @@ class DanubeArrowWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done, and what they published was acknowledged before."""
         told = [each for each in messages if isinstance(each, Published)]
+        if any(each.passed_over for each in told):
+            topics = {topic for each in told for topic in each.topics}
+            refuse_more_tasks(self._options, f"spark/{self._job}/{len(messages)}", sorted(topics))
         _logger.info("job %s published %d rows", self._job, sum(each.rows for each in told))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """A log keeps what it has: rows of tasks that were done stay, and a write under the same jobId
         goes on behind them."""
         _logger.warning("job %s failed; what its tasks had published stays", self._job)
+
+
+def refuse_more_tasks(options: SinkOptions, name: str, topics: Iterable[str]) -> None:
+    """Raise Conflict where an earlier attempt had a task behind the last one: its rows came in others."""
+    publish = options.publish
+    with hinted(), connect(publish.broker, token=publish.token, timeout=publish.timeout_s) as client:
+        for topic in topics:
+            with NumberedProducer(client, topic, name, options.round_number) as producer:
+                for index in range(producer.partition_count):
+                    if producer.stored(index):
+                        raise Conflict(
+                            f"an earlier attempt has stored rows of {name} in {topic}",
+                            why="it was cut into more tasks, so rows of it may be there twice now",
+                            hint=HINT,
+                        )
 
 
 def publish_rows(
@@ -90,7 +112,7 @@ def publish_rows(
             done = publisher.finish()
         finally:
             publisher.close()
-    return Published(done.rows, done.passed_over, done.payload_bytes)
+    return Published(done.rows, done.passed_over, done.payload_bytes, publisher.topics)
 
 
 def current_task() -> TaskContext:

@@ -100,6 +100,19 @@ def test_a_job_that_is_done_again_stores_nothing(
     assert ends(client, topic) == 25_000
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 6])
+def test_a_job_that_is_cut_into_other_tasks_is_an_error(
+    session: Any, process: BrokerProcess, client: Any, topic: str, tasks: int
+) -> None:
+    name = f"cut-{tasks}"
+    writing(
+        session.range(0, 1000, 1, 4).selectExpr("string(id) AS payload"), process, topic, jobId=name
+    ).save()
+    other = session.range(0, 1000, 1, tasks).selectExpr("string(id) AS payload")
+    with pytest.raises(Exception, match=r"rows|stored"):
+        writing(other, process, topic, jobId=name).save()
+
+
 @pytest.mark.parametrize("fate", ["raise", "kill"])
 def test_a_task_that_failed_goes_on(
     session: Any, process: BrokerProcess, client: Any, topic: str, fate: str

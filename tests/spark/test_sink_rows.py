@@ -10,8 +10,11 @@ import pytest
 
 import danube.sync
 from danube.client.blocking_client import Client
+from danube.client.blocking_numbered import NumberedProducer
 from danube.core.checksum import key_hash
-from danube.errors import InvalidArgument, RecordTooLarge
+from danube.errors import Conflict, InvalidArgument, RecordTooLarge
+from danube.limits import DEDUP_BATCHES_KEPT
+from danube.spark.passed_over import read_back
 from danube.spark.publishing import ROWS_TOGETHER, Progress, Publisher, PublishOptions
 from tests.broker_process import BrokerProcess
 
@@ -142,6 +145,52 @@ def test_the_same_rows_again_are_passed_over(client: Client, topic: str) -> None
     assert (last.rows, last.passed_over) == (9000, 9000)
     stored = sorted(int(message.payload) for message in read(client, topic))
     assert stored == list(range(9000))
+
+
+def test_other_rows_under_the_same_name_are_refused_before_any_is_stored(client: Client, topic: str) -> None:
+    """As a task gets them where its job is cut into other tasks."""
+    publish(client, [rows(payload=[str(number) for number in range(500)])], topic=topic)
+    with pytest.raises(Conflict, match=r"rows 0 to 500 of job are not those"):
+        publish(client, [rows(payload=[str(number) for number in range(1, 900)])], topic=topic)
+    keyed = rows(payload=[str(number) for number in range(900)], key=["k"] * 900)
+    with pytest.raises(Conflict) as caught:
+        publish(client, [keyed], topic=topic)
+    assert "another jobId" in caught.value.hint and len(read(client, topic)) == 500
+    again = publish(client, [rows(payload=[str(number) for number in range(600)])], topic=topic)
+    assert (again.rows, again.passed_over) == (600, 500)
+
+
+def test_fewer_rows_than_are_stored_are_refused(client: Client, topic: str) -> None:
+    all_rows = rows(payload=[str(number) for number in range(500)], partition=[0, 1] * 250)
+    publish(client, [all_rows], topic=topic, partitions=3)
+    with pytest.raises(Conflict, match="holds 250 rows of job, which has only 200 now"):
+        publish(client, [all_rows.slice(0, 400)], topic=topic, partitions=3)
+    with pytest.raises(Conflict, match="holds 250 rows of job, which has only 0 now"):
+        only = rows(payload=[str(number) for number in range(0, 500, 2)], partition=[0] * 250)
+        publish(client, [only], topic=topic, partitions=3)
+    assert len(read(client, topic)) == 500
+
+
+def test_rows_that_cannot_be_read_back_are_passed_over_as_they_come(client: Client, topic: str) -> None:
+    """A topic that keeps no log has nothing to compare with."""
+    first = rows(payload=["a", "b"])
+    publish(client, [first], topic=topic, reliable=False)
+    again = publish(client, [first], topic=topic, reliable=False)
+    assert again.passed_over == 2
+
+
+def test_only_the_end_is_read_back_and_what_expired_is_not(client: Client, topic: str) -> None:
+    batches = [rows(payload=[f"{part}-{number}" for number in range(4000)]) for part in range(30)]
+    publish(client, batches, topic=topic)
+    producer = NumberedProducer(client, topic, "job").open()
+    partition, known = producer.stored_batches(0)
+    assert producer.stored(0) == 120_000 and len(known) == DEDUP_BATCHES_KEPT
+    held = read_back(client, topic, partition, 0, known)
+    assert held and held[-1].first + len(held[-1].payloads) == 120_000
+    assert sum(len(one.payloads) for one in held) <= 65_536 or len(held) == 1
+    assert read_back(client, topic, partition, 0, [(0, 500_000, 10)]) == []
+    assert read_back(client, topic, partition, 0, []) == []
+    producer.close()
 
 
 def test_another_round_is_other_work(client: Client, topic: str) -> None:

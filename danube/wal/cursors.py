@@ -33,12 +33,15 @@ Before the other file is overwritten the one in force is synced, so one of them 
 any time; the older one is what a damaged entry falls back to.  An entry is damaged too where its state
 cannot be decoded (``decode``), whatever its checksum says.  A cursor that falls back is older, never
 ahead of its acks.  A file whose sync failed is replaced by a new one (write, sync, rename).
+Both files are made at once, and then an empty file ``subscribed``: it proves that they were there, so that
+they are missed where they vanish.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,6 +56,7 @@ from danube.wal.jobs import sync_file
 from danube.wal.segment import LogIdentity
 
 FILE_NAMES: Final = ("cursors-a", "cursors-b")
+PROOF_NAME: Final = "subscribed"
 HEADER_BYTES: Final = 64
 RESERVE_FIRST: Final = 8 * KIB
 RESERVE_GROWN: Final = 256 * KIB
@@ -282,7 +286,10 @@ class CursorStore:
         present = [(self.directory / name).exists() for name in FILE_NAMES]
         held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
         damage: list[DamagedRange] = []
+        proven = bool(held) or (self.directory / PROOF_NAME).exists()
         for name, file, exists in zip(FILE_NAMES, found, present, strict=True):
+            if not exists and proven:
+                damage.append(DamagedRange(name, 0, 0, 0, "cursor file is missing"))
             if exists and file is None and not self._blank(name):
                 damage.append(DamagedRange(name, 0, 0, 0, "cursor file cannot be read"))
             for position, why in file.damaged if file is not None else ():
@@ -293,7 +300,17 @@ class CursorStore:
                 states.setdefault(name, blob)
         self._take(held[-1] if held else None, states)
         self.damage = tuple(damage)
+        if held:
+            self._prove()
+            self._switch |= not all(present)  # the next write makes the file that is missing
         return dict(self._states)
+
+    def _prove(self) -> None:
+        """Say that there are cursor files; where that cannot be written they are only not missed."""
+        path = self.directory / PROOF_NAME
+        with suppress(OSError):
+            if not path.exists():
+                files.close(files.open_new(path))
 
     def _blank(self, name: str) -> bool:
         return not files.read_bounded(self.directory / name, FILE_BYTES_MAX).strip(b"\0")
@@ -442,6 +459,7 @@ class CursorStore:
             if not other.path.exists():
                 fd = descriptors.create(other)
                 files.fallocate(fd, 0, RESERVE_FIRST)
+        self._prove()
         return descriptors.fd(file)
 
     def sync_job(self, behind: Sequence[LogFile] = (), *, made: bool = False) -> CursorSyncJob | None:

@@ -130,6 +130,9 @@ class Recovery:
         log_end = max([synced_end, *self._claims(inventory), *(segment.end_offset for segment in segments)])
         ends = [segment.base_offset for segment in segments[1:]] + [log_end] * bool(segments)
         self._report_holes(segments, ends)
+        if mark is not None and mark.synced_end and not inventory.files:
+            why = "the sync mark says that records were here, and there is no segment"
+            self._note(file_name(mark.base_offset), 0, mark.base_offset, mark.synced_end, why)
         snapshot, headers = self._producers(segments, log_end)
         self._tidy(inventory, [file for file in removable if file.base_offset != log_end])
         ahead = self._goes_ahead(inventory)

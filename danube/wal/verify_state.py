@@ -127,6 +127,8 @@ def read_mark(data: bytes) -> Mark:
     """Two slots; the valid one with the larger number is in force."""
     mark = Mark()
     problems: list[Problem] = []
+    if len(data) > 2 * _SLOT:
+        problems.append(Problem(FindingKind.CHECKSUM, f"it has {len(data)} bytes", 2 * _SLOT))
     for position in (0, _SLOT):
         slot = data[position : position + _SLOT]
         if not slot.strip(b"\0"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.errors import DanubeError, NotFound, StorageFailed
+from danube.wal.verify_broker import TOP_FILES
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify_objects import ManifestFacts, read_manifest
@@ -45,6 +46,7 @@ _KNOWN_FILES: Final = {
     "damage.json",
     "cursors-a",
     "cursors-b",
+    "subscribed",
     "manifest",
     "owner",
     "holes",
@@ -108,6 +110,22 @@ def every_partition(_: Identity) -> bool:
     return True
 
 
+def verify_broker(directory: Path, verified: Verified) -> None:
+    """The small files at the top of a data directory."""
+    used = (directory / "metadata" / "metadata.log").exists()
+    for name, (flaw_of, expected) in TOP_FILES.items():
+        path = directory / name
+        data = _content(path)
+        begun = (directory / "incarnation").exists() or (directory / "format").exists()
+        if data is None and expected and used and begun:
+            what = "a broker ran here, and the file is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(path), what, 0))
+        flaw = flaw_of(data) if data is not None else None
+        if flaw is not None:
+            kind, what = flaw
+            verified.findings.append(Finding(kind, str(path), what, 0))
+
+
 def partitions_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
     """The partitions of a data directory, by name."""
     try:
@@ -135,6 +153,7 @@ def verify_tree(
         whole = (directory / "format").exists() or (directory / "metadata").is_dir()
         _verify_metadata(directory / "metadata" / "metadata.log", verified, whole)
         _verify_member(directory / "raft", verified)
+        verify_broker(directory, verified)
         found = list(partitions_in(directory))
         for name in sorted(path.name for path in (directory / "partitions").glob("*")):
             if not _PARTITION.match(name):
@@ -427,6 +446,10 @@ def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
         if not any(cursors.problems for _, cursors in found):
             break
     newest = max((cursors.generation for _, cursors in found), default=0)
+    if newest or (path / "subscribed").exists():
+        for name in sorted({"cursors-a", "cursors-b"} - {name for name, _ in found}):
+            what = "cursors of subscriptions were here, and the file is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(path / name), what))
     for name, cursors in found:
         if cursors.generation == newest or not any(
             other.generation == newest and not other.problems for _, other in found

@@ -25,7 +25,7 @@ from danube.wal.verify_state import read_producers, read_snapshot
 from danube.wal.verify_store import verify_store
 from danube.wal.verify_tree import Verified, verify_tree
 from tests.golden.metadata_cases import FOLDER
-from tests.unit.store_samples import NOW_US
+from tests.unit.store_samples import NOW_US, fill_directory
 from tests.unit.wal_samples import IDENTITY
 
 SNAPSHOTS = sorted(FOLDER.glob("*.snapshot"))
@@ -186,3 +186,55 @@ def test_the_log_of_a_single_host_is_no_journal(tmp_path: Path) -> None:
     LocalLog(tmp_path / "metadata").close()
     found = inspect_bytes("metadata.log", (tmp_path / "metadata" / "metadata.log").read_bytes())
     assert found.kind == "metadata log" and not found.problems
+
+
+SOUND = {
+    "format": b"1\n",
+    "incarnation": b"12 %08x\n" % crc32c(b"12"),
+    "node_id": b"17\ncluster abc member\nleft def\n",
+    "store": b'{"format":1,"store_id":"x","created_us":1,"holder":""}\n',
+    "deletions": b'{"7":2}',
+    "place": b"123 456\n",
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_the_small_files_that_a_start_reads_are_checked(data_dir: Path, name: str) -> None:
+    for sound, content in SOUND.items():
+        (data_dir / sound).write_bytes(content)
+    assert verified(data_dir).findings == []
+    path = data_dir / name
+    for content in (b"", b"x", b"\xff\xfe", b"[1]", SOUND[name][:-2] + b"?"):
+        path.write_bytes(content)
+        if name == "place" and not content:
+            continue  # a power cut may empty it, which says nothing
+        (finding,) = verified(data_dir).findings
+        assert (finding.where, finding.position, finding.kind) == (str(path), 0, FindingKind.CHECKSUM)
+    path.unlink()
+    found = verified(data_dir).findings
+    assert [(one.kind, one.where) for one in found] == (
+        [(FindingKind.MISSING, str(path))] if name in ("format", "incarnation") else []
+    )
+
+
+def test_newer_small_files_are_not_judged(data_dir: Path) -> None:
+    (data_dir / "incarnation").write_bytes(SOUND["incarnation"])
+    (data_dir / "format").write_bytes(b"2\n")
+    (data_dir / "store").write_bytes(b'{"format":2,"store_id":"x"}')
+    assert [one.kind for one in verified(data_dir).findings] == [FindingKind.VERSION] * 2
+
+
+def test_cursor_files_that_vanished_and_a_mark_that_is_too_long_are_named(tmp_path: Path) -> None:
+    directory = fill_directory(tmp_path)
+    for names in (("cursors-a",), ("cursors-a", "cursors-b")):
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        found = Verified()
+        verify_tree(tmp_path, found)
+        missing = [Path(one.where).name for one in found.findings if one.kind is FindingKind.MISSING]
+        assert sorted(missing) == sorted(names)
+    with (directory / "mark").open("ab") as file:
+        file.write(bytes(1))
+    found = Verified()
+    verify_tree(tmp_path, found)
+    assert any(Path(one.where).name == "mark" and one.position == 128 for one in found.findings)

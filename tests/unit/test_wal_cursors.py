@@ -447,3 +447,31 @@ def test_the_file_in_force_is_on_disk_before_the_other_is_overwritten(
         assert order[0] == ("fdatasync", in_force)
         assert all(inode != in_force for name, inode in order[1:] if name == "pwritev")
     store.close()
+
+
+@pytest.mark.parametrize("gone", [("cursors-a",), ("cursors-b",), ("cursors-a", "cursors-b")])
+@pytest.mark.parametrize("proof", [True, False])
+def test_cursor_files_that_vanish_are_missed(tmp_path: Path, gone: tuple[str, ...], proof: bool) -> None:
+    """Who subscribes anew then begins at the earliest record, never at the latest."""
+    store = CursorStore(tmp_path, IDENTITY)
+    assert store.load() == {} and store.damage == ()
+    store.store("s", b"state")
+    store.write()
+    store.close()
+    again = CursorStore(tmp_path, IDENTITY)
+    assert again.load() == {"s": b"state"} and again.damage == ()
+    again.close()
+    if not proof:  # a directory of before, which is opened once
+        (tmp_path / "subscribed").unlink()
+        older = CursorStore(tmp_path, IDENTITY)
+        assert older.load() == {"s": b"state"} and older.damage == ()
+        older.close()
+    for name in gone:
+        (tmp_path / name).unlink()
+    lost = CursorStore(tmp_path, IDENTITY)
+    lost.load()
+    assert {one.file for one in lost.damage} == set(gone)
+    lost.store("t", b"new")
+    lost.write()
+    lost.close()
+    assert all((tmp_path / name).exists() for name in ("cursors-a", "cursors-b"))

@@ -337,3 +337,31 @@ def test_a_segment_that_is_being_sealed_is_read_and_followed_by_appends(tmp_path
 
 def test_identity_names_the_directory_by_ids_only() -> None:
     assert IDENTITY.directory_name == "0000000000001234-3"
+
+
+def test_segments_that_are_all_gone_are_reported(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, b"a", b"b")
+    log.write()
+    sync(log)
+    log.abandon()
+    for path in tmp_path.glob("*.seg"):
+        path.unlink()
+    again = open_log(tmp_path, epoch=2)
+    (told,) = again.recovery.damaged
+    assert (told.start, told.end, again.log_end) == (0, 2, 2) and "no segment" in told.why
+    again.abandon()
+    assert not open_log(tmp_path, epoch=3).recovery.damaged
+
+
+def test_a_mark_that_is_too_long_is_damage_and_the_log_opens(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, b"a")
+    log.write()
+    sync(log)
+    log.abandon()
+    with (tmp_path / "mark").open("ab") as file:
+        file.write(bytes(5_000))
+    again = open_log(tmp_path, epoch=2)
+    assert [one.file for one in again.recovery.damaged] == ["mark"] and read_all(again)[0] == {0: b"a"}
+    again.abandon()

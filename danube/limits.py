@@ -31,6 +31,7 @@ PUBLISH_CREDIT_BYTES = 32 * MIB  # un-acknowledged bytes a connection may have a
 DELIVER_CREDIT_BYTES_MAX = 64 * MIB
 OUTPUT_BUFFER_BYTES_MAX = 96 * MIB  # written to a socket but not taken by the kernel
 RECEIVE_BUFFER_BYTES = 2 * MIB
+RECEIVE_BUFFER_BYTES_FIRST = 64 * KIB  # of a client's connection; it grows when a read fills it
 SHARED_BODY_BYTES_MIN = 64 * KIB  # batches that a client on the broker's host puts into shared memory
 SHARED_SLOT_BYTES = 1 * MIB
 SHARED_SLOTS = 12  # memory is there for as many as were used at once

@@ -13,7 +13,7 @@ from danube.client.dialling import closed_early, greeting_s, refused
 from danube.client.forked import let_go
 from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError
-from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
+from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 from danube.telemetry import events
 
 SEND_STALL_S: Final = 30.0
@@ -29,7 +29,7 @@ class BlockingLink:
         self.socket: socket.socket | None = None
         self.reason: DanubeError | None = None  # why there is none any more
         self.poller = select.poll()  # tells when the socket has something
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -128,8 +128,9 @@ class BlockingLink:
             self.drop(error)
             return
         if self._start == self._end:
+            full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
             self._start = self._end = 0
-            if len(self._buffer) > RECEIVE_BUFFER_BYTES:
+            if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
                 self._resize(RECEIVE_BUFFER_BYTES)
         elif self._start + session.wanted > len(self._buffer) or self._end == len(self._buffer):
             self._resize(min(max(session.wanted, RECEIVE_BUFFER_BYTES), FRAME_BYTES_MAX))

@@ -19,7 +19,7 @@ from danube.client.reply import Plan, Reply
 from danube.client.session import Session
 from danube.client.waiting import Waiting, Wakeups
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
-from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES
+from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 from danube.telemetry import events
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Link(asyncio.BufferedProtocol):
     def __init__(self, session: Session, wakeups: Wakeups) -> None:
         self._session = session
         self._wakeups = wakeups
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -58,8 +58,9 @@ class Link(asyncio.BufferedProtocol):
         try:
             start = self._start = self._session.received(self._view, self._start, self._end)
             if start == self._end:
+                full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
                 self._start = self._end = 0
-                if len(self._buffer) > RECEIVE_BUFFER_BYTES:
+                if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
                     self._resize(RECEIVE_BUFFER_BYTES)
             else:
                 self._keep_rest()
@@ -71,7 +72,9 @@ class Link(asyncio.BufferedProtocol):
     def _keep_rest(self) -> None:
         """Have room for what comes next, behind the part of a frame that is here already."""
         wanted = self._session.wanted
-        if self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
+        if self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES:
+            self._resize(max(wanted, RECEIVE_BUFFER_BYTES))
+        elif self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
             self._make_room(wanted)
 
     def _make_room(self, wanted: int) -> None:

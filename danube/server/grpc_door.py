@@ -19,7 +19,6 @@ from danube.server.broker_session import CONNECTION_ID, BrokerSession
 from danube.server.grpc_connection import GrpcConnection
 from danube.server.grpc_socket import GrpcSocket
 from danube.server.methods import Method
-from danube.server.receive_buffers import ReceiveBuffers
 
 if TYPE_CHECKING:
     from danube.server.consuming import Consuming, GrpcConsumer
@@ -76,7 +75,7 @@ class GrpcDoor:
             queued_bytes_per_stream_max=STREAM_QUEUE_BYTES_MAX,
             queued_bytes_max=CONNECTION_QUEUE_BYTES_MAX,
         )
-        self.buffers = ReceiveBuffers(RECEIVE_BUFFER_BYTES)
+        self.scratch = memoryview(bytearray(RECEIVE_BUFFER_BYTES))  # every connection is read into it
         self.connections: dict[GrpcSocket, None] = {}
         self.turns = turns
         self.count = count

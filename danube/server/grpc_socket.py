@@ -15,13 +15,11 @@ from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.half_open import tune_socket
 from danube.server.native import HIGH_WATER_BYTES
 from danube.server.placing import Unplaced
-from danube.server.receive_buffers import ReceiveBuffer
 
 if TYPE_CHECKING:
     from danube.server.grpc_door import GrpcDoor
 
 _log = telemetry.events("grpc")
-ROOM_MIN = 32 * 1024
 NEVER_NS = 1 << 63
 LAST_WRITE_S = 0.01
 LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
@@ -36,7 +34,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
     def __init__(self, door: GrpcDoor) -> None:
         self._door = door
         self._transport: asyncio.Transport | None = None
-        self._buffer: ReceiveBuffer | None = None
+        self._rest = b""  # the beginning of a frame
         self._dirty = False
         self._give_up_ns = NEVER_NS
         self._refused = False  # it broke the protocol and was told; what it still sends is not read
@@ -76,34 +74,29 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._arrived, self._sent_bytes = received, sent_bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._buffer is not None:
-            self._door.buffers.give_back(self._buffer)
-            self._buffer = None
+        self._rest = b""
         self._transport = None
         self._http2.disconnected("the client is gone")
         self._door.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self._buffer
-        if buffer is None:
-            buffer = self._buffer = self._door.buffers.take()
-        return buffer.view[buffer.end :]
+        """All connections are read into one buffer; what is told of its bytes keeps copies of them."""
+        rest, buffer = self._rest, self._door.scratch
+        if rest:
+            buffer[: len(rest)] = rest
+            return buffer[len(rest) :]
+        return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        buffer = self._buffer
-        if buffer is None or self._refused:
+        if self._refused:
             return
-        buffer.end += nbytes
+        buffer, start = self._door.scratch, len(self._rest)
+        end = start + nbytes
         if self._unplaced is not None:
-            self._unplaced.received += buffer.view[buffer.end - nbytes : buffer.end]
-        buffer.start = self._http2.receive(buffer.view, buffer.start, buffer.end, clock.monotonic_ns())
-        if buffer.start == buffer.end:
-            self._door.buffers.give_back(buffer)
-            self._buffer = None
-        elif buffer.size - buffer.end < ROOM_MIN:
-            unread = buffer.end - buffer.start
-            buffer.view[:unread] = bytes(buffer.view[buffer.start : buffer.end])
-            buffer.start, buffer.end = 0, unread
+            self._unplaced.received += buffer[start:end]
+        taken = self._http2.receive(buffer, 0, end, clock.monotonic_ns())
+        if taken < end or start:
+            self._rest = bytes(buffer[taken:end])
         if self._unplaced is not None and self._unplaced.decided(self._http2.last_stream_id > 0):
             self._place(self._unplaced)
         if not self._dirty and (self._http2.output or self._http2.failed):

@@ -30,10 +30,11 @@ from danube.limits import (
     FRAME_BYTES_MAX,
     OUTPUT_BUFFER_BYTES_MAX,
     PUBLISH_CREDIT_BYTES,
+    RECEIVE_BUFFER_BYTES,
 )
 from danube.server.half_open import gone, tune_socket
 from danube.server.output import answers_in, sent_at_once
-from danube.server.receive_buffers import ReceiveBuffer, ReceiveBuffers
+from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
 
 _log = telemetry.events("native")
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
@@ -42,7 +43,6 @@ _SHARED = int(Kind.SHARED)
 _ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
-ROOM_MIN = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
@@ -201,7 +201,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder(HANDSHAKE_FRAME_BYTES_MAX)
-        self._buffer: ReceiveBuffer | None = None
+        self._buffer: ReceiveBuffer | None = None  # with the beginning of a frame, or what must wait
+        self._received_bytes = 0
         self._output: list[bytes | memoryview] = []
         self._output_bytes = 0
         self.welcomed = False
@@ -245,39 +246,28 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._server.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self._buffer
-        buffers = self._server.buffers
-        if buffer is None:
-            buffer = self._buffer = buffers.take()
-        else:
-            unread = buffer.end - buffer.start
-            wanted = max(self._decoder.wanted - unread, ROOM_MIN)
-            if buffer.size - buffer.end < wanted:
-                larger = buffers.take(unread + wanted)
-                larger.data[:unread] = buffer.view[buffer.start : buffer.end]
-                larger.start, larger.end = 0, unread
-                buffers.give_back(buffer)
-                buffer = self._buffer = larger
-        return buffer.view[buffer.end :]
+        room, self._buffer = self._server.buffers.room(self._buffer, self._decoder.wanted)
+        return room
 
     def buffer_updated(self, nbytes: int) -> None:
-        buffer = self._buffer
-        if buffer is None:
-            return
-        buffer.end += nbytes
+        buffers = self._server.buffers
+        buffer = buffers.received(self._buffer, nbytes)
+        self._received_bytes += nbytes
         if self._blocked:
+            self._keep(buffer)
             return
         turns = self._server.turns
         if nbytes > ALONE_BYTES_MAX or not turns.claim_turn(self):
             self._consume(buffer)
+            if buffers.lent_bytes > LENT_BYTES_MAX:
+                turns.run_turn()
             return
         taken = False
         try:
             taken = self._take(buffer)
+            self._keep(buffer)
         finally:
             turns.run_turn(claimed=taken)  # what was not taken waits as it would with others
-            if taken:
-                self._leave_empty(buffer)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -307,15 +297,13 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def _consume(self, buffer: ReceiveBuffer) -> None:
         """Take the frames in ``buffer`` and have the next turn do what they ask for."""
         if self._take(buffer):
-            self._server.buffers.lend(buffer)
             self._server.turns.schedule_turn(self)
-            self._leave_empty(buffer)
+        self._keep(buffer)
 
-    def _leave_empty(self, buffer: ReceiveBuffer) -> None:
-        """Give a buffer back that holds nothing any more."""
-        if buffer is self._buffer and buffer.start == buffer.end:
-            self._server.buffers.give_back(buffer)
-            self._buffer = None
+    def _keep(self, buffer: ReceiveBuffer) -> None:
+        """Hold what is not taken yet; the rest of the buffer is the turn's."""
+        earned = self._received_bytes >= RECEIVE_BUFFER_BYTES
+        self._buffer = self._server.buffers.keep(buffer, self._decoder.wanted, earned=earned)
 
     def _take(self, buffer: ReceiveBuffer) -> bool:
         """Take the whole frames; False where they end with a refusal, a full ring or this turn's share."""
@@ -331,6 +319,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     frame, data = self._in_memory(received, view)
                 if not self._placed and self._settle(frame, buffer):
                     if self.closed:
+                        buffer.start = buffer.end
                         return False  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
@@ -351,7 +340,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     return False
             buffer.start = self._decoder.position
         except DanubeError as error:
-            server.buffers.lend(buffer)  # what was taken before lies in it until it is written
+            buffer.start = buffer.end  # what was taken before lies in it until it is written
             server.turns.schedule_turn(None)
             self.refuse(error)
             return False
@@ -404,7 +393,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def _stop_at(self, buffer: ReceiveBuffer, position: int) -> None:
         """Keep what lies behind it, and read no more until the server says so."""
         buffer.start = position
-        self._server.buffers.lend(buffer)
         self._blocked = True
         self._set_reading(False)
         self._server.turns.schedule_turn(None)

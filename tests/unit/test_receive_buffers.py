@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from danube.client.blocking_link import BlockingLink
+from danube.client.connection import Link
+from danube.client.waiting import Wakeups
 from danube.core import wire
 from danube.core.wire import Kind
 from danube.errors import (
@@ -18,55 +21,111 @@ from danube.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
-from danube.limits import OUTPUT_BUFFER_BYTES_MAX
+from danube.limits import OUTPUT_BUFFER_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 from danube.server import native
-from danube.server.receive_buffers import KEPT_MAX, ReceiveBuffers
+from danube.server.receive_buffers import KEPT_MAX, LARGE_MAX, ReceiveBuffer, ReceiveBuffers
 from tests.unit.native_door import Door, feed, publish
 
 SIZE = 4096
 
 
-def test_a_buffer_given_back_is_used_again() -> None:
-    buffers = ReceiveBuffers(SIZE)
-    first = buffers.take()
-    first.end = 100
-    buffers.give_back(first)
-    again = buffers.take()
-    assert again is first and (again.start, again.end) == (0, 0)
+def read(buffers: ReceiveBuffers, data: bytes, held: ReceiveBuffer | None = None, wanted: int = 16) -> Any:
+    """As a socket would: into the room, and no more than it has."""
+    room, held = buffers.room(held, wanted)
+    assert len(room) >= len(data)
+    room[: len(data)] = data
+    return buffers.received(held, len(data))
 
 
-def test_a_lent_buffer_is_not_handed_out_before_the_turn_ends() -> None:
+def test_reads_of_a_turn_lie_behind_each_other_until_it_ends() -> None:
     buffers = ReceiveBuffers(SIZE)
-    lent = buffers.take()
-    buffers.lend(lent)
-    buffers.lend(lent)
-    buffers.give_back(lent)
-    assert buffers.take() is not lent
+    first = read(buffers, b"a" * 100)
+    assert (first.start, first.end) == (0, 100)
+    first.start = 100  # all of it was taken
+    assert buffers.keep(first, 16, earned=False) is None
+    second = read(buffers, b"b" * 50)
+    assert second is first and (second.start, second.end) == (100, 150)
+    assert bytes(first.view[:150]) == b"a" * 100 + b"b" * 50
     buffers.end_turn()
-    assert buffers.take() is lent
-    assert buffers.take() is not lent, "it is free once, however often it was lent"
+    assert read(buffers, b"c").start == 0
 
 
-def test_a_lent_buffer_that_is_still_in_use_stays_with_its_connection() -> None:
+def test_a_full_scratch_buffer_is_used_again_when_the_turn_has_ended() -> None:
     buffers = ReceiveBuffers(SIZE)
-    lent = buffers.take()
-    lent.start, lent.end = 10, 20
-    buffers.lend(lent)
+    first = read(buffers, b"a" * (SIZE - 10))
+    first.start = first.end
+    buffers.keep(first, 16, earned=False)
+    second = read(buffers, b"b")
+    assert second is not first and bytes(first.view[:5]) == b"aaaaa"
+    assert buffers.lent_bytes == SIZE
     buffers.end_turn()
-    assert (lent.start, lent.end, lent.lent) == (10, 20, False)
-    assert buffers.take() is not lent
+    assert buffers.lent_bytes == 0 and buffers._free == [first]
 
 
-def test_only_a_few_buffers_of_the_usual_size_are_kept() -> None:
+@pytest.mark.parametrize("earned", [False, True])
+def test_a_part_of_a_frame_takes_at_most_twice_its_bytes_until_much_was_sent(earned: bool) -> None:
     buffers = ReceiveBuffers(SIZE)
-    taken = [buffers.take() for _ in range(KEPT_MAX + 5)]
-    large = buffers.take(SIZE + 1)
-    assert large.size == len(large.data) == SIZE + 1
-    for buffer in [large, *taken]:
-        buffers.give_back(buffer)
-    kept = [buffers.take() for _ in range(KEPT_MAX + 5)]
-    assert len(set(map(id, kept)) & set(map(id, taken))) == KEPT_MAX
-    assert large not in kept
+    held = buffers.keep(read(buffers, b"x" * 24), 12 << 20, earned=earned)
+    assert held is not None and held.size == (SIZE if earned else 64)
+    assert bytes(held.view[held.start : held.end]) == b"x" * 24
+    for _ in range(40):
+        room, held = buffers.room(held, 12 << 20)
+        assert held is not None
+        room[: len(room)] = b"y" * len(room)
+        held = buffers.keep(buffers.received(held, len(room)), 12 << 20, earned=earned)
+        assert held is not None
+        assert held.size <= max(64, SIZE if earned else 0, 2 * held.unread_bytes)
+        if held.unread_bytes > 10 * SIZE:
+            break
+    assert held.unread_bytes > 10 * SIZE
+    assert bytes(held.view[held.start : held.start + 25]) == b"x" * 24 + b"y"
+
+
+def test_a_part_that_no_frame_lies_before_takes_no_room_of_the_turn() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    for _ in range(1000):
+        held = buffers.keep(read(buffers, b"x" * (SIZE // 4)), SIZE, earned=False)
+        assert held is not None and held.size <= SIZE // 2
+    assert buffers.lent_bytes == 0
+
+
+def test_a_read_into_a_block_ends_where_its_frame_ends() -> None:
+    """Else a connection that sends many frames would be read in pieces as small as its block."""
+    buffers = ReceiveBuffers(SIZE)
+    for size in (1, 15, 16, 20):
+        held = buffers.keep(read(buffers, b"x" * size), 40 if size >= 16 else 16, earned=False)
+        while held is not None:
+            wanted = 40 if held.unread_bytes >= 16 else 16
+            room, held = buffers.room(held, wanted)
+            assert held is not None and 0 < len(room) <= wanted - held.unread_bytes
+            buffer = buffers.received(held, len(room))
+            buffer.start = buffer.end if buffer.unread_bytes == 40 else buffer.start
+            held = buffers.keep(buffer, wanted, earned=False)
+
+
+def test_only_a_few_connections_keep_a_whole_buffer_and_give_it_back() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    parts = [buffers.keep(read(buffers, b"x" * 40), SIZE, earned=True) for _ in range(LARGE_MAX + 5)]
+    assert sorted(part.size for part in parts if part) == [80] * 5 + [SIZE] * LARGE_MAX
+    buffers.end_turn()
+    for part in parts[:LARGE_MAX]:
+        assert part is not None
+        buffers.give_back(part)
+    assert len(buffers._free) == KEPT_MAX
+    again = buffers.keep(read(buffers, b"x" * 40), SIZE, earned=True)
+    assert again is not None and again.size == SIZE
+
+
+def test_a_lent_buffer_is_free_once_and_only_after_the_turn() -> None:
+    buffers = ReceiveBuffers(SIZE)
+    held = buffers.keep(read(buffers, b"x" * 40), SIZE, earned=True)
+    assert held is not None
+    buffers.lend(held)
+    buffers.give_back(held)
+    assert held not in buffers._free
+    buffers.end_turn()
+    buffers.end_turn()
+    assert buffers._free == [held]
 
 
 # -- a connection over a transport that the test holds ---------------------------------------------
@@ -121,15 +180,58 @@ def test_batches_before_a_frame_that_is_refused_lie_there_until_they_are_written
     def test() -> None:
         door = Door()
         connection, transport = door.connect()
+        other, _ = door.connect()
         door.turns.clear()
         feed(connection, publish(1, 304) + b"\xff" * 64)
         assert transport.closed and door.turns == ["asked"]
         connection.connection_lost(None)
-        other, _ = door.connect()
         feed(other, publish(7, 304))
         assert [bytes(body) for _, body in door.router.taken] == [b"\x01" * 304, b"\x07" * 304]
         door.server.flush()
-        assert len(door.server.buffers._free) == 2, "then it is free"
+        feed(other, publish(8, 304))
+        assert bytes(door.router.taken[0][1]) != b"\x01" * 304, "then it is free"
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x40", wire.frame_header(Kind.PUBLISH, 12 << 20, 1, 1) + b"x" * 8])
+def test_a_thousand_connections_hold_what_they_have_sent(run: Any, sent: bytes) -> None:
+    def test() -> None:
+        door = Door(connections_max=1000)
+        buffers = door.server.buffers
+        connections = [door.connect()[0] for _ in range(1000)]
+        for connection in connections:
+            connection.get_buffer(-1)  # as for a socket that has ended, too
+            feed(connection, sent)
+        held = [connection._buffer for connection in connections]
+        assert sum(buffer.size for buffer in held if buffer) <= 64 * 1000
+        assert buffers.lent_bytes == 0 and buffers._free == []
+
+    run(test)
+
+
+def test_a_thousand_connections_that_speak_at_once_are_read_into_one_buffer(run: Any) -> None:
+    def test() -> None:
+        door = Door(connections_max=1000)
+        for _ in range(1000):
+            feed(door.connect()[0], wire.control_frame(Kind.PING, None, 1) + publish(2, 64))
+        assert len(door.router.taken) == 1000 and door.server.buffers.lent_bytes == 0
+
+    run(test)
+
+
+def test_much_that_comes_at_once_is_written_before_more_is_read(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "LENT_BYTES_MAX", 4096)
+
+    def test() -> None:
+        door = Door()
+        door.server.buffers = ReceiveBuffers(1024)
+        connection, _ = door.connect()
+        door.turns.clear()
+        feed(connection, publish(1, 1008) * 6, 1024)
+        assert door.turns.count("run") == 1
 
     run(test)
 
@@ -273,5 +375,40 @@ def test_a_stopping_broker_refuses_publishes_and_answers_the_rest(run: Any) -> N
         assert [frame.correlation for frame in door.sent(transport)] == [6]
         door.server.close_all()
         assert transport.closed
+
+    run(test)
+
+
+# -- a client's connection -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_the_buffer_of_a_client_grows_when_a_read_fills_it(run: Any, blocking: bool) -> None:
+    class Session:
+        """Takes all but ``left`` bytes."""
+
+        left = 0
+        wanted = 100
+
+        def received(self, view: memoryview, start: int, end: int) -> int:
+            return end - self.left
+
+    def test() -> None:
+        session: Any = Session()
+        link: Any = BlockingLink(session) if blocking else Link(session, Wakeups(asyncio.get_running_loop()))
+
+        def fill(count: int) -> int:
+            room = link.room if blocking else link.get_buffer(-1)
+            room[:count] = b"x" * count
+            (link.received if blocking else link.buffer_updated)(count)
+            return len(link._buffer)
+
+        sizes = [fill(10), fill(RECEIVE_BUFFER_BYTES_FIRST - 1)]
+        assert sizes == [RECEIVE_BUFFER_BYTES_FIRST, RECEIVE_BUFFER_BYTES_FIRST]
+        session.left = 10
+        assert fill(RECEIVE_BUFFER_BYTES_FIRST) == RECEIVE_BUFFER_BYTES
+        assert bytes(link._view[:10]) == b"x" * 10 and link._end == 10
+        session.left = 0
+        assert fill(RECEIVE_BUFFER_BYTES - 10) == RECEIVE_BUFFER_BYTES
 
     run(test)

@@ -24,6 +24,9 @@ KEY_BYTES_MAX = 64 * KIB
 # Native protocol
 FRAME_BYTES_MAX = 16 * MIB
 CONTROL_BYTES_MAX = 1 * MIB
+ANSWER_BYTES_MAX = 12 * MIB  # of an operation; larger is answered with an error
+PAGE_BYTES = 2 * MIB  # a page of a list ends there
+PAGE_ENTRIES_MAX = 10_000
 CONNECTIONS_MAX = 10_000
 HANDLES_PER_CONNECTION_MAX = 65_536
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -126,6 +129,8 @@ _agree(RECORD_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a ba
 _agree(RING_BYTES & (RING_BYTES - 1) == 0, "a ring position is masked: its size is a power of two")
 _agree(TAIL_BYTES & (TAIL_BYTES - 1) == 0, "a tail position is masked")
 _agree(BATCH_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest frame fits an empty ring")
+_agree(ANSWER_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest answer fits an empty ring")
+_agree(2 * PAGE_BYTES < ANSWER_BYTES_MAX, "a page fits an answer")
 _agree(BATCH_BYTES_MAX < TAIL_BYTES, "the largest batch fits the tail")
 _agree(MAX_UNACKED_DEFAULT <= MAX_UNACKED_LIMIT, "the default is allowed")
 _agree(BATCH_BYTES_MAX <= PUBLISH_CREDIT_BYTES, "the largest batch can be sent at all")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from danube.broker.arguments import Args, flag, text, texts
+from danube.broker.paging import listed
 from danube.core.access import resource_in
 from danube.core.commands import Binding, DeleteBinding, DeleteRole, PutBinding, PutRole, Role
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def _roles(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer([_map_of(role) for role in operations.state.access.roles()])
+    answer(listed(args, operations.state.access.roles(), lambda role: role.name, _map_of))
 
 
 def _put_role(operations: Operations, args: Args, answer: Answer) -> None:
@@ -33,7 +34,11 @@ def _bindings(operations: Operations, args: Args, answer: Answer) -> None:
     scope = text(args, "scope") if "scope" in args else None
     resource = text(args, "resource") if "resource" in args else None
     found = operations.state.access.bindings(scope, resource)
-    answer([_map_of(binding) for binding in found])
+    answer(listed(args, found, _place, _map_of))
+
+
+def _place(binding: Binding) -> str:
+    return f"{binding.scope}\n{binding.resource_name}\n{binding.id}"
 
 
 def _put_binding(operations: Operations, args: Args, answer: Answer) -> None:

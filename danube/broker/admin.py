@@ -11,6 +11,7 @@ from danube.broker.arguments import integer, octets, struct_of
 from danube.broker.consumers import SubscriptionHost
 from danube.broker.hosted import HostedPartition
 from danube.broker.lossy_host import LossyHost
+from danube.broker.paging import listed
 from danube.broker.subscribing import start_offset
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Admin, error_frame, result_frame
@@ -64,15 +65,19 @@ def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -
     return [] if tier is None else tier.segments(integer(args, "after_offset", 0))
 
 
-def _list_subscriptions(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
+def _list_subscriptions(
+    hosted: HostedPartition, args: dict[str, Any], now_ns: int
+) -> list[Any] | dict[str, Any]:
     hosts: list[tuple[str, SubscriptionHost | LossyHost]] = [
         *hosted.subscriptions.items(),
         *hosted.lossy.items(),
     ]
-    return [
-        {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
-        for name, host in sorted(hosts)
-    ]
+    return listed(
+        args,
+        hosts,
+        lambda one: one[0],
+        lambda one: {"subscription": one[0], "partition": hosted.name, **one[1].statistics(now_ns)},
+    )
 
 
 def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:

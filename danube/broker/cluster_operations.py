@@ -13,6 +13,7 @@ import msgspec
 
 from danube.broker import alone
 from danube.broker.arguments import Args, flag, integer, text, texts
+from danube.broker.paging import listed
 from danube.cluster.waiting import waiting_error
 from danube.core.cluster_commands import (
     DeleteKey,
@@ -81,7 +82,13 @@ def _brokers(operations: Operations, args: Args, answer: Answer) -> None:
     counts: dict[int, int] = {}
     for ownership in state.cluster.owners.records():
         counts[ownership.broker_id] = counts.get(ownership.broker_id, 0) + 1
-    answer([_row(state, one, counts.get(one.broker_id, 0)) for one in state.cluster.brokers.brokers()])
+    known = state.cluster.brokers.brokers()
+    answer(listed(args, known, _broker_key, lambda one: _row(state, one, counts.get(one.broker_id, 0))))
+
+
+def _broker_key(broker: BrokerRecord) -> str:
+    """Its id, as wide as the largest, so that texts are in the order of numbers."""
+    return f"{broker.broker_id:020}"
 
 
 def _row(state: Metadata, broker: BrokerRecord, partitions: int) -> dict[str, Any]:

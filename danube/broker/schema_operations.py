@@ -12,6 +12,7 @@ import msgspec
 
 from danube import clock
 from danube.broker.arguments import Args, flag, integer, octets, text, texts
+from danube.broker.paging import listed
 from danube.core.commands import (
     ConfigureTopicSchema,
     DeleteSchemaVersion,
@@ -262,12 +263,17 @@ def _get(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _versions(operations: Operations, args: Args, answer: Answer) -> None:
     subject = _subject(operations, args)
-    answer([_entry(subject, version) for version in subject.versions])
+    answer(listed(args, subject.versions, _version_key, lambda version: _entry(subject, version)))
 
 
 def _subjects(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer([_summary(subject) for subject in operations.state.registry.subjects()])
+    answer(listed(args, operations.state.registry.subjects(), lambda one: one.subject, _summary))
+
+
+def _version_key(version: SchemaVersion) -> str:
+    """Its number, as wide as the largest, so that texts are in the order of numbers."""
+    return f"{version.number:010}"
 
 
 def _summary(subject: Subject) -> dict[str, Any]:

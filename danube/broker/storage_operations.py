@@ -6,8 +6,10 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.broker.arguments import Args, text
+from danube.broker.arguments import Args, integer, text
+from danube.broker.paging import page_end, selected
 from danube.errors import DanubeError
+from danube.limits import PAGE_ENTRIES_MAX
 
 if TYPE_CHECKING:
     from danube.broker.operations import Answer, Operation, Operations
@@ -19,8 +21,11 @@ QUESTIONS_AT_ONCE: Final = 64
 class _Gathering:
     """Asks the owners of all partitions, some at a time, and answers the sums by topic."""
 
-    def __init__(self, operations: Operations, records: list[TopicRecord], answer: Answer) -> None:
+    def __init__(
+        self, operations: Operations, records: list[TopicRecord], after: str | None, answer: Answer
+    ) -> None:
         self._operations = operations
+        self._after = after
         self._answer = answer
         self._waiting = deque((record, name) for record in records for name in record.physical_names)
         self._rows = {record.topic: _row(record.topic) for record in records}
@@ -52,6 +57,7 @@ class _Gathering:
                     "unconfirmed": sum(row["unconfirmed"] for row in rows),
                     "errors": sum(row["errors"] for row in rows),
                     "topics": rows,
+                    **({} if self._after is None else {"after": self._after}),
                 }
             )
 
@@ -88,8 +94,14 @@ def _row(topic: str) -> dict[str, Any]:
 def _storage_status(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
     topic = text(args, "topic", "")
-    records = [operations.topic(topic)] if topic else operations.state.topics(None)
-    _Gathering(operations, [one for one in records if one.policy.reliable], answer).go_on()
+    found = [operations.topic(topic)] if topic else operations.state.topics(None)
+    records = selected(args, (one for one in found if one.policy.reliable), _name)
+    page = records[: min(integer(args, "limit", 0), PAGE_ENTRIES_MAX) or None]
+    _Gathering(operations, page, page_end(records, len(page), _name), answer).go_on()
+
+
+def _name(record: TopicRecord) -> str:
+    return record.topic
 
 
 TABLE: dict[str, Operation] = {"storage_status": _storage_status}

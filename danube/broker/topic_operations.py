@@ -8,6 +8,7 @@ import msgspec
 
 from danube import __version__, clock
 from danube.broker.arguments import Args, flag, integer, struct_of, text
+from danube.broker.paging import listed
 from danube.core.commands import (
     AddPartitions,
     CreateNamespace,
@@ -100,7 +101,7 @@ def _status(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _namespaces(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer(operations.state.namespaces())
+    answer(listed(args, operations.state.namespaces(), str, str))
 
 
 def _create_namespace(operations: Operations, args: Args, answer: Answer) -> None:
@@ -116,7 +117,7 @@ def _list_topics(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
     namespace = args.get("namespace")
     records = operations.state.topics(None if namespace is None else str(namespace))
-    answer([topic_entry(record) for record in records])
+    answer(listed(args, records, lambda record: record.topic, topic_entry))
 
 
 def _topic(operations: Operations, args: Args, answer: Answer) -> None:

@@ -60,6 +60,18 @@ def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[...,
     )
 
 
+def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which part of a list is wanted: ``--prefix``, ``--after`` and ``--limit``."""
+    limit = click.IntRange(min=1)
+    for option in (
+        click.option("--limit", type=limit, help="At most so many."),
+        click.option("--after", default="", metavar="NAME", help="Only names behind this one."),
+        click.option("--prefix", default="", help="Only names that begin with it."),
+    ):
+        command = option(command)
+    return command
+
+
 def topic_name(value: str) -> str:
     """``/namespace/name``; a bare ``name`` is in /default."""
     return value if "/" in value else f"/default/{value}"

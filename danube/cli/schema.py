@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from danube.cli.addressing import Address, address_option, explaining, topic_name
+from danube.cli.addressing import Address, address_option, explaining, page_options, topic_name
 from danube.cli.confirming import confirm, yes_option
 from danube.cli.lazy import LazyGroup
 from danube.cli.output import line, output_option, plain, show, write
@@ -208,12 +208,13 @@ def set_compatibility(
 
 @schema.command("list", short_help="List subjects.")
 @address_option()
+@page_options
 @output_option()
 @click.pass_obj
-def list_subjects(services: Services, /, service_addr: Address, output: str) -> None:
+def list_subjects(services: Services, /, service_addr: Address, output: str, **page: Any) -> None:
     """List all subjects with their latest version and mode."""
     with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = plain(client.schemas.subjects())
+        found = plain(client.schemas.subjects(**page))
     show(found, output, SUBJECT_COLUMNS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from danube.cli import arguments
-from danube.cli.addressing import Address, address_option, explaining, topic_name
+from danube.cli.addressing import Address, address_option, explaining, page_options, topic_name
 from danube.cli.confirming import confirm, yes_option
 from danube.cli.lazy import LazyGroup
 from danube.cli.output import output_option, plain, show
@@ -32,12 +32,15 @@ def subscriptions() -> None:
 @subscriptions.command("list", short_help="List a topic's subscriptions.")
 @_topic_argument
 @address_option()
+@page_options
 @output_option()
 @click.pass_obj
-def list_subscriptions(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
+def list_subscriptions(
+    services: Services, /, topic: str, service_addr: Address, output: str, **page: Any
+) -> None:
     """List a topic's subscriptions with their consumers and lag."""
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        rows = plain(client.admin.list_subscriptions(topic))
+        rows = plain(client.admin.list_subscriptions(topic, **page))
     show(rows, output, COLUMNS)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from danube.cli import arguments
-from danube.cli.addressing import Address, address_option, explaining, topic_name
+from danube.cli.addressing import Address, address_option, explaining, page_options, topic_name
 from danube.cli.confirming import confirm, yes_option
 from danube.cli.lazy import LazyGroup
 from danube.cli.output import output_option, plain, show
@@ -90,14 +90,22 @@ def policy_fields(given: dict[str, Any]) -> dict[str, Any]:
 @topics.command("list", short_help="List topics.")
 @address_option()
 @click.option("--namespace", help="Only this namespace.")
+@page_options
 @output_option()
 @click.pass_obj
-def list_topics(services: Services, /, service_addr: Address, namespace: str | None, output: str) -> None:
-    """List topics with their delivery mode and durability."""
+def list_topics(
+    services: Services, /, service_addr: Address, namespace: str | None, output: str, **page: Any
+) -> None:
+    """List topics with their delivery mode and durability, by name."""
+    start = "" if namespace is None else f"/{namespace.strip('/')}/"
+    if not page["prefix"].startswith("/"):
+        page["prefix"] = (
+            start + page["prefix"] if start or not page["prefix"] else f"/default/{page['prefix']}"
+        )
+    elif not page["prefix"].startswith(start):
+        raise click.BadParameter(f"--prefix {page['prefix']} is not in namespace {namespace}")
     with explaining(service_addr), services.connect(service_addr.url) as client:
-        entries = [topic_object(entry) for entry in client.admin.list_topics()]
-    if namespace is not None:
-        entries = [entry for entry in entries if entry["topic"].startswith(f"/{namespace.strip('/')}/")]
+        entries = [topic_object(entry) for entry in client.admin.list_topics(**page)]
     show(entries, output, COLUMNS)
 
 

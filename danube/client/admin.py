@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from danube.client.paging import WHOLE, Page, asked, rest_of, whole_list
 from danube.client.reply import Plan
 from danube.client.session import Session
 from danube.core import wire
@@ -16,6 +17,7 @@ from danube.core.wire import Kind
 from danube.errors import InvalidArgument, ProtocolError
 from danube.ids import check_new_topic_name, check_topic_name
 
+STATUS_ROWS = 1_000  # of one request
 _CLUSTER_READS = frozenset({"brokers", "deciding_broker", "balance"})
 
 Start = str | int | datetime | tuple[str, int]
@@ -153,25 +155,26 @@ class AdminPlans:
         answer = yield self._session.admin("topic", topic=topic)
         return topic_of(answer)
 
-    def list_topics(self, namespace: str | None) -> Plan[list[TopicInfo]]:
-        answer = yield self._session.admin("list_topics", namespace=namespace)
-        return [topic_of(one) for one in answer]
+    def list_topics(self, namespace: str | None, page: Page = WHOLE) -> Plan[list[TopicInfo]]:
+        found = yield from whole_list(self._session, "list_topics", page, namespace=namespace)
+        return [topic_of(one) for one in found]
 
     def describe_topic(self, topic: str) -> Plan[TopicDescription]:
         view: TopicInfo = yield from self.topic(topic)
         partitions = yield from self._of_partitions("describe_partition", view.partitions)
         return TopicDescription(topic=view, partitions=partitions)
 
-    def list_subscriptions(self, topic: str) -> Plan[list[SubscriptionInfo]]:
+    def list_subscriptions(self, topic: str, page: Page = WHOLE) -> Plan[list[SubscriptionInfo]]:
         view = yield from self.lookup(topic)
-        answers = yield from self._of_partitions("list_subscriptions", view.partitions)
         by_name: dict[str, list[dict[str, Any]]] = {}
-        for partition, listed in zip(view.partitions, answers, strict=True):
-            for one in listed:
+        op = "list_subscriptions"
+        answers = yield from self._of_partitions(op, view.partitions, **asked(page))
+        for partition, answer in zip(view.partitions, answers, strict=True):
+            for one in (yield from rest_of(self._session, op, page, answer, partition)):
                 facts = one if isinstance(one, dict) else {"subscription": one}
                 name = facts.get("subscription") or facts.get("name", "")
                 by_name.setdefault(name, []).append({"partition": partition, **facts})
-        return [_merged(name, facts) for name, facts in sorted(by_name.items())]
+        return [_merged(name, by_name[name]) for name in sorted(by_name)[: page.limit]]
 
     def describe_subscription(self, topic: str, subscription: str) -> Plan[SubscriptionInfo]:
         answers = yield from self._everywhere("describe_subscription", topic, subscription=subscription)
@@ -209,11 +212,20 @@ class AdminPlans:
         return answers
 
     def storage_status(self, topic: str) -> Plan[dict[str, Any]]:
-        answer = yield self._session.admin("storage_status", topic=topic)
-        return dict(answer)
+        answer = yield self._session.admin("storage_status", topic=topic, limit=STATUS_ROWS)
+        found = dict(answer)
+        while after := found.pop("after", None):
+            answer = yield self._session.admin("storage_status", topic=topic, limit=STATUS_ROWS, after=after)
+            found["after"] = answer.get("after")
+            for name in ("pending_bytes", "unconfirmed", "errors", "topics"):
+                found[name] += answer[name]
+            found["pending_seconds"] = max(found["pending_seconds"], answer["pending_seconds"])
+        return found
 
     def cluster(self, op: str, arguments: dict[str, Any]) -> Plan[Any]:
         """An operation on brokers or on where partitions are; those that only read may be sent again."""
+        if op == "brokers":
+            return (yield from whole_list(self._session, op, WHOLE))
         answer = yield self._session.admin(op, repeatable=op in _CLUSTER_READS, **arguments)
         return answer
 

@@ -23,6 +23,7 @@ from danube.client.blocking_typed import TypedConsumer, TypedProducer
 from danube.client.client import new_session, seconds_as_ns
 from danube.client.kept import Kept
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
+from danube.client.paging import page_of
 from danube.client.reply import Plan
 from danube.client.setup import (
     PREFETCH_BYTES,
@@ -337,9 +338,12 @@ class Admin:
         )
         return self._run(lambda plans: plans.update_topic(topic, policy))
 
-    def list_topics(self, namespace: str | None = None) -> list[TopicInfo]:
-        """All topics, or those of one namespace."""
-        return self._run(lambda plans: plans.list_topics(namespace))
+    def list_topics(
+        self, namespace: str | None = None, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[TopicInfo]:
+        """Topics by name: of a namespace, with ``prefix``, behind ``after``, the first ``limit``; or all."""
+        page = page_of(after, limit, prefix)
+        return self._run(lambda plans: plans.list_topics(namespace, page))
 
     def topic(self, topic: str) -> TopicInfo:
         """One topic with its policy."""
@@ -349,9 +353,12 @@ class Admin:
         """One topic, and the state of each of its partitions."""
         return self._run(lambda plans: plans.describe_topic(topic))
 
-    def list_subscriptions(self, topic: str) -> list[SubscriptionInfo]:
-        """The topic's subscriptions by name."""
-        return self._run(lambda plans: plans.list_subscriptions(topic))
+    def list_subscriptions(
+        self, topic: str, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[SubscriptionInfo]:
+        """The topic's subscriptions by name; as many of them as list_topics() would tell."""
+        page = page_of(after, limit, prefix)
+        return self._run(lambda plans: plans.list_subscriptions(topic, page))
 
     def describe_subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """One subscription with the state of each partition."""

@@ -22,6 +22,7 @@ from danube.client.connection import Connection
 from danube.client.consumer import Consumer
 from danube.client.kept import Kept
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
+from danube.client.paging import page_of
 from danube.client.producer import Producer
 from danube.client.schemas import Schemas
 from danube.client.session import Session
@@ -362,9 +363,12 @@ class Admin:
         )
         return await self._client._live.run(self._plans.update_topic(topic, policy))
 
-    async def list_topics(self, namespace: str | None = None) -> list[TopicInfo]:
-        """All topics, or those of one namespace."""
-        return await self._client._live.run(self._plans.list_topics(namespace))
+    async def list_topics(
+        self, namespace: str | None = None, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[TopicInfo]:
+        """Topics by name: of a namespace, with ``prefix``, behind ``after``, the first ``limit``; or all."""
+        page = page_of(after, limit, prefix)
+        return await self._client._live.run(self._plans.list_topics(namespace, page))
 
     async def topic(self, topic: str) -> TopicInfo:
         """One topic with its policy."""
@@ -374,9 +378,12 @@ class Admin:
         """One topic, and the state of each of its partitions."""
         return await self._client._live.run(self._plans.describe_topic(topic))
 
-    async def list_subscriptions(self, topic: str) -> list[SubscriptionInfo]:
-        """The topic's subscriptions by name."""
-        return await self._client._live.run(self._plans.list_subscriptions(topic))
+    async def list_subscriptions(
+        self, topic: str, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[SubscriptionInfo]:
+        """The topic's subscriptions by name; as many of them as list_topics() would tell."""
+        page = page_of(after, limit, prefix)
+        return await self._client._live.run(self._plans.list_subscriptions(topic, page))
 
     async def describe_subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         """One subscription with the state of each partition."""

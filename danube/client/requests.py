@@ -15,7 +15,7 @@ from danube.errors import DanubeError, ProtocolError
 class Request(Reply):
     """A control frame and its answer, decoded by ``kind``."""
 
-    __slots__ = ("_answer", "body", "correlation", "handle", "kind", "repeatable", "timer")
+    __slots__ = ("_answer", "body", "correlation", "handle", "kind", "refused", "repeatable", "timer")
 
     def __init__(self, kind: int, body: Any, handle: int, repeatable: bool, answer: Any) -> None:
         super().__init__()
@@ -24,18 +24,25 @@ class Request(Reply):
         self.handle = handle
         self.repeatable = repeatable
         self.correlation = 0
+        self.refused = 0  # connections that ended under it by an error that asking again does not mend
         self.timer: Timer | None = None
         self._answer = answer
 
     def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
         if self.timer is not None:
             self.timer.cancel()
+        try:
+            self.resolve(self._decoded(kind, body))
+        except DanubeError as error:
+            self.fail(error)
+            raise
+
+    def _decoded(self, kind: int, body: memoryview) -> Any:
         if kind == Kind.RESULT:
-            self.resolve(wire.decode_result(body))
-        elif self._answer is not None and kind == self._answer[0]:
-            self.resolve(wire.decode_control(body, self._answer[1]))
-        else:
-            raise ProtocolError(f"answer of kind {kind} does not fit the request of kind {self.kind}")
+            return wire.decode_result(body)
+        if self._answer is not None and kind == self._answer[0]:
+            return wire.decode_control(body, self._answer[1])
+        raise ProtocolError(f"answer of kind {kind} does not fit the request of kind {self.kind}")
 
     def on_error(self, error: DanubeError) -> None:
         if self.timer is not None:

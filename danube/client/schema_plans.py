@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from danube.client.paging import WHOLE, Page, whole_list
 from danube.client.reply import Plan
 from danube.client.session import Session
 from danube.errors import InvalidArgument, ProtocolError, SchemaNotFound
@@ -172,12 +173,12 @@ class SchemaPlans:
         return answered(answer, SchemaVersion)
 
     def versions(self, subject: str) -> Plan[list[SchemaVersion]]:
-        answer = yield self._session.admin("schema.versions", subject=subject)
-        return answered(answer, list[SchemaVersion])
+        found = yield from whole_list(self._session, "schema.versions", WHOLE, subject=subject)
+        return answered(found, list[SchemaVersion])
 
-    def subjects(self) -> Plan[list[SubjectInfo]]:
-        answer = yield self._session.admin("schema.subjects")
-        return answered(answer, list[SubjectInfo])
+    def subjects(self, page: Page = WHOLE) -> Plan[list[SubjectInfo]]:
+        found = yield from whole_list(self._session, "schema.subjects", page)
+        return answered(found, list[SubjectInfo])
 
     def check(
         self, subject: str, schema_type: str, definition: Definition, compatibility: str

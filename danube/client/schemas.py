@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from danube.client.paging import page_of
 from danube.client.schema_plans import (
     Definition,
     RegisteredSchema,
@@ -67,9 +68,12 @@ class Schemas:
         """All versions of a subject, without their definitions."""
         return await self._client._live.run(self._plans.versions(subject))
 
-    async def subjects(self) -> list[SubjectInfo]:
-        """All subjects."""
-        return await self._client._live.run(self._plans.subjects())
+    async def subjects(
+        self, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[SubjectInfo]:
+        """All subjects by name, or those with a ``prefix``, behind ``after``, the first ``limit``."""
+        page = page_of(after, limit, prefix)
+        return await self._client._live.run(self._plans.subjects(page))
 
     async def check(
         self, subject: str, schema_type: str, definition: Definition, *, compatibility: str = ""

@@ -50,6 +50,7 @@ BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000
 CLUSTER_ATTEMPTS_MAX = 3
 REQUESTS_MAX = 10_000
+REFUSALS_MAX = 3  # then a request is no longer repeated: it may be what ends the connections
 SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
 
 _PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
@@ -349,7 +350,10 @@ class Session(Timers):
         )
 
     def _keep_or_fail(self, request: Request, error: DanubeError) -> None:
-        if request.repeatable:
+        request.refused += not error.retryable
+        if request.refused == REFUSALS_MAX:
+            request.on_error(error)
+        elif request.repeatable:
             request.correlation = 0
             self._waiting[request] = None
         else:

@@ -28,7 +28,7 @@ import msgspec
 
 from danube.core.policy import FailurePolicy
 from danube.errors import DanubeError, LimitExceeded, ProtocolError, error_for_code
-from danube.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from danube.limits import ANSWER_BYTES_MAX, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 
 VERSION: Final = 1
 FRAME_HEADER_BYTES: Final = 16
@@ -276,8 +276,19 @@ def control_frame(
 
 
 def result_frame(value: Any, correlation: int, handle: int = 0) -> bytes:
-    """A RESULT frame; the value travels inside a one-element list so that None is a body."""
-    return control_frame(Kind.RESULT, [value], correlation, handle)
+    """A RESULT frame; the value travels inside a one-element list so that None is a body.
+
+    An ERROR frame where it is too large: the other side would have to end the connection.
+    """
+    frame = control_frame(Kind.RESULT, [value], correlation, handle)
+    if len(frame) > ANSWER_BYTES_MAX:
+        error = LimitExceeded(
+            f"the answer has {len(frame)} bytes",
+            why=f"the limit is {ANSWER_BYTES_MAX}",
+            hint="ask for less: a list in pages (limit, after, prefix)",
+        )
+        return error_frame(error, correlation, handle)
+    return frame
 
 
 def decode_result(body: bytes | memoryview) -> Any:

@@ -1,4 +1,4 @@
-"""Where the sockets of one worker are read into: one scratch buffer for all, and what each has sent beyond it.
+"""Where a worker reads its sockets into: one scratch buffer for all, and what each has sent beyond it.
 
 A read goes into the scratch buffer, behind what the turn has read before.  Frames are used where they lie,
 until the end of the turn; then the buffer is empty again.  So a connection that is idle, that ends or that

@@ -32,6 +32,11 @@ class FakeCall:
     peer: str = "127.0.0.1:50000"
 
 
+def unpaged(args: dict[str, Any]) -> dict[str, Any]:
+    """As a broker takes them that knows no pages."""
+    return {name: value for name, value in args.items() if name not in ("after", "limit", "prefix")}
+
+
 class FakeBrokerCalls:
     """Answers the operations that the servicers ask; ``asked`` keeps their names in order."""
 
@@ -69,7 +74,7 @@ class FakeBrokerCalls:
         own = getattr(self, f"_{op.replace('.', '_')}", None)
         if own is None:
             return _over_the_wire(self._cluster(op, _over_the_wire(args)))
-        return _over_the_wire(own(**_over_the_wire(args)))
+        return _over_the_wire(own(**_over_the_wire(unpaged(args))))
 
     def _cluster(self, op: str, args: dict[str, Any]) -> Any:
         """An operation of the broker itself, on this metadata."""
@@ -87,7 +92,8 @@ class FakeBrokerCalls:
     async def ask_partition(self, partition: str, op: str, **args: Any) -> Any:
         self.asked.append(op)
         self.metadata.topic_of_partition(partition)
-        return _over_the_wire(getattr(self, f"_partition_{op}")(partition, **_over_the_wire(args)))
+        operation = getattr(self, f"_partition_{op}")
+        return _over_the_wire(operation(partition, **_over_the_wire(unpaged(args))))
 
     def commit(self, command: Command) -> None:
         """Check and apply, as a proposal goes."""

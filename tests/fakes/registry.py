@@ -26,7 +26,8 @@ class FakeRegistry:
 
     def answer(self, op: str, arguments: dict[str, Any]) -> Any:
         self.calls.append((op, arguments))
-        return getattr(self, "_" + op.removeprefix("schema."))(**arguments)
+        known = {name: value for name, value in arguments.items() if name not in ("after", "limit", "prefix")}
+        return getattr(self, "_" + op.removeprefix("schema."))(**known)
 
     def put(self, subject: str, schema_type: str, *definitions: str | bytes) -> int:
         """Store versions without any check; the subject's id."""

@@ -121,18 +121,22 @@ class StubAdmin:
         self._broker.log(topic)
         del self._broker.topics[topic]
 
-    def list_topics(self) -> list[TopicInfo]:
-        return [self._info(topic) for topic in self._broker.topics]
+    def list_topics(self, after: str = "", limit: int | None = None, prefix: str = "") -> list[TopicInfo]:
+        names = [name for name in sorted(self._broker.topics) if name > after and name.startswith(prefix)]
+        return [self._info(topic) for topic in names[:limit]]
 
     def describe_topic(self, topic: str) -> TopicDescription:
         end = len(self._broker.log(topic))
         facts = {"partition": topic, "start": 0, "high_watermark": end}
         return TopicDescription(topic=self._info(topic), partitions=[facts])
 
-    def list_subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+    def list_subscriptions(
+        self, topic: str, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> list[SubscriptionInfo]:
         self._broker.log(topic)
-        found = [name for one, name in self._broker.subscriptions if one == topic]
-        return [self.describe_subscription(topic, name) for name in found]
+        found = sorted(name for one, name in self._broker.subscriptions if one == topic)
+        chosen = [name for name in found if name > after and name.startswith(prefix)]
+        return [self.describe_subscription(topic, name) for name in chosen[:limit]]
 
     def describe_subscription(self, topic: str, subscription: str) -> SubscriptionInfo:
         log = self._broker.log(topic)

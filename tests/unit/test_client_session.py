@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from danube.client.address import Address, parse_url
 from danube.client.outgoing import Outgoing
+from danube.client.paging import WHOLE, Page, page_of, whole_list
 from danube.client.publishing import UNACKED_BATCHES_MAX, PartitionProducer
-from danube.client.session import Session
+from danube.client.session import REFUSALS_MAX, Session
 from danube.core import wire
 from danube.core.batch import body_intact
 from danube.core.columns import BatchView, encode
@@ -193,6 +194,57 @@ def test_a_request_without_an_answer_times_out_and_its_late_answer_is_ignored() 
     with pytest.raises(OperationTimeout):
         request.result()
     peer.feed(wire.result_frame(1, frame.correlation))
+
+
+def test_a_request_that_only_ends_connections_is_not_repeated_for_ever() -> None:
+    peer = Peer()
+    peer.connect()
+    status = peer.session.admin("status")
+    for _ in range(REFUSALS_MAX):
+        assert not status.settled
+        assert len(peer.sent()) == 1
+        peer.session.disconnected(LimitExceeded("frame of 17000000 bytes is too large"))
+        peer.connect()
+    assert isinstance(status.error, LimitExceeded)
+    assert peer.sent() == []
+
+
+def test_an_answer_that_cannot_be_read_fails_its_request() -> None:
+    peer = Peer()
+    peer.connect()
+    status = peer.session.admin("status")
+    ((frame, _),) = peer.sent()
+    with pytest.raises(ProtocolError):
+        peer.feed(wire.control_frame(Kind.PONG, None, frame.correlation))
+    assert isinstance(status.error, ProtocolError)
+
+
+def test_a_list_is_asked_for_in_pages() -> None:
+    peer = Peer()
+    peer.connect()
+
+    def run(page: Page, *answers: dict[str, Any] | list[str]) -> tuple[list[Any], list[dict[str, Any]]]:
+        plan, asked = whole_list(peer.session, "namespaces", page), []
+        next(plan)
+        for answer in answers:
+            ((_, body),) = peer.sent()
+            asked.append(wire.decode_control(body, wire.Admin).args)
+            try:
+                plan.send(answer)
+            except StopIteration as stop:
+                return stop.value, asked
+        raise AssertionError("it asks for more")
+
+    first, last = {"entries": ["a", "b"], "after": "b"}, {"entries": ["c"], "after": None}
+    found, asked = run(WHOLE, first, last)
+    assert found == ["a", "b", "c"] and [one["after"] for one in asked] == ["", "b"]
+    found, asked = run(page_of("0", 2, "x"), first)
+    assert found == ["a", "b"] and asked == [{"after": "0", "limit": 2, "prefix": "x"}]
+    found, asked = run(page_of("", 3, ""), first, last)
+    assert found == ["a", "b", "c"] and asked[1] == {"after": "b", "limit": 1, "prefix": ""}
+    assert run(WHOLE, ["old", "broker"])[0] == ["old", "broker"]
+    with pytest.raises(InvalidArgument):
+        page_of("", 0, "")
 
 
 def test_only_repeatable_requests_survive_a_lost_connection() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from danube.broker import questions as questions_module
+from danube.broker.paging import listed
 from danube.broker.questions import Questions
 from danube.core import wire
 from danube.core.commands import KnowConsumer, KnownConsumer, TopicUpdated
@@ -21,6 +23,7 @@ from danube.errors import (
     DanubeError,
     InvalidArgument,
     InvalidName,
+    LimitExceeded,
     NotFound,
     Overloaded,
     OwnerMoved,
@@ -30,7 +33,9 @@ from danube.errors import (
     TopicNotFound,
     WrongState,
 )
-from tests.unit.broker_parts import QUICK, RecordingSession, RoutedBench, expected, numbered
+from danube.limits import ANSWER_BYTES_MAX, PAGE_BYTES
+from danube.server.services.whole import whole_list
+from tests.unit.broker_parts import QUICK, RecordingSession, RoutedBench, expected, frames_in, numbered
 
 TOPIC = "/default/set"
 DROP = {"poison": "drop", "max_redelivery_count": 0, "base_redelivery_delay_ms": 0}
@@ -475,3 +480,72 @@ def test_an_answer_for_a_client_that_left_is_dropped(bench: Asked) -> None:
     bench.session.closed = True
     bench.proposals.step()
     assert bench.session.take() == [] and "team" in bench.proposals.state.namespaces()
+
+
+# -- lists in pages -----------------------------------------------------------------------------------
+
+
+def test_lists_come_in_pages_by_name(bench: Asked) -> None:
+    for name in ("b", "a", "c", "other"):
+        bench.ask("create_topic", topic=f"/default/{name}")
+    pages = []
+    after: str | None = ""
+    while after is not None:
+        page = bench.ask("list_topics", after=after, limit=2, namespace="default")
+        pages.append([one["topic"].rpartition("/")[2] for one in page["entries"]])
+        after = page["after"]
+    names = [name for page in pages for name in page]
+    assert names == sorted(names) and {"a", "b", "c", "other"} <= set(names)
+    assert all(len(page) == 2 for page in pages[:-1])
+    found = bench.ask("list_topics", limit=10, prefix="/default/o")
+    assert [one["topic"] for one in found["entries"]] == ["/default/other"] and found["after"] is None
+    assert bench.ask("list_topics", limit=10, prefix="/default/x") == {"entries": [], "after": None}
+    assert isinstance(bench.ask("list_topics"), list), "as older clients ask"
+    for args in ({"limit": -1}, {"limit": "x"}, {"after": 3}, {"prefix": 3}):
+        assert bench.refused("list_topics", **args) is InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [("namespaces", {}), ("roles", {}), ("bindings", {}), ("schema.subjects", {})],
+)
+def test_every_list_of_the_metadata_has_pages(bench: Asked, op: str, args: dict[str, Any]) -> None:
+    whole = bench.ask(op, **args)
+    assert bench.ask(op, limit=1000, **args) == {"entries": whole, "after": None}
+    if whole:
+        assert bench.ask(op, limit=1, **args)["entries"] == whole[:1]
+
+
+def test_the_subscriptions_of_a_partition_have_pages(bench: Asked) -> None:
+    for handle, name in enumerate(("s2", "s1", "t1"), 2):
+        bench.join(name, handle)
+    page = bench.ask("list_subscriptions", TOPIC, limit=1, prefix="s")
+    assert [one["subscription"] for one in page["entries"]] == ["s1"] and page["after"] == "s1"
+    page = bench.ask("list_subscriptions", TOPIC, limit=5, prefix="s", after="s1")
+    assert [one["subscription"] for one in page["entries"]] == ["s2"] and page["after"] is None
+
+
+def test_a_page_ends_where_it_grows_large() -> None:
+    rows = [f"{number:03}" for number in range(10)]
+    page = listed({"limit": 10}, rows, str, lambda row: "x" * (PAGE_BYTES // 4))
+    assert isinstance(page, dict) and len(page["entries"]) == 3 and page["after"] == "002"
+    page = listed({"limit": 10, "after": "002"}, rows, str, lambda row: "x" * PAGE_BYTES)
+    assert isinstance(page, dict) and len(page["entries"]) == 1, "one at least, or it never ends"
+    with pytest.raises(LimitExceeded, match="too many for one answer"):
+        listed({}, rows, str, lambda row: "x" * (ANSWER_BYTES_MAX // 4))
+
+
+def test_a_service_puts_all_pages_together() -> None:
+    pages = {"": {"entries": ["a"], "after": "a"}, "a": {"entries": ["b"], "after": None}}
+
+    async def ask(op: str, after: str, limit: int) -> Any:
+        return pages[after]
+
+    assert asyncio.run(whole_list(ask, "namespaces")) == ["a", "b"]
+
+
+def test_an_answer_that_nobody_could_take_is_an_error() -> None:
+    (frame,) = frames_in(wire.result_frame("x" * ANSWER_BYTES_MAX, 7))
+    assert frame.correlation == 7 and type(frame.error) is LimitExceeded
+    (frame,) = frames_in(wire.result_frame("x" * (ANSWER_BYTES_MAX - 100), 7))
+    assert frame.kind == Kind.RESULT

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from danube.client.admin import AdminPlans
+from danube.client.session import Session
 from danube.core import wire
 from danube.core.wire import Admin, Kind
 from danube.errors import Overloaded, StorageFailed, TopicNotFound
@@ -86,3 +91,26 @@ def test_owners_are_asked_some_at_a_time_and_a_full_ring_is_an_error_of_its_part
     assert found["errors"] == sum(
         name.endswith("-7") for name in bench.proposals.state.topic("/default/parted").physical_names
     )
+
+
+def test_topics_come_in_pages_and_the_client_adds_them_up(tmp_path: Path) -> None:
+    bench = RoutedBench(tmp_path)
+    for name in ("c", "a", "b"):
+        bench.proposals.create(f"/default/{name}")
+    one = {"known": True, "pending_bytes": 5, "pending_seconds": 2.0}
+    first = ask(bench, answers(one, one), limit=2)
+    assert [row["topic"] for row in first["topics"]] == ["/default/a", "/default/b"]
+    last = ask(bench, answers(one | {"pending_seconds": 3.0}), limit=2, after=first["after"])
+    assert "after" not in last
+    asked: list[Any] = []
+    plan = AdminPlans(
+        cast(Session, SimpleNamespace(admin=lambda op, **args: asked.append(args)))
+    ).storage_status("")
+    next(plan)
+    plan.send(first)
+    with pytest.raises(StopIteration) as stop:
+        plan.send(last)
+    found = stop.value.value
+    assert [row["topic"] for row in found["topics"]] == ["/default/a", "/default/b", "/default/c"]
+    assert (found["pending_bytes"], found["pending_seconds"]) == (15, 3.0) and "after" not in found
+    assert [args.get("after") for args in asked] == [None, "/default/b"]

@@ -11,6 +11,7 @@ from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.naming import number_of_broker
 from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.whole import whole_list
 
 _NO_LEADER = "not_found"  # what clients know for none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
@@ -24,7 +25,7 @@ class BrokerAdmin:
         self._broker = broker
 
     async def list_brokers(self, request: pb.Empty, call: Call) -> pb.BrokerListResponse:
-        found = [_info(row) for row in await self._broker.ask("brokers") if row["alive"]]
+        found = [_info(row) for row in await whole_list(self._broker.ask, "brokers") if row["alive"]]
         if not self._broker.clustered:  # nobody but this broker, so the caller has dialled it
             for one in found:
                 one.broker_addr = self._broker.address_for(call)
@@ -39,7 +40,7 @@ class BrokerAdmin:
         return pb.BrokerResponse(leader=found["broker_id"])
 
     async def list_namespaces(self, request: pb.Empty, call: Call) -> pb.NamespaceListResponse:
-        return pb.NamespaceListResponse(namespaces=await self._broker.ask("namespaces"))
+        return pb.NamespaceListResponse(namespaces=await whole_list(self._broker.ask, "namespaces"))
 
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
         """Answers at once: what has to go is pending, and the leader moves some at a time."""

@@ -17,6 +17,7 @@ from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Vio
 from danube.server.proto import SchemaRegistry_pb2 as pb
 from danube.server.services.naming import find, required
 from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.whole import whole_list
 
 _MICROSECONDS: Final = 1_000_000
 _REMARKS_BYTES_MAX: Final = 16 * KIB
@@ -63,7 +64,7 @@ class SchemaRegistry:
         return _schema(await self._broker.ask("schema.get", subject=_subject(request.subject)))
 
     async def list_versions(self, request: pb.ListVersionsRequest, call: Call) -> pb.ListVersionsResponse:
-        found = await self._broker.ask("schema.versions", subject=_subject(request.subject))
+        found = await whole_list(self._broker.ask, "schema.versions", subject=_subject(request.subject))
         return pb.ListVersionsResponse(
             versions=[
                 pb.SchemaVersionInfo(
@@ -168,7 +169,7 @@ class SchemaRegistry:
         )
 
     async def list_subjects(self, request: pb.ListSubjectsRequest, call: Call) -> pb.ListSubjectsResponse:
-        found = await self._broker.ask("schema.subjects")
+        found = await whole_list(self._broker.ask, "schema.subjects")
         return pb.ListSubjectsResponse(
             subjects=[
                 pb.SubjectSummary(

@@ -10,6 +10,7 @@ from danube.ids import check_label, check_namespace
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.naming import required, required_message
 from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.whole import whole_list
 
 PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
 
@@ -36,7 +37,7 @@ class SecurityAdmin:
         return pb.GetRoleResponse(role=_role(await self._find_role(request.name)))
 
     async def list_roles(self, request: pb.Empty, call: Call) -> pb.ListRolesResponse:
-        return pb.ListRolesResponse(roles=[_role(one) for one in await self._broker.ask("roles")])
+        return pb.ListRolesResponse(roles=[_role(one) for one in await whole_list(self._broker.ask, "roles")])
 
     async def delete_role(self, request: pb.DeleteRoleRequest, call: Call) -> pb.DeleteRoleResponse:
         role = await self._find_role(request.name)
@@ -58,7 +59,7 @@ class SecurityAdmin:
         if not binding.role_names:
             raise InvalidArgument("the binding has no role_names", hint="name at least one role")
         resource = resource_of(binding.scope, binding.resource_name)
-        known = {one["name"] for one in await self._broker.ask("roles")}
+        known = {one["name"] for one in await whole_list(self._broker.ask, "roles")}
         missing = [one for one in binding.role_names if one not in known]
         if missing:
             raise NotFound(f"role {missing[0][:80]!r} does not exist", hint="create the role first")
@@ -81,7 +82,7 @@ class SecurityAdmin:
         return pb.ListBindingsResponse(bindings=await self._bindings(request.scope, resource))
 
     async def list_all_bindings(self, request: pb.Empty, call: Call) -> pb.ListBindingsResponse:
-        found = await self._broker.ask("bindings")
+        found = await whole_list(self._broker.ask, "bindings")
         return pb.ListBindingsResponse(bindings=[_binding(one) for one in found])
 
     async def delete_binding(self, request: pb.DeleteBindingRequest, call: Call) -> pb.DeleteBindingResponse:
@@ -93,7 +94,7 @@ class SecurityAdmin:
 
     async def _find_role(self, name: str) -> dict[str, Any]:
         required(name, "role name", "ListRoles tells the names")
-        for role in await self._broker.ask("roles"):
+        for role in await whole_list(self._broker.ask, "roles"):
             if role["name"] == name:
                 found: dict[str, Any] = role
                 return found
@@ -114,7 +115,7 @@ class SecurityAdmin:
         )
 
     async def _bindings(self, scope: str, resource: str) -> list[pb.BindingDefinition]:
-        found = await self._broker.ask("bindings", scope=scope, resource=resource)
+        found = await whole_list(self._broker.ask, "bindings", scope=scope, resource=resource)
         return [_binding(one) for one in found]
 
 

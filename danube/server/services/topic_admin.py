@@ -42,6 +42,7 @@ from danube.server.services.naming import (
     required_message,
 )
 from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.whole import whole_list
 
 UNACKED_MAX: Final = 10_000
 _ASKED_AT_ONCE: Final = 64  # partitions whose owners are asked together
@@ -306,7 +307,7 @@ class TopicAdmin:
         for start in range(0, len(names), _ASKED_AT_ONCE):
             asked = names[start : start + _ASKED_AT_ONCE]
             for answer in await asyncio.gather(
-                *(self._broker.ask_partition(name, "list_subscriptions") for name in asked)
+                *(whole_list(self._broker.ask_partition, name, "list_subscriptions") for name in asked)
             ):
                 held += answer
         return held

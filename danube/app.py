@@ -210,6 +210,7 @@ def native_server(
         worker.router,
         connections_max=share,
         handshake_timeout_s=config.limits.handshake_timeout_ms / 1000,
+        session_timeout_ms=config.limits.session_timeout_ms,
         turns=worker,
         count=worker.counters.add,
         address=lambda: worker.cluster.directory.address if worker.cluster is not None else "",

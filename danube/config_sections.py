@@ -328,6 +328,9 @@ class LimitsConfig:
     handshake_timeout_ms: int = _duration(
         round(limits.HANDSHAKE_TIMEOUT_S * 1000), "handshake_timeout", 100, 300_000
     )
+    session_timeout_ms: int = _duration(
+        round(limits.SESSION_TIMEOUT_S * 1000), "session_timeout", 1_000, 3_600_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ PAGE_ENTRIES_MAX = 10_000
 CONNECTIONS_MAX = 10_000
 HANDLES_PER_CONNECTION_MAX = 65_536
 HANDSHAKE_TIMEOUT_S = 10.0
+SESSION_TIMEOUT_S = 30.0
 PUBLISH_CREDIT_BYTES = 32 * MIB  # un-acknowledged bytes a connection may have at the broker
 DELIVER_CREDIT_BYTES_MAX = 64 * MIB
 OUTPUT_BUFFER_BYTES_MAX = 96 * MIB  # written to a socket but not taken by the kernel

@@ -1,7 +1,9 @@
-"""The blocking shell: the same sessions over plain sockets, without a loop and without threads of its own.
+"""The blocking shell: the same sessions over plain sockets, without a loop.
 
-Whoever waits watches the sockets; of several threads that wait, one does so for all.  One lock guards the
-sessions and is not held while a thread sleeps.  Works under gevent's monkey patching,
+Whoever waits watches the sockets; of several threads that wait, one does so for all.  While nobody waits, a
+thread of the client looks at them now and then, so that a program that is busy for long answers the broker's
+PING (:mod:`danube.client.attendance`).  One lock guards the sessions and is not held while a thread sleeps.
+Works under gevent's monkey patching,
 because it uses nothing but socket, select, threading and time.  There is one socket, except in a cluster,
 where each owner of something that is open has one (see danube.client.brokers).
 """
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from danube.client.address import Address
+from danube.client.attendance import Attendance
 from danube.client.blocking_link import BlockingLink
 from danube.client.dialling import greeting_s
 from danube.client.reply import Plan, Reply
@@ -22,6 +25,7 @@ from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 
 T = TypeVar("T")
+ATTENDED_READS_MAX = 256  # a PING may lie behind as much as credit allows
 READ_TURN_S = 0.5  # a reader looks up so often, for work that other threads left to it
 OWNER_CONNECT_TIMEOUT_S = 2.0
 
@@ -36,6 +40,7 @@ class BlockingConnection:
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
         self._reader = 0  # the thread that watches the sockets for all
+        self._attendance = Attendance()
         self._home = BlockingLink(session)
         session.when_forked = self._let_go
         self._owners: dict[Session, BlockingLink] = {}
@@ -47,9 +52,11 @@ class BlockingConnection:
         """Connect once, or raise what went wrong at the last address."""
         with self.lock:
             self._connect()
+            self._attendance.start(self)
 
     def close(self) -> None:
         """Write what is queued and close the sockets."""
+        self._attendance.stop()
         with self.lock:
             self.flush()
             for link in [*self._owners.values(), self._home]:
@@ -64,6 +71,18 @@ class BlockingConnection:
         self._to_dial.clear()
         self._owners.clear()  # each lets go of its own socket
         self._home.let_go()
+
+    def attend(self) -> None:
+        """Read what is there, unless somebody watches, and write what it asks for; nothing waits here."""
+        with self.lock:
+            for _ in range(ATTENDED_READS_MAX):
+                links = [link for link in self._links if link.socket is not None and link.poller.poll(0)]
+                if self._reader or not links:
+                    break
+                for link in links:
+                    link.read()
+            self.flush()
+            self._tell()
 
     # -- waiting --------------------------------------------------------------------------------
 

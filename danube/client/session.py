@@ -54,6 +54,7 @@ REFUSALS_MAX = 3  # then a request is no longer repeated: it may be what ends th
 SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
 
 _PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
+_PING = int(Kind.PING)
 _PUBLISHED = int(Kind.PUBLISHED)
 _DELIVER = int(Kind.DELIVER)
 
@@ -87,7 +88,7 @@ class Session(Timers):
         self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
         self.brokers = Brokers(self)
-        self._hello = wire.Hello(client=client, token=token)
+        self._hello = wire.Hello(client=client, token=token, answers_ping=True)
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
         self._open = False
@@ -445,6 +446,8 @@ class Session(Timers):
             self._on_handshake(kind, body)
         elif kind == Kind.ERROR:
             self._on_error(correlation, handle, wire.decode_error(body))
+        elif kind == _PING:
+            self._write(wire.control_frame(Kind.PONG, None, correlation))
         elif correlation:
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:

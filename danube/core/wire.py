@@ -48,7 +48,7 @@ class Kind(IntEnum):
     """Frame kinds.  1-31 go from client to broker, 32-63 from broker to client."""
 
     HELLO = 1  # Hello -> WELCOME
-    PING = 2  # empty -> PONG
+    PING = 2  # empty -> PONG; either side asks
     LOOKUP = 3  # Lookup -> RESULT(TopicView)
     OPEN_PRODUCER = 4  # OpenProducer -> PRODUCER_OPENED
     CLOSE_PRODUCER = 5  # empty -> RESULT(None)
@@ -92,6 +92,7 @@ class Hello(msgspec.Struct, omit_defaults=True):
     versions: list[int] = msgspec.field(default_factory=lambda: [VERSION])
     client: str = ""
     token: str = ""
+    answers_ping: bool = False  # the broker may send PING, which is answered with PONG
 
 
 class Welcome(msgspec.Struct, omit_defaults=True):
@@ -102,6 +103,7 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     frame_bytes_max: int = FRAME_BYTES_MAX
     publish_credit_bytes: int = 0  # un-answered PUBLISH bytes this connection may have in flight
     address: str = ""  # in a cluster: host:port by which other brokers name this one
+    session_timeout_ms: int = 0  # a client that answers_ping is given up after this silence; 0: never
 
 
 class Lookup(msgspec.Struct, omit_defaults=True):

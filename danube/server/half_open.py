@@ -8,6 +8,7 @@ has come back.  ``TCP_USER_TIMEOUT`` would do both, but also ends a connection w
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
 from typing import Any, Final
@@ -16,6 +17,8 @@ from danube import local_socket, tcp
 
 GONE_MS: Final = 30_000
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # 25 s in all
+_UNSENT: Final = 0x5411  # SIOCOUTQ, linux/sockios.h
+_COUNT: Final = struct.Struct("=i")
 _INFO: Final = getattr(socket, "TCP_INFO", 11)
 _INFO_BYTES: Final = 60  # of struct tcp_info, linux/tcp.h
 _RETRANSMITS: Final = 2
@@ -31,6 +34,15 @@ def tune_socket(raw: Any) -> None:
     for name, seconds in KEEPALIVE.items():
         if hasattr(socket, name):
             raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
+def unsent_bytes(descriptor: int) -> int:
+    """What the kernel holds of a connection that the other side has not taken; 0 where it does not tell."""
+    try:
+        (count,) = _COUNT.unpack(fcntl.ioctl(descriptor, _UNSENT, bytes(_COUNT.size)))
+    except (OSError, ValueError):
+        return 0
+    return int(count)
 
 
 def gone(raw: Any) -> bool:

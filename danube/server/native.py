@@ -16,6 +16,7 @@ from danube.broker.doors import Turns
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shared_memory import ClientMemory
 from danube.core import wire
+from danube.core.silence import Silence, Verdict
 from danube.core.wire import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
 from danube.errors import (
     DanubeError,
@@ -32,11 +33,12 @@ from danube.limits import (
     PUBLISH_CREDIT_BYTES,
     RECEIVE_BUFFER_BYTES,
 )
-from danube.server.half_open import gone, tune_socket
+from danube.server.half_open import gone, tune_socket, unsent_bytes
 from danube.server.output import answers_in, sent_at_once
 from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
 
 _log = telemetry.events("native")
+_PONG = int(Kind.PONG)
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
 _SHARE_MEMORY = int(Kind.SHARE_MEMORY)
 _SHARED = int(Kind.SHARED)
@@ -47,6 +49,7 @@ HIGH_WATER_BYTES = 4 * 1024 * 1024
 FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
 ALONE_BYTES_MAX = 16 * 1024  # of a read that has a turn of its own; more is likely to follow a longer one
+HELD_UP_NS = 5_000_000_000  # a sweep comes each second
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
 
 
@@ -60,6 +63,7 @@ class NativeServer:
         *,
         connections_max: int,
         handshake_timeout_s: float,
+        session_timeout_ms: int,
         turns: Turns,
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
@@ -80,6 +84,8 @@ class NativeServer:
         self.draining = False
         self._connections_max = connections_max
         self._handshake_timeout_s = handshake_timeout_s
+        self.session_timeout_ms = session_timeout_ms
+        self._swept_ns = 0
         self._next_id = 0
         self._dirty: dict[NativeConnection, None] = {}
         self._blocked: dict[NativeConnection, None] = {}
@@ -92,9 +98,12 @@ class NativeServer:
         return NativeConnection(self, self._next_id)
 
     def arrived(self, unread: bytes, sent_bytes: int) -> NativeConnection:
-        """The protocol of a connection that another worker has welcomed and passed on with these bytes."""
+        """The protocol of a connection that another worker has welcomed and passed on with these bytes.
+
+        ``sent_bytes`` only tells whether its client answers PING: the worker that welcomed it knows.
+        """
         connection = self.factory()
-        connection.arrive(unread)
+        connection.arrive(unread, answers_ping=sent_bytes > 0)
         return connection
 
     def opened(self, connection: NativeConnection, now_s: float) -> None:
@@ -174,6 +183,21 @@ class NativeServer:
         for connection in self._unswept[-SWEPT_MAX:]:
             connection.leave_gone_peer()
         del self._unswept[-SWEPT_MAX:]
+        self._look_for_silence(clock.monotonic_ns())
+
+    def _look_for_silence(self, now_ns: int) -> None:
+        """Ask clients that say nothing, and end the sessions of those that do not answer."""
+        held_up = now_ns - self._swept_ns > HELD_UP_NS  # this process was, so nobody can have been heard
+        self._swept_ns = now_ns
+        timeout_ns = self.session_timeout_ms * 1_000_000
+        for connection in list(self.connections.values()):
+            silence = connection.silence
+            if silence is None or not silence.quiet(now_ns, timeout_ns):
+                continue
+            if held_up or connection.waiting:
+                silence.heard_ns = now_ns
+            else:
+                connection.look_for_silence(silence, now_ns, timeout_ns)
 
     def drain(self) -> None:
         """Tell every client that this broker stops; they close or come back elsewhere."""
@@ -212,6 +236,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._blocked = False
         self._reading = True
         self._descriptor = -1
+        self.silence: Silence | None = None  # where its client answers PING
         self.peer = ""
 
     # -- transport --------------------------------------------------------------------------------
@@ -229,9 +254,11 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self.get_buffer(len(unread))[: len(unread)] = unread
             self.buffer_updated(len(unread))
 
-    def arrive(self, unread: bytes) -> None:
+    def arrive(self, unread: bytes, *, answers_ping: bool) -> None:
         """Go on where another worker has stopped: with these bytes, which begin a frame."""
         self.welcomed = self._placed = True
+        if answers_ping:
+            self.silence = Silence(clock.monotonic_ns())
         self._decoder.size_max = FRAME_BYTES_MAX
         self._unread = unread
 
@@ -311,7 +338,10 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         router = server.router
         view = buffer.view
         router.received()
-        taken, end_ns = 0, clock.monotonic_ns() + SHARE_NS
+        taken, now_ns = 0, clock.monotonic_ns()
+        end_ns = now_ns + SHARE_NS
+        if self.silence is not None:
+            self.silence.heard_ns = now_ns
         try:
             for received in self._decoder.frames(view, buffer.start, buffer.end):
                 frame, data = received, view
@@ -323,6 +353,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                         return False  # another worker goes on from this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
+                elif frame.kind == _PONG:
+                    pass  # it was heard
                 elif frame.kind == _SHARE_MEMORY:
                     self._share_memory(frame, view)
                 elif server.draining and frame.kind == Kind.PUBLISH:
@@ -351,6 +383,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if not self.welcomed:
             self._shake(frame, buffer.view)
             return True
+        if frame.kind == _PONG:
+            return False
         if frame.kind in _ASKS:
             self._owed += 1
             return False
@@ -367,7 +401,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         owner = server.router.owner_of_opened(frame, buffer.view)
         unread = buffer.view[frame.start - wire.FRAME_HEADER_BYTES : buffer.end]
         descriptor = transport.get_extra_info("socket").fileno()
-        if owner is None or not server.passing.offer(owner, descriptor, unread):
+        answers_ping = int(self.silence is not None)
+        if owner is None or not server.passing.offer(owner, descriptor, unread, answers_ping):
             return False
         server.count("connections_passed", 1)
         self.abort()
@@ -413,6 +448,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 f"the client speaks versions {hello.versions[:8]}", why=f"this broker speaks {wire.VERSION}"
             )
         self.welcomed = True
+        if hello.answers_ping:
+            self.silence = Silence(clock.monotonic_ns())
         self._placed = self._server.passing is None
         self._decoder.size_max = FRAME_BYTES_MAX
         self._server.shaken(self)
@@ -424,6 +461,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             FRAME_BYTES_MAX,
             PUBLISH_CREDIT_BYTES,
             self._server.address(),
+            self._server.session_timeout_ms,
         )
         self.send(wire.control_frame(Kind.WELCOME, welcome, frame.correlation))
 
@@ -470,6 +508,24 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         """End the connection where the kernel hears nothing of the other side any more."""
         if self._transport is not None and gone(self._transport.get_extra_info("socket")):
             _log.limited("a client is gone without a word", source=self.peer)
+            self.abort()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether this broker leaves bytes unread because a ring is full or others had their turn."""
+        return self._blocked
+
+    def look_for_silence(self, silence: Silence, now_ns: int, timeout_ns: int) -> None:
+        """Ask a client that says nothing, or end its session."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        unsent = transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
+        verdict = silence.look(now_ns, timeout_ns, unsent)
+        if verdict is Verdict.ASK:
+            transport.write(wire.control_frame(Kind.PING))
+        elif verdict is Verdict.END:
+            _log.limited("a client does not answer", source=self.peer, timeout_ms=timeout_ns // 1_000_000)
             self.abort()
 
     def abort(self) -> None:

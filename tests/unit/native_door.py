@@ -117,6 +117,7 @@ class Door:
         self.flush_follows = False
         self.server = NativeServer(
             0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
+            session_timeout_ms=30_000,
             turns=self, count=self._count, passing=passing,
         )  # fmt: skip
 

@@ -32,7 +32,7 @@ class FakePassing:
         self.takes = True
         self.passed: list[tuple[int, int, bytes]] = []
 
-    def offer(self, owner: int, descriptor: int, unread: memoryview) -> bool:
+    def offer(self, owner: int, descriptor: int, unread: memoryview, sent_bytes: int) -> bool:
         if self.takes:
             self.passed.append((owner, descriptor, bytes(unread)))
         return self.takes

@@ -398,9 +398,9 @@ def test_the_buffer_of_a_client_grows_when_a_read_fills_it(run: Any, blocking: b
         link: Any = BlockingLink(session) if blocking else Link(session, Wakeups(asyncio.get_running_loop()))
 
         def fill(count: int) -> int:
-            room = link.room if blocking else link.get_buffer(-1)
+            room = link._view[link._end :] if blocking else link.get_buffer(-1)
             room[:count] = b"x" * count
-            (link.received if blocking else link.buffer_updated)(count)
+            (link._received if blocking else link.buffer_updated)(count)
             return len(link._buffer)
 
         sizes = [fill(10), fill(RECEIVE_BUFFER_BYTES_FIRST - 1)]

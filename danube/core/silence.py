@@ -1,0 +1,49 @@
+"""Whether the client of a session is still there: when it is asked, and when it is given up.
+
+A session is heard with every byte that comes.  One that was silent for a third of the time it has is asked
+by a PING; one that is silent for all of it after that is over.  A client that takes what it was sent is
+alive, however late it answers: the PING may lie behind much.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+_ASKED_AFTER: Final = 3  # a third of the time
+
+
+class Verdict(Enum):
+    """Of a look at a session: nothing to do, a PING, or its end."""
+
+    NONE = 0
+    ASK = 1
+    END = 2
+
+
+class Silence:
+    """Of one session; ``heard_ns`` is set by who receives."""
+
+    __slots__ = ("_asked_ns", "_unsent_bytes", "heard_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self.heard_ns = now_ns
+        self._asked_ns = -1
+        self._unsent_bytes = 0
+
+    def quiet(self, now_ns: int, timeout_ns: int) -> bool:
+        """Whether a look is worth while."""
+        return now_ns - self.heard_ns >= timeout_ns // _ASKED_AFTER
+
+    def look(self, now_ns: int, timeout_ns: int, unsent_bytes: int) -> Verdict:
+        """Of a session that is quiet; ``unsent_bytes`` were sent and not taken by the client's host yet."""
+        if self._asked_ns < self.heard_ns:
+            self._asked_ns = now_ns
+            self._unsent_bytes = unsent_bytes
+            return Verdict.ASK
+        taking, self._unsent_bytes = unsent_bytes < self._unsent_bytes, unsent_bytes
+        if taking:
+            self.heard_ns = now_ns
+        elif now_ns - self._asked_ns >= timeout_ns - timeout_ns // _ASKED_AFTER:
+            return Verdict.END
+        return Verdict.NONE

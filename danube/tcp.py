@@ -8,6 +8,7 @@ connection do not grow (``TCP_THIN_LINEAR_TIMEOUTS``), and no pause is longer th
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import sys
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from danube import local_socket
 
+_NETWORK_BITS: Final = 64  # of an IPv6 address
 RTO_MAX_MS: Final = 1_000  # the least that the kernel takes
 _CONGESTION: Final = getattr(socket, "TCP_CONGESTION", 13)
 _THIN_LINEAR_TIMEOUTS: Final = 16  # linux/tcp.h
@@ -36,6 +38,22 @@ def tune(raw: Any) -> bool:
         with suppress(OSError):  # an older kernel: right too, only slower
             raw.setsockopt(socket.IPPROTO_TCP, option, value)
     return True
+
+
+def host_of(name: Any) -> str:
+    """Of a socket's peer: its address without the port, which every new connection changes.
+
+    An IPv6 address is shortened to its network, because a host has as many of those as it likes.
+    """
+    if not isinstance(name, tuple) or not name:
+        return "a process of this host"
+    try:
+        address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+    except ValueError:
+        return str(name[0])
+    if address.version == 4 or address.ipv4_mapped is not None:
+        return str(address if address.version == 4 else address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
 def on_this_host(raw: Any) -> bool:

@@ -241,7 +241,10 @@ class Events:
         self._emit(logging.ERROR, event, facts, error)
 
     def limited(self, event: str, /, *, source: object, level: int = logging.WARNING, **facts: Any) -> None:
-        """An event that a peer can cause at will: one a second for each event and source."""
+        """An event that a peer can cause at will: one a second for each event and source.
+
+        A source is what stays: a host without its port (:func:`danube.tcp.host_of`), a partition, a key.
+        """
         if not self._logger.isEnabledFor(level):
             return
         suppressed = self._suppressor.admit((event, str(source)), monotonic_ns())

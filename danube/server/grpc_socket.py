@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from danube import clock, telemetry
+from danube import clock, tcp, telemetry
 from danube.core.http2_connection import ServerConnection
 from danube.errors import DanubeError
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
@@ -42,7 +42,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._arrived = b""  # read by the worker that passed it on
         self._sent_bytes = 0  # by that one, and still to be left out
         self.congested = False
-        self.peer = ""
+        self.peer = self._host = ""
         self.local_address = ""
 
     def _placed(self, unplaced: Unplaced) -> None:
@@ -60,6 +60,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         tune_socket(transport.get_extra_info("socket"))
         self.peer = str(transport.get_extra_info("peername"))
+        self._host = tcp.host_of(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
         self._door.opened(self, arrived=bool(self._arrived))
         self.flush()  # the greeting, at once: it tells a peer that speaks something else where it is
@@ -171,7 +172,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         elif http2.closing and not http2.streams and not self._refused:
             transport.close()
         elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.limited("slow client closed", source=self.peer)
+            _log.limited("slow client closed", source=self._host, peer=self.peer)
             transport.abort()
 
     def _unsent(self, output: list[bytes]) -> list[bytes]:
@@ -185,7 +186,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if self._refused:
             return
         self._refused = True
-        _log.limited("connection refused", source=self.peer, why=self._http2.failed)
+        _log.limited("connection refused", source=self._host, peer=self.peer, why=self._http2.failed)
         self._end_output(transport)
 
     def _end_output(self, transport: asyncio.Transport) -> None:

@@ -237,7 +237,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._reading = True
         self._descriptor = -1
         self.silence: Silence | None = None  # where its client answers PING
-        self.peer = ""
+        self.peer = self._host = ""
 
     # -- transport --------------------------------------------------------------------------------
 
@@ -248,6 +248,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         tune_socket(raw)
         self._descriptor = raw.fileno()
         self.peer = str(transport.get_extra_info("peername") or "a process of this host")
+        self._host = tcp.host_of(transport.get_extra_info("peername"))
         self._server.opened(self, asyncio.get_running_loop().time())
         if self._unread and not self._transport.is_closing():
             unread, self._unread = self._unread, b""
@@ -488,7 +489,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             output = [memoryview(output[0])[sent:]]
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.limited("slow client closed", source=self.peer)
+            _log.limited("slow client closed", source=self._host, peer=self.peer)
             transport.abort()
 
     def refuse(self, error: DanubeError) -> None:
@@ -507,7 +508,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def leave_gone_peer(self) -> None:
         """End the connection where the kernel hears nothing of the other side any more."""
         if self._transport is not None and gone(self._transport.get_extra_info("socket")):
-            _log.limited("a client is gone without a word", source=self.peer)
+            _log.limited("a client is gone without a word", source=self._host, peer=self.peer)
             self.abort()
 
     @property
@@ -525,7 +526,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if verdict is Verdict.ASK:
             transport.write(wire.control_frame(Kind.PING))
         elif verdict is Verdict.END:
-            _log.limited("a client does not answer", source=self.peer, timeout_ms=timeout_ns // 1_000_000)
+            timeout_ms = timeout_ns // 1_000_000
+            _log.limited("a client does not answer", source=self._host, peer=self.peer, timeout_ms=timeout_ms)
             self.abort()
 
     def abort(self) -> None:

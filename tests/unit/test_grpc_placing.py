@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from danube.core.http2_headers import response_block
 from danube.core.placement import owner_of
 from danube.errors import TopicNotFound
 from danube.ipc.passage import UNREAD_BYTES_MAX
+from danube.server import grpc_socket
 from danube.server.grpc_connection import GrpcConnection
 from danube.server.grpc_door import GrpcDoor
 from danube.server.methods import Method, MethodKind
@@ -405,3 +407,28 @@ def test_several_calls_at_once_ask_for_a_turn_like_several_connections() -> None
     worker.asked.clear()
     feed(connection, sent(stream_id=7) + sent(stream_id=9))
     assert len(worker.asked) == 2
+
+
+def test_a_flood_of_refused_connections_of_one_host_has_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, Any]] = []
+    log = SimpleNamespace(limited=lambda event, **facts: logged.append(facts))
+    monkeypatch.setattr(grpc_socket, "_log", log)
+    worker = Worker(passes=False)
+
+    class From(FakeTransport):
+        def __init__(self, port: int) -> None:
+            super().__init__()
+            self.port = port
+
+        def get_extra_info(self, name: str) -> Any:
+            return ("192.0.2.1", self.port) if name == "peername" else super().get_extra_info(name)
+
+    for port in (1, 2):
+        connection = worker.door.factory()
+        connection.connection_made(cast(asyncio.BaseTransport, From(port)))
+        received = b"GET / HTTP/1.1\r\n\r\n" + bytes(64)
+        connection.get_buffer(-1)[: len(received)] = received
+        connection.buffer_updated(len(received))
+        connection.flush()
+    assert [one["source"] for one in logged] == ["192.0.2.1"] * 2
+    assert len({one["peer"] for one in logged}) == 2

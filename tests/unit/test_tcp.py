@@ -82,3 +82,20 @@ def test_what_is_no_tcp_socket_is_left_as_it_is() -> None:
 )  # fmt: skip
 def test_loopback_is_known_by_its_addresses(address: Any, near: bool) -> None:
     assert tcp.on_this_host(OldSocket(address)) is near
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        (("192.0.2.1", 40_000), "192.0.2.1"),
+        (("::ffff:192.0.2.1", 1, 0, 0), "192.0.2.1"),
+        (("2001:db8::1:2", 1, 0, 0), "2001:db8::/64"),
+        (("2001:db8::ffff:9", 2, 0, 0), "2001:db8::/64"),
+        (("fe80::1%eth0", 2, 0, 2), "fe80::/64"),
+        (("somewhere", 1), "somewhere"),
+        ("", "a process of this host"),
+        (None, "a process of this host"),
+    ],
+)
+def test_a_peer_is_its_host_whatever_its_port(name: Any, host: str) -> None:
+    assert tcp.host_of(name) == host

@@ -29,7 +29,7 @@ from danube.broker.opening import (
 )
 from danube.broker.producers import ProducerLink
 from danube.broker.removing import remove_directory
-from danube.broker.storage import Storage
+from danube.broker.storage import EpochsUsed, Storage
 from danube.broker.subscribing import subscribe
 from danube.broker.traffic import TrafficCounters
 from danube.broker.unbroken import ALWAYS
@@ -44,7 +44,6 @@ from danube.errors import (
     OwnerMoved,
     ProtocolError,
     TopicNotFound,
-    broken,
 )
 from danube.limits import DEDUP_BATCHES_KEPT, DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
 
@@ -419,8 +418,12 @@ class Shard:
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
         epoch = hosted.core.epoch + 1
-        if epoch % REOPENS_PER_INCARNATION == 0:
-            broken("a log was opened anew too often; the worker must start again", partition=hosted.name)
+        if epoch % REOPENS_PER_INCARNATION == 0:  # that epoch is the next incarnation's
+            raise EpochsUsed(
+                f"{hosted.name} cannot be written until its worker starts again",
+                why=f"its log failed and was opened anew {REOPENS_PER_INCARNATION - 1} times since then",
+                hint="look at its disk, then restart the broker; other partitions go on",
+            )
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
             hosted.budget, self.ahead_of(hosted.topic_id),

@@ -38,6 +38,10 @@ REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
 
+class EpochsUsed(StorageFailed):
+    """A log was opened anew as often as one incarnation of a worker has epochs for it."""
+
+
 class Storage:
     """Keeps the logs of one worker's partitions moving; everything here runs on the loop."""
 
@@ -339,7 +343,10 @@ class Storage:
             if not isinstance(error, DanubeError | OSError):
                 raise error
             _log.warning("reopen failed", partition=hosted.name, error=str(error))
-            self._schedule_reopen(hosted)
+            if isinstance(error, EpochsUsed):
+                hosted.failure = hosted.refusal = error
+            else:
+                self._schedule_reopen(hosted)
             return
         opened: OpenedStorage = done.result()
         if hosted.deleted:

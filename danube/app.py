@@ -209,6 +209,7 @@ def native_server(
         worker.index,
         worker.router,
         connections_max=share,
+        places=worker.places,
         handshake_timeout_s=config.limits.handshake_timeout_ms / 1000,
         session_timeout_ms=config.limits.session_timeout_ms,
         turns=worker,

@@ -30,6 +30,7 @@ from danube.broker.link_client import LinkClient
 from danube.broker.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.measuring import Measuring
 from danube.broker.opening import ahead_of
+from danube.broker.places import Places
 from danube.broker.plan_settings import compaction_settings
 from danube.broker.proposals import Proposals, open_metadata
 from danube.broker.questions import Questions
@@ -46,7 +47,7 @@ from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
 from danube.limits import WRITE_BYTES_MAX
 from danube.schema.model import Checks, Compatibility
-from danube.wal.descriptors import descriptors, descriptors_allowed
+from danube.wal.descriptors import connections_allowed, descriptors, descriptors_allowed
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 
@@ -90,6 +91,7 @@ class Worker:
         self.metadata = open_metadata(*place, create=not partition_names(self.data_dir))
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.resize(descriptors_allowed())
+        self.places = Places(connections_allowed())
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it

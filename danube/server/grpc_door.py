@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from danube import clock
 from danube.broker.doors import Turns
+from danube.broker.places import Places
 from danube.core.http2_settings import Http2Settings
 from danube.errors import LimitExceeded
 from danube.server.broker_session import CONNECTION_ID, BrokerSession
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from danube.server.settling import Settling
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
+REFUSED_MAX = 64  # that are being told so; each holds a descriptor meanwhile
 STREAM_QUEUE_BYTES_MAX = 32 * 1024 * 1024  # a consumer's credit, and the largest batch beyond it
 CONNECTION_QUEUE_BYTES_MAX = 256 * 1024 * 1024
 # A client whose stream ended calls again at once.  Answered with UNAVAILABLE it waits and comes back;
@@ -59,6 +61,7 @@ class GrpcDoor:
         name: str,
         *,
         connections_max: int,
+        places: Places,
         message_bytes_max: int,
         handshake_timeout_ms: int,
         turns: Turns,
@@ -83,6 +86,7 @@ class GrpcDoor:
         self.placing = placing
         self._data = data
         self._connections_max = connections_max
+        self._places = places
         self._dirty: dict[GrpcSocket, None] = {}
         self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
 
@@ -98,13 +102,13 @@ class GrpcDoor:
         return connection
 
     def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None:
-        if len(self.connections) >= self._connections_max:
-            connection.refuse(
-                LimitExceeded(
-                    f"this worker holds {self._connections_max} connections already",
-                    hint="close some, or raise limits.connections_max",
-                )
-            )
+        try:
+            self._take_place()
+        except LimitExceeded as error:
+            if len(self._refused) >= REFUSED_MAX:
+                connection.abort()
+                return
+            connection.refuse(error)
             self._refused[connection] = None
             return
         self.connections[connection] = None
@@ -112,11 +116,20 @@ class GrpcDoor:
         if not arrived:
             self.count("connections_total", 1)
 
+    def _take_place(self) -> None:
+        if len(self.connections) >= self._connections_max:
+            raise LimitExceeded(
+                f"this worker holds {self._connections_max} connections already",
+                hint="close some, or raise limits.connections_max",
+            )
+        self._places.take()
+
     def closed(self, connection: GrpcSocket) -> None:
         self._dirty.pop(connection, None)
         self._refused.pop(connection, None)
         if connection in self.connections:
             del self.connections[connection]
+            self._places.give_back()
             self.count("connections", -1)
             if self._data is not None:
                 self._data.consuming.connection_lost(connection)

@@ -65,6 +65,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
         return GrpcDoor(
             name,
             connections_max=share,
+            places=worker.places,
             message_bytes_max=message_bytes_max,
             handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
             turns=worker,

@@ -13,6 +13,7 @@ from typing import cast
 from danube import __version__, clock, tcp, telemetry
 from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.doors import Turns
+from danube.broker.places import Places
 from danube.broker.router import RoutedSession, Router
 from danube.broker.shared_memory import ClientMemory
 from danube.core import wire
@@ -62,6 +63,7 @@ class NativeServer:
         router: Router,
         *,
         connections_max: int,
+        places: Places,
         handshake_timeout_s: float,
         session_timeout_ms: int,
         turns: Turns,
@@ -83,6 +85,7 @@ class NativeServer:
         self.turns = turns
         self.draining = False
         self._connections_max = connections_max
+        self._places = places
         self._handshake_timeout_s = handshake_timeout_s
         self.session_timeout_ms = session_timeout_ms
         self._swept_ns = 0
@@ -115,6 +118,11 @@ class NativeServer:
                 )
             )
             return
+        try:
+            self._places.take()
+        except LimitExceeded as error:
+            connection.refuse(error)
+            return
         self.connections[connection.connection_id] = connection
         self.count("connections", 1)
         if not connection.welcomed:
@@ -130,6 +138,7 @@ class NativeServer:
         self._resting.pop(connection, None)
         self._shaking.pop(connection, None)
         if self.connections.pop(connection.connection_id, None) is not None:
+            self._places.give_back()
             self.count("connections", -1)
             self.router.session_gone(connection)
 

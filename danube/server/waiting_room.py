@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from danube import clock, telemetry
 from danube.broker.listeners import BACKLOG, LOCAL
+from danube.broker.places import Places
 from danube.cluster.calls import Answer, ClusterStatus, Request, Status
 from danube.cluster.controller_client import ControllerClient
 from danube.cluster.waiting import Waiting, waiting_error
@@ -130,8 +131,9 @@ class WaitingRoom:
 
     def _grpc_door(self, name: str) -> GrpcDoor:
         door = GrpcDoor(
-            name, connections_max=CONNECTIONS_MAX, message_bytes_max=MESSAGE_BYTES_MAX,
-            handshake_timeout_ms=self._handshake_ms, turns=self._turns, count=_nothing,
+            name, connections_max=CONNECTIONS_MAX, places=Places(CONNECTIONS_MAX),
+            message_bytes_max=MESSAGE_BYTES_MAX, handshake_timeout_ms=self._handshake_ms,
+            turns=self._turns, count=_nothing,
         )  # fmt: skip
         for module in _MODULES[name]:
             for service in module.DESCRIPTOR.services_by_name.values():

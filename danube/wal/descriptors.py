@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,9 @@ DESCRIPTORS_DEFAULT: Final = 2_048
 DESCRIPTORS_MAX: Final = 65_536
 _KEPT_FREE: Final = 1_024
 _KEPT_FREE_SHARE: Final = 8
+_KEPT_FOR_OTHERS: Final = 128  # rings, listeners, links, and connections that are told that there is no room
+_UNBOUNDED: Final = 1 << 30
+CONNECTIONS_MIN: Final = 16
 
 
 def descriptors_allowed(connections: int = 0) -> int:
@@ -35,6 +39,14 @@ def descriptors_allowed(connections: int = 0) -> int:
         return DESCRIPTORS_MAX
     free = max(_KEPT_FREE, soft // _KEPT_FREE_SHARE)
     return min(max(soft - free - connections, soft // 2, DESCRIPTORS_MIN), DESCRIPTORS_MAX)
+
+
+def connections_allowed() -> int:
+    """How many connections this process may hold: what is neither the log's nor kept for all else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _UNBOUNDED
+    return max(soft - max(soft // 2, DESCRIPTORS_MIN) - _KEPT_FOR_OTHERS, CONNECTIONS_MIN)
 
 
 class LogFile:
@@ -87,7 +99,8 @@ class Descriptors:
                 if not file.pins:
                     self._idle[file] = self._idle.pop(file)
                 return file.fd
-            return self._opened(file, self._retry_when_full(file))  # takes the lock unless it is lost
+            opened = self._retry_when_full(lambda: files.open_existing(file.path, writable=file.writable))
+            return self._opened(file, opened)  # takes the lock unless it is lost
 
     def create(self, file: LogFile, spare: Path | None = None) -> int:
         """Create the file (FileExistsError when it is there) and open it for writing.
@@ -96,9 +109,7 @@ class Descriptors:
         is what is named, whatever a newer owner does meanwhile.
         """
         with self._lock:
-            return self._opened(
-                file, files.open_new(file.path) if spare is None else _named(spare, file.path)
-            )
+            return self._opened(file, self._retry_when_full(lambda: _created(file.path, spare)))
 
     def pin(self, file: LogFile) -> int:
         with self._lock:
@@ -126,14 +137,15 @@ class Descriptors:
             if not file.pins:
                 self._close(file)
 
-    def _retry_when_full(self, file: LogFile) -> int:
+    def _retry_when_full(self, opened: Callable[[], int]) -> int:
+        """Where the process has no descriptor left: once more without the idle files that it has."""
         try:
-            return files.open_existing(file.path, writable=file.writable)
+            return opened()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self._evict(0)
-            return files.open_existing(file.path, writable=file.writable)
+            return opened()
 
     def _opened(self, file: LogFile, fd: int) -> int:
         if file.locked and not file.lost:
@@ -186,6 +198,10 @@ class Descriptors:
             self._idle.pop(file, None)
             fd, file.fd = file.fd, -1
             files.close(fd)
+
+
+def _created(path: Path, spare: Path | None) -> int:
+    return files.open_new(path) if spare is None else _named(spare, path)
 
 
 def _named(spare: Path, path: Path) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from danube.broker.connection_passing import ConnectionPassing
+from danube.broker.places import Places
 from danube.broker.router import RoutedSession, Router
 from danube.core import wire
 from danube.core.wire import Frame, Kind
@@ -109,14 +110,20 @@ class FakeRouter:
 
 
 class Door:
-    def __init__(self, connections_max: int = 10, passing: ConnectionPassing | None = None) -> None:
+    def __init__(
+        self,
+        connections_max: int = 10,
+        passing: ConnectionPassing | None = None,
+        places: Places | None = None,
+    ) -> None:
         self.router = FakeRouter()
         self.counted: dict[str, int] = {}
         self.alone = False  # whether a connection gets a turn for itself
         self.turns: list[str] = []
         self.flush_follows = False
         self.server = NativeServer(
-            0, cast(Router, self.router), connections_max=connections_max, handshake_timeout_s=5,
+            0, cast(Router, self.router), connections_max=connections_max,
+            places=places or Places(1_000), handshake_timeout_s=5,
             session_timeout_ms=30_000,
             turns=self, count=self._count, passing=passing,
         )  # fmt: skip

@@ -10,16 +10,17 @@ from typing import Any, cast
 import pytest
 
 from danube.broker.connection_passing import ConnectionPassing
+from danube.broker.places import Places
 from danube.core import http2_frames as frames
 from danube.core.commands import KnownConsumer
 from danube.core.grpc_framing import frame_message
 from danube.core.http2_headers import response_block
 from danube.core.placement import owner_of
-from danube.errors import TopicNotFound
+from danube.errors import LimitExceeded, TopicNotFound
 from danube.ipc.passage import UNREAD_BYTES_MAX
 from danube.server import grpc_socket
 from danube.server.grpc_connection import GrpcConnection
-from danube.server.grpc_door import GrpcDoor
+from danube.server.grpc_door import REFUSED_MAX, GrpcDoor
 from danube.server.methods import Method, MethodKind
 from danube.server.placing import GREETING_BYTES_MAX, Placing
 from danube.server.proto import DanubeApi_pb2 as pb
@@ -52,7 +53,9 @@ class FakePassing:
 class Worker:
     """The data door of one worker; calls are answered with what they brought, in its turns."""
 
-    def __init__(self, *, passes: bool = True, connections_max: int = 10) -> None:
+    def __init__(
+        self, *, passes: bool = True, connections_max: int = 10, places: Places | None = None
+    ) -> None:
         self.way = FakePassing()
         self.taken: list[tuple[str, bytes]] = []
         self.waiting: list[Callable[[], None]] = []
@@ -61,8 +64,9 @@ class Worker:
         self.asked: list[object] = []
         placing = Placing(cast(ConnectionPassing, self.way), self._owner, self._find, 4) if passes else None
         self.door = GrpcDoor(
-            "grpc", connections_max=connections_max, message_bytes_max=1 << 20, handshake_timeout_ms=1000,
-            turns=self, count=self._count, placing=placing,
+            "grpc", connections_max=connections_max, places=places or Places(100),
+            message_bytes_max=1 << 20, handshake_timeout_ms=1000, turns=self, count=self._count,
+            placing=placing,
         )  # fmt: skip
         for path, request in [
             (SEND, pb.StreamMessage), (CREATE, pb.ProducerRequest), (SUBSCRIBE, pb.ConsumerRequest),
@@ -432,3 +436,17 @@ def test_a_flood_of_refused_connections_of_one_host_has_one_source(monkeypatch: 
         connection.flush()
     assert [one["source"] for one in logged] == ["192.0.2.1"] * 2
     assert len({one["peer"] for one in logged}) == 2
+
+
+def test_connections_that_would_take_the_logs_descriptors_are_told_so() -> None:
+    places = Places(1)
+    worker = Worker(passes=False, places=places)
+    first, _ = worker.connect()
+    _, late = worker.connect()
+    assert b"has descriptors for 1 connections" in late.written
+    with pytest.raises(LimitExceeded):
+        places.take()
+    told = [worker.connect()[1] for _ in range(REFUSED_MAX)]
+    assert [transport.aborted for transport in told] == [False] * (REFUSED_MAX - 1) + [True]
+    first.connection_lost(None)
+    places.take()

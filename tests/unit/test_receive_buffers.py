@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from danube.broker.places import Places
 from danube.client.blocking_link import BlockingLink
 from danube.client.connection import Link
 from danube.client.waiting import Wakeups
@@ -341,6 +342,22 @@ def test_connections_are_bounded_and_freed(run: Any) -> None:
         door.connect()
         door.server.worker_restarted(3)
         assert door.router.restarted == [3, 3]
+
+    run(test)
+
+
+def test_connections_that_would_take_the_logs_descriptors_are_told_so(run: Any) -> None:
+    def test() -> None:
+        places = Places(2)
+        door, other = Door(places=places), Door(places=places)
+        first, _ = door.connect()
+        other.connect()
+        _, late = door.connect(shake=False)
+        (frame,) = door.sent(late)
+        assert type(frame.error) is LimitExceeded and late.closed
+        assert "descriptors for 2 connections" in frame.error.what
+        first.connection_lost(None)
+        other.connect()
 
     run(test)
 

@@ -52,4 +52,4 @@ def test_an_exclusive_subscription_of_a_hanging_process_goes_on_to_others(broker
                     time.sleep(0.1)
         finally:
             holder.kill()
-            holder.wait()
+            holder.communicate()

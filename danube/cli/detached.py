@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -16,7 +17,9 @@ from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unava
 if TYPE_CHECKING:
     from danube.config import BrokerConfig, Started
 
-SILENCE_MAX_S = 60.0  # between two lines of a start: a first one compiles kernels, each takes seconds
+SILENCE_MAX_S = 60.0  # without a line and without work: a first start compiles kernels, each takes seconds
+START_MAX_S = 900.0  # whatever it does
+WORK_MIN_S = 0.5  # of processor time: on a busy machine one kernel may take minutes
 LOOK_INTERVAL_S = 0.02
 OUTPUT_FILE = "danube.out"
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
@@ -30,7 +33,7 @@ def start_detached(config: BrokerConfig) -> Started:
 
     Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.  Progress
     of the start is passed on to standard error.  Raises Unavailable when the broker ends, and
-    OperationTimeout when it says nothing for SILENCE_MAX_S.
+    OperationTimeout when it neither says nor does anything for SILENCE_MAX_S.
     """
     holder = read_running(config.data_dir)
     if holder is not None:
@@ -69,8 +72,6 @@ def _flags(config: BrokerConfig) -> list[str]:
 
 def _environment(config: BrokerConfig) -> dict[str, str]:
     """The whole checked configuration as environment, so that the child needs no file to agree."""
-    import os
-
     from danube.config import environment_name, values
 
     kept = {name: text for name, text in own_environment(os.environ).items() if name != "DANUBE_CONFIG"}
@@ -83,9 +84,13 @@ def _wait_ready(
     from danube.config import Started
 
     spoken = _Spoken(output, output_start)
+    worked_s = 0.0
+    end = time.monotonic() + START_MAX_S
     give_up = time.monotonic() + SILENCE_MAX_S
-    while time.monotonic() < give_up:
-        if spoken.pass_on():
+    while time.monotonic() < min(give_up, end):
+        now_worked_s = _processor_time_s(process.pid)
+        if spoken.pass_on() or now_worked_s >= worked_s + WORK_MIN_S:
+            worked_s = now_worked_s
             give_up = time.monotonic() + SILENCE_MAX_S
         found = read_running(config.data_dir)
         if found is not None and found.pid == process.pid and found.ready:
@@ -105,10 +110,20 @@ def _wait_ready(
         time.sleep(LOOK_INTERVAL_S)
     process.terminate()
     raise OperationTimeout(
-        f"the broker said nothing for {SILENCE_MAX_S:.0f} s, does not serve and was told to stop",
+        f"the broker did nothing for {SILENCE_MAX_S:.0f} s, does not serve and was told to stop",
         why=_last_lines(output, output_start),
         hint=f"all it said is in {output}",
     )
+
+
+def _processor_time_s(pid: int) -> float:
+    """Return the processor time that the broker's first process has taken; 0 when it is gone (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class _Spoken:

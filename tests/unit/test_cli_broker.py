@@ -328,6 +328,31 @@ def test_a_detached_start_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytes
     assert process.wait(5) == -signal.SIGTERM
 
 
+BUSY = """
+import time
+end = time.monotonic() + 3
+while time.monotonic() < end: pass
+raise SystemExit(3)
+"""
+
+
+def test_a_detached_start_that_works_in_silence_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached, "SILENCE_MAX_S", 1.5)
+    monkeypatch.setattr(detached, "WORK_MIN_S", 0.1)
+    config = BrokerConfig(data_dir=tmp_path)
+    with pytest.raises(Unavailable, match="exit code 3"):
+        detached._wait_ready(
+            config, subprocess.Popen([sys.executable, "-c", BUSY]), tmp_path / "danube.out", 0
+        )
+    monkeypatch.setattr(detached, "START_MAX_S", 0.2)
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    with pytest.raises(OperationTimeout, match="was told to stop"):
+        detached._wait_ready(config, process, tmp_path / "danube.out", 0)
+    assert process.wait(5) == -signal.SIGTERM
+
+
 # Says something each 0.25 s, twelve times: longer in all than it may be silent.
 SLOW = """
 import sys, time

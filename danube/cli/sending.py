@@ -131,15 +131,21 @@ async def _send_group(producer: Any, records: list[Record], sent: Sent) -> None:
     else:
         keys = [one.key for one in records]
         attributes = [one.attributes for one in records]
-        acks = await producer.send_many(
-            [one.payload for one in records],
-            keys=keys if any(key is not None for key in keys) else None,
-            attributes=attributes if any(attributes) else None,
-        )
-        size_bytes = sum(len(one.payload) for one in records)
-        for ack in acks:
-            share = size_bytes * ack.record_count // len(records)
-            sent.acknowledged(ack, ack.record_count, share)
+        acks: list[Any] = []
+        try:
+            acks = await producer.send_many(
+                [one.payload for one in records],
+                keys=keys if any(key is not None for key in keys) else None,
+                attributes=attributes if any(attributes) else None,
+            )
+        except DanubeError as error:
+            acks = error.facts.get("acks", [])
+            raise
+        finally:
+            size_bytes = sum(len(one.payload) for one in records)
+            for ack in acks:
+                share = size_bytes * ack.record_count // len(records)
+                sent.acknowledged(ack, ack.record_count, share)
 
 
 async def _copies(template: Record, count: int, size: int) -> AsyncIterator[list[Record]]:

@@ -21,6 +21,7 @@ STATUS_ROWS = 1_000  # of one request
 _CLUSTER_READS = frozenset({"brokers", "deciding_broker", "balance"})
 
 Start = str | int | datetime | tuple[str, int]
+_START_MAX = (1 << 63) - 1  # offsets and microseconds are signed 64-bit numbers in every format
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ def start_of(start: Start) -> tuple[str, int]:
     """A start position as (kind, value) on the wire: earliest, latest, offset or time (microseconds)."""
     if isinstance(start, str) and start in ("earliest", "latest"):
         return start, 0
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= _START_MAX:
         return "offset", start
     if isinstance(start, datetime):
         if start.tzinfo is None:
@@ -69,10 +70,11 @@ def start_of(start: Start) -> tuple[str, int]:
                 "start time has no time zone", hint="for example datetime.now(timezone.utc)"
             )
         return "time", round(start.timestamp() * 1_000_000)
-    if isinstance(start, tuple) and start[0] in ("time", "offset") and int(start[1]) >= 0:
+    if isinstance(start, tuple) and start[0] in ("time", "offset") and 0 <= int(start[1]) <= _START_MAX:
         return start[0], int(start[1])
     raise InvalidArgument(
         f"start {start!r} is not valid",
+        why=f"a number must be from 0 to {_START_MAX}" if isinstance(start, int | tuple) else "",
         hint='use "earliest", "latest", an offset, a datetime, or ("time", microseconds)',
     )
 

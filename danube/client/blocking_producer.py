@@ -9,8 +9,7 @@ from typing import Any
 from danube.client.ack import Ack
 from danube.client.blocking import BlockingConnection
 from danube.client.group import Group, SendFuture
-from danube.client.outbox import Outbox
-from danube.client.outgoing import Outgoing
+from danube.client.outbox import Outbox, Part, acks_of
 from danube.client.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
 from danube.client.records import Attributes
 from danube.client.reply import Plan, all_settled
@@ -109,24 +108,33 @@ class Producer:
         """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
 
         ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
-        is one mapping per record, or one for all.  Raises the first error; other batches may be
-        stored then.
+        is one mapping per record, or one for all.  They belong to the client until the call has ended:
+        what is changed meanwhile may be stored as it was or as it became.
+
+        Raises the first error; other batches may be stored then.  Its facts say which are for certain:
+        ``acks``, and ``places``, the places in the call of each one's records; ``index`` is the place of
+        a record that is at fault.
         """
         connection = self._connection
         box = self._box
-        sent: list[Outgoing] = []
+        sent: list[Part] = []
+        refused: DanubeError | None = None
         batches = box.batches(payloads, keys, attributes)
         more = True
-        while more:
-            with connection.lock:
-                outgoing, more = next(batches, (None, False))
-                connection.flush()
-            if outgoing is not None:
-                sent.append(outgoing)
-            if more and not box.has_room:
-                self._room(box)
-        connection.wait(all_settled(list(sent)))
-        return [outgoing.result() for outgoing in sent]
+        try:
+            while more:
+                with connection.lock:
+                    part = next(batches, None)
+                    connection.flush()
+                if part is not None:
+                    sent.append(part)
+                more = part is not None and part.more
+                if more and not box.has_room:
+                    self._room(box)
+        except DanubeError as error:
+            refused = error
+        connection.wait(all_settled([part.outgoing for part in sent]))
+        return acks_of(sent, refused)
 
     def send_nowait(
         self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
+from danube.client.ack import Ack
 from danube.client.group import Group
 from danube.client.outgoing import Outgoing
 from danube.client.publishing import PartitionProducer
@@ -50,6 +51,51 @@ FAILURES_KEPT: Final = 100
 
 outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
 _telemetry = events("client")
+
+
+class Part(NamedTuple):
+    """One batch of a send_many and the places of its records in the call."""
+
+    outgoing: Outgoing
+    start: int
+    stop: int
+    chosen: list[int] | None  # those of ``start`` .. ``stop`` that went here; None: all
+    more: bool  # whether another batch follows
+
+    @property
+    def places(self) -> Sequence[int]:
+        return _places(self.start, self.stop, self.chosen)
+
+
+def _places(start: int, stop: int, chosen: list[int] | None) -> Sequence[int]:
+    places = range(start, stop)
+    found: Sequence[int] = places if chosen is None else pick(places, chosen)
+    return found
+
+
+def acks_of(sent: list[Part], refused: DanubeError | None = None) -> list[Ack]:
+    """Return the Acks of a send_many whose batches are all settled, or raise its first error.
+
+    ``refused`` ended the call before all of its records were sent.  The error's facts say what is stored for
+    certain: ``acks``, and in ``places`` the places in the call of each one's records.  ``index``, where there
+    is one, is the place in the call of the record at fault.
+    """
+    failed = next((part for part in sent if part.outgoing.error is not None), None)
+    if failed is not None:
+        found = failed.outgoing.error
+        if not isinstance(found, DanubeError):
+            raise cast(BaseException, found)
+        error = renumbered(found, failed.places)
+    elif refused is not None:
+        error = refused
+    else:
+        return [part.outgoing.result() for part in sent]
+    stored = [part for part in sent if part.outgoing.settled and part.outgoing.error is None]
+    facts = {
+        **error.facts, "acks": [part.outgoing.result() for part in stored],
+        "places": [part.places for part in stored],
+    }  # fmt: skip
+    raise type(error)(error.what, why=error.why, hint=error.hint, **facts)
 
 
 class Outbox:
@@ -300,7 +346,7 @@ class Outbox:
 
     # -- many records ---------------------------------------------------------------------------
 
-    def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[tuple[Outgoing, bool]]:
+    def batches(self, payloads: Any, keys: Any, attributes: Any) -> Iterator[Part]:
         """Send ``payloads`` batch by batch, and tell whether more follow: then the caller waits for room."""
         self.flush_group()
         payloads, count = countable(payloads)
@@ -330,9 +376,8 @@ class Outbox:
                         pick(chunk_attributes, chosen),
                     )
                 except DanubeError as error:
-                    places = range(start, stop)
-                    raise renumbered(error, places if chosen is None else pick(places, chosen)) from None
-                yield outgoing, stop < count or number < len(shares)
+                    raise renumbered(error, _places(start, stop, chosen)) from None
+                yield Part(outgoing, start, stop, chosen, stop < count or number < len(shares))
             start = stop
 
     def _by_partition(

@@ -10,7 +10,7 @@ from typing import Any
 from danube.client.ack import Ack
 from danube.client.connection import Connection
 from danube.client.group import SendFuture
-from danube.client.outbox import Outbox
+from danube.client.outbox import Outbox, Part, acks_of
 from danube.client.outgoing import Outgoing
 from danube.client.records import Attributes
 from danube.client.reply import Reply, all_settled
@@ -157,22 +157,28 @@ class Producer:
         """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
 
         ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
-        is one mapping per record, or one for all.  Raises the first error; other batches may be
-        stored then.
+        is one mapping per record, or one for all.  They belong to the client until the call has ended:
+        what is changed meanwhile may be stored as it was or as it became.
+
+        Raises the first error; other batches may be stored then.  Its facts say which are for certain:
+        ``acks``, and ``places``, the places in the call of each one's records; ``index`` is the place of
+        a record that is at fault.
         """
         box, connection = self._box, self._connection
-        sent: list[Outgoing] = []
-        for outgoing, more in box.batches(payloads, keys, attributes):
-            sent.append(outgoing)
-            connection.flush()
-            if more and not box.has_room:
-                await self._room(box)
-            elif more:
-                await asyncio.sleep(0)
-        if len(sent) == 1:
-            return [await connection.wait(sent[0])]
-        await connection.wait(all_settled(list(sent)))
-        return [outgoing.result() for outgoing in sent]
+        sent: list[Part] = []
+        refused: DanubeError | None = None
+        try:
+            for part in box.batches(payloads, keys, attributes):
+                sent.append(part)
+                connection.flush()
+                if part.more and not box.has_room:
+                    await self._room(box)
+                elif part.more:
+                    await asyncio.sleep(0)
+        except DanubeError as error:
+            refused = error
+        await connection.wait(all_settled([part.outgoing for part in sent]))
+        return acks_of(sent, refused)
 
     def send_nowait(
         self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None

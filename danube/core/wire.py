@@ -20,14 +20,14 @@ The first frame of a client is HELLO; anything else before WELCOME closes the co
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from danube.core.policy import FailurePolicy
-from danube.errors import DanubeError, LimitExceeded, ProtocolError, error_for_code
+from danube.errors import DanubeError, InvalidArgument, LimitExceeded, ProtocolError, error_for_code
 from danube.limits import ANSWER_BYTES_MAX, CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 
 VERSION: Final = 1
@@ -252,6 +252,8 @@ class Frame(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_INT_MIN: Final = -(1 << 63)  # what MessagePack carries
+_INT_MAX: Final = (1 << 64) - 1
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _decoders: dict[type, Any] = {}
 
@@ -270,11 +272,42 @@ def handle_of(frame: bytes | memoryview) -> int:
 def control_frame(
     kind: int, body: Any = None, correlation: int = 0, handle: int = 0, flags: int = 0
 ) -> bytes:
-    """A whole frame with a MessagePack body (or an empty one for None)."""
-    encoded = b"" if body is None else _encoder.encode(body)
+    """Return a whole frame with a MessagePack body (or an empty one for None).
+
+    Raises InvalidArgument for a number of more than 64 bits, which MessagePack cannot carry.
+    """
+    try:
+        encoded = b"" if body is None else _encoder.encode(body)
+    except OverflowError:
+        raise _beyond_64_bits(body) from None
     tail = -len(encoded) % 8
     size = FRAME_HEADER_BYTES + len(encoded) + tail
     return _FRAME.pack(size, kind, flags, tail, correlation, handle) + encoded + bytes(tail)
+
+
+def _beyond_64_bits(body: Any) -> InvalidArgument:
+    """Return the error that names the field whose number does not fit."""
+    name, value = next(_numbers_beyond(body, "number"), ("number", 0))
+    return InvalidArgument(
+        f"{name} is out of range",
+        why=f"a number of {value.bit_length()} bits was given; it must be from {_INT_MIN} to {_INT_MAX}",
+        field=name,
+    )
+
+
+def _numbers_beyond(value: Any, name: str) -> Iterator[tuple[str, int]]:
+    if isinstance(value, int):
+        if not _INT_MIN <= value <= _INT_MAX:
+            yield name, value
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            yield from _numbers_beyond(getattr(value, field), field)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers_beyond(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers_beyond(inner, name)
 
 
 def result_frame(value: Any, correlation: int, handle: int = 0) -> bytes:

@@ -228,6 +228,54 @@ async def test_an_error_names_a_record_by_its_place_in_the_whole_list(
         assert refused.value.facts["index"] == 77 and "record 77" in str(refused.value)
 
 
+def stored_by(error: DanubeError) -> list[int]:
+    """Places in the call of the records that the error says are stored."""
+    pairs = zip(error.facts["acks"], error.facts["places"], strict=True)
+    found: list[int] = []
+    for ack, places in pairs:
+        assert ack.record_count == len(places)
+        found += places
+    return sorted(found)
+
+
+@asynchronous
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_a_send_many_that_is_cut_off_tells_what_is_stored(fake: FakeBroker, partitions: int) -> None:
+    payloads: list[Any] = [b"%03d" % one + b"x" * 200 for one in range(99)] + ["text"]
+    keys = [b"%d" % number for number in range(100)]
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC, partitions=partitions, batch_bytes=2048) as producer,
+    ):
+        with pytest.raises(InvalidArgument, match="record 99") as refused:
+            await producer.send_many(payloads, keys=keys)
+    stored = stored_by(refused.value)
+    assert len(stored) > 50 and 99 not in stored
+    names = [f"{TOPIC}-part-{one}" for one in range(partitions)] or [TOPIC]
+    assert sorted(one for name in names for one in fake.payloads(name)) == [payloads[one] for one in stored]
+
+
+@asynchronous
+async def test_a_batch_of_send_many_that_the_broker_refuses_is_named_by_its_place(fake: FakeBroker) -> None:
+    payloads = [b"%03d" % one + b"x" * 200 for one in range(40)]
+    async with (
+        danube.connect(fake.url) as client,
+        client.producer(TOPIC, batch_bytes=2048) as producer,
+    ):
+        fake.refuse(Kind.PUBLISH, RecordTooLarge("record 3 of 203 bytes is too large", index=3, limit=5))
+        with pytest.raises(RecordTooLarge, match="record 3 of") as refused:
+            await producer.send_many(payloads)
+        stored = stored_by(refused.value)
+        assert fake.payloads(TOPIC) == [payloads[one] for one in stored]
+        gone = sorted(set(range(40)) - set(stored))
+        assert gone and gone[0] == 0, "the first batch was refused"
+        assert refused.value.facts["limit"] == 5
+        with pytest.raises(RecordTooLarge) as alone:
+            fake.refuse(Kind.PUBLISH, RecordTooLarge("record 1 is too large", index=1))
+            await producer.send_many(payloads[:5])
+        assert (stored_by(alone.value), alone.value.facts["index"]) == ([], 1)
+
+
 @asynchronous
 async def test_a_refused_send_raises_the_brokers_error_and_the_next_one_is_stored(fake: FakeBroker) -> None:
     async with danube.connect(fake.url) as client, client.producer(TOPIC) as producer:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,17 @@ def fill(client: danube.sync.Client, count: int) -> list[bytes]:
     with client.producer(TOPIC) as producer:
         producer.send_many(payloads)
     return payloads
+
+
+def test_a_send_many_that_is_cut_off_tells_what_is_stored(fake: FakeBroker) -> None:
+    payloads: list[Any] = [b"%03d" % one + b"x" * 200 for one in range(99)] + ["text"]
+    with danube.sync.connect(fake.url) as client, client.producer(TOPIC, batch_bytes=2048) as producer:
+        with pytest.raises(InvalidArgument, match="record 99") as refused:
+            producer.send_many(payloads)
+        stored = [one for places in refused.value.facts["places"] for one in places]
+        assert stored == list(range(len(stored))) and len(stored) > 50
+        assert sum(ack.record_count for ack in refused.value.facts["acks"]) == len(stored)
+        assert fake.payloads(TOPIC) == payloads[: len(stored)]
 
 
 def test_the_names_are_those_of_the_asyncio_client() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
 
 from danube.client.blocking import BlockingConnection
 from danube.client.consumer import CLOSE_WAIT_S, raise_lost
@@ -26,6 +27,20 @@ class Message(BaseMessage, eq=False):
         """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
         self.nack_nowait(delay, reason)
 
+    def ack_nowait(self) -> None:
+        """As ack(); threads may settle messages of one consumer at the same time."""
+        with self._source.partition.shell.lock:
+            super().ack_nowait()
+
+    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
+        """As nack()."""
+        with self._source.partition.shell.lock:
+            super().nack_nowait(delay, reason)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._source.partition.shell.lock:
+            super()._give_up(error)
+
     def __enter__(self) -> Message:
         return self
 
@@ -45,6 +60,20 @@ class Batch(BaseBatch):
     def nack(self, delay: float | None = None, reason: str = "") -> None:
         """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
         self.nack_nowait(delay, reason)
+
+    def ack_nowait(self) -> None:
+        """As ack(); threads may settle batches of one consumer at the same time."""
+        with self._partition.shell.lock:
+            super().ack_nowait()
+
+    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
+        """As nack()."""
+        with self._partition.shell.lock:
+            super().nack_nowait(delay, reason)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._partition.shell.lock:
+            super()._give_up(error)
 
     def __enter__(self) -> Batch:
         return self
@@ -123,23 +152,24 @@ class Consumer:
     def _opening(self) -> Plan[None]:
         session = self._connection.session
         self._inbox = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
+        for partition in self._inbox.partitions:
+            partition.shell = self._connection
         if self._closed:
             raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
 
     def __iter__(self) -> Iterator[Message]:
-        inbox = self._box
+        inbox, lock = self._box, self._connection.lock
         while True:
-            messages = inbox.messages
-            for message in messages:
+            with lock:  # other threads may iterate as well
+                messages = inbox.messages
+                message = next(messages, None)
+            if message is not None:
                 yield message
-                if inbox.messages is not messages:
-                    break  # subscribed anew: the rest of that batch will come again
             else:
-                self._advance(inbox, None)
+                self._advance(inbox, messages, None)
 
-    def _advance(self, inbox: Inbox[Message, Batch], timeout: float | None) -> bool:
-        """Wait for another batch of messages; False when time is up."""
-        spent = inbox.messages
+    def _advance(self, inbox: Inbox[Message, Batch], spent: Any, timeout: float | None) -> bool:
+        """Wait for messages other than ``spent``; False when time is up."""
         return self._connection.wait_until(lambda: inbox.messages is not spent or inbox.advance(), timeout)
 
     def receive(self, timeout: float | None = None) -> Message:
@@ -148,11 +178,12 @@ class Consumer:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._connection.lock:
-                message = next(inbox.messages, None)
+                messages = inbox.messages
+                message = next(messages, None)
             if message is not None:
                 return message
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._advance(inbox, left):
+            if not self._advance(inbox, messages, left):
                 raise inbox.nothing_came(timeout or 0.0)
 
     def batches(self, max_records: int | None = None, max_wait: float | None = None) -> Iterator[Batch]:

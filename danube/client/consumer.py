@@ -17,6 +17,33 @@ from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTi
 CLOSE_WAIT_S = CLOSE_TIMEOUT_NS / 1e9 + 1.0  # acks that are pending have a deadline of their own
 
 
+class _Messages:
+    """Iterator over the messages of an inbox.
+
+    No generator: that is at its end for good once a caller's timeout has cancelled it.
+    """
+
+    __slots__ = ("_connection", "_inbox")
+
+    def __init__(self, inbox: Inbox[Message, Batch], connection: Connection) -> None:
+        self._inbox = inbox
+        self._connection = connection
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> Message:
+        inbox = self._inbox
+        while True:
+            messages = inbox.messages
+            for message in messages:
+                return message
+            await asyncio.sleep(0)  # let others run, even where messages never cease
+            if inbox.messages is messages and not inbox.advance():
+                self._connection.flush()
+                await self._connection.wait(inbox.arrival())
+
+
 class Consumer:
     """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
 
@@ -78,31 +105,18 @@ class Consumer:
             self._inbox = inbox
         return self
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        inbox = self._box
-        while True:
-            messages = inbox.messages
-            for message in messages:
-                yield message
-                if inbox.messages is not messages:
-                    break  # subscribed anew: the rest of that batch will come again
-            else:
-                await asyncio.sleep(0)  # let others run, even where messages never cease
-                if inbox.messages is messages and not inbox.advance():
-                    self._connection.flush()
-                    await self._connection.wait(inbox.arrival())
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Return an iterator that goes on after a cancelled or timed-out ``anext()``."""
+        return _Messages(self._box, self._connection)
 
     async def receive(self, timeout: float | None = None) -> Message:
         """The next message; raise OperationTimeout when none comes within ``timeout`` seconds."""
         inbox = self._box
+        for message in inbox.messages:
+            return message
         try:
             async with asyncio.timeout(timeout):
-                while True:
-                    for message in inbox.messages:
-                        return message
-                    if not inbox.advance():
-                        self._connection.flush()
-                        await self._connection.wait(inbox.arrival())
+                return await _Messages(inbox, self._connection).__anext__()
         except TimeoutError:
             raise inbox.nothing_came(timeout or 0.0) from inbox.waits_for
 

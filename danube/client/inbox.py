@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
 from danube.client.message import BaseBatch, BaseMessage, Part, messages_of
@@ -13,6 +14,7 @@ from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.limits import MIB
 
 BATCH_BYTES_SOFT: Final = 1 * MIB  # deliveries that wait are handed out together up to this size
+MESSAGES_AT_ONCE: Final = 1024  # between two turns of a loop that takes one message after another
 
 M = TypeVar("M", bound=BaseMessage)
 B = TypeVar("B", bound=BaseBatch)
@@ -36,6 +38,7 @@ class Inbox(Generic[M, B]):
         self.partitions = partitions
         self.closed = False
         self.messages: Iterator[M] = iter(())
+        self._coming: Iterator[M] = self.messages  # the rest of the batch that they are of
         self._message_cls = message_cls
         self._batch_cls = batch_cls
         self._current: PartitionConsumer | None = None
@@ -60,7 +63,7 @@ class Inbox(Generic[M, B]):
             self._ready.remove(partition)
         if self._current is partition:
             self._current = None
-            self.messages = iter(())
+            self.messages = self._coming = iter(())
 
     def _wake(self) -> None:
         if self._waiter is not None:
@@ -100,7 +103,11 @@ class Inbox(Generic[M, B]):
     # -- one by one -----------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Put the next batch into ``messages``; False when there is none."""
+        """Put further records into ``messages``, few enough for a loop's turn; False when there are none."""
+        head = list(islice(self._coming, MESSAGES_AT_ONCE))
+        if head:
+            self.messages = iter(head)
+            return True
         self._ask_for_more()
         if self.closed or not self._ready:
             self.check()
@@ -114,7 +121,8 @@ class Inbox(Generic[M, B]):
             self._handed.append(partition)
             if part is not None:
                 self._current = partition
-                self.messages = messages_of(self._message_cls, self.topic, partition, part)
+                self._coming = messages_of(self._message_cls, self.topic, partition, part)
+                self.messages = iter(list(islice(self._coming, MESSAGES_AT_ONCE)))
                 return True
         self._ask_for_more()
         return False
@@ -136,12 +144,12 @@ class Inbox(Generic[M, B]):
 
     def begin_batches(self, records_max: int | None) -> None:
         """Go over to batches: what is left of ``messages`` comes first."""
-        message: Any = next(self.messages, None)
+        message: Any = next(chain(self.messages, self._coming), None)
         if message is not None and self._current is not None:
             batch = message._source.batch
             self._put_rest(self._current, Part(batch, message._index, batch.record_count))
         self._current = None
-        self.messages = iter(())
+        self.messages = self._coming = iter(())
         if records_max is not None:
             for partition in self.partitions:
                 partition.widen(2 * records_max)

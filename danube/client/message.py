@@ -102,7 +102,10 @@ class BaseMessage(msgspec.Struct, eq=False):
         if error is None:
             self.ack_nowait()
         else:
-            give_up(self._source.partition, [(self.offset, self.offset + 1)], error)
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        give_up(self._source.partition, [(self.offset, self.offset + 1)], error)
 
     def __repr__(self) -> str:
         shown = self.payload if len(self.payload) <= 32 else self.payload[:32] + b"..."
@@ -231,7 +234,10 @@ class BaseBatch:
         if error is None:
             self.ack_nowait()
         else:
-            give_up(self._partition, self.offset_ranges(), error)
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        give_up(self._partition, self.offset_ranges(), error)
 
     def __repr__(self) -> str:
         return (

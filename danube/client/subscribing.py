@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class PartitionConsumer:
         self.active = True
         self.failure: DanubeError | None = None
         self.waiting: DanubeError | None = None  # why the broker sends no records now
+        self.shell: Any = None  # of the blocking client: its lock guards this against other threads
         self.when_ready: Callable[[PartitionConsumer], None] = _nothing
         self.when_reset: Callable[[PartitionConsumer], None] = _nothing
         self._body = body

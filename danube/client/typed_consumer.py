@@ -40,6 +40,29 @@ class TypedBatch(Batch, Generic[T]):
         return cast(list[T], values_of(self, self._decoding))
 
 
+class _TypedMessages(Generic[T]):
+    """Iterator over typed messages; the registry is asked once for each batch that needs it."""
+
+    def __init__(self, consumer: TypedConsumer[T], messages: AsyncIterator[Message]) -> None:
+        self._consumer = consumer
+        self._messages = messages
+        self._source: Any = None
+        self._kept: Message | None = None  # taken, and its schema is not known yet
+
+    def __aiter__(self) -> _TypedMessages[T]:
+        return self
+
+    async def __anext__(self) -> TypedMessage[T]:
+        message = self._kept
+        if message is None:
+            message = await self._messages.__anext__()
+        if message._source is not self._source:
+            self._kept = message  # a caller's timeout may end this call
+            await self._consumer._learn((Part(message._source.batch, 0, 0),))
+            self._source, self._kept = message._source, None
+        return cast(TypedMessage[T], message)
+
+
 class TypedConsumer(Consumer, Generic[T]):
     """Receives values.  Made by ``client.consumer(schema=...)``."""
 
@@ -65,13 +88,9 @@ class TypedConsumer(Consumer, Generic[T]):
         if missing:
             await self._connection.run(decoding.learn(missing))
 
-    async def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
-        source = None
-        async for message in super().__aiter__():
-            if message._source is not source:
-                source = message._source
-                await self._learn((Part(source.batch, 0, 0),))
-            yield cast(TypedMessage[T], message)
+    def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
+        """Return an iterator that goes on after a cancelled or timed-out ``anext()``."""
+        return _TypedMessages(self, super().__aiter__())
 
     async def receive(self, timeout: float | None = None) -> TypedMessage[T]:
         """The next message; raise OperationTimeout when none comes within ``timeout`` seconds."""

@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 
 import danube
+from danube.client.inbox import MESSAGES_AT_ONCE
 from danube.core.consumer_window import WINDOW_FIRST
 from danube.core.wire import Kind
 from danube.errors import (
@@ -226,6 +227,48 @@ async def test_an_error_names_a_record_by_its_place_in_the_whole_list(
         with pytest.raises(DanubeError) as refused:
             await producer.send_many(**records)
         assert refused.value.facts["index"] == 77 and "record 77" in str(refused.value)
+
+
+@asynchronous
+@pytest.mark.parametrize("schema", [None, bytes])
+async def test_an_iteration_goes_on_after_a_timeout(fake: FakeBroker, schema: Any) -> None:
+    async with danube.connect(fake.url) as client:
+        producer = await client.producer(TOPIC).open()
+        async with client.consumer(TOPIC, "s", **({"schema": schema} if schema else {})) as consumer:
+            messages = aiter(consumer)
+            for number in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(messages), 0.02)
+                await producer.send(b"%d" % number)
+                assert (await asyncio.wait_for(anext(messages), 10)).payload == b"%d" % number
+        await producer.close()
+
+
+@asynchronous
+@pytest.mark.parametrize("how", ["receive", "iterate"])
+async def test_taking_messages_one_by_one_lets_others_run(fake: FakeBroker, how: str) -> None:
+    async with danube.connect(fake.url) as client:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"x"] * 20_000)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with client.consumer(TOPIC, "s", start="earliest") as consumer:
+            await consumer.receive(10)
+            other = asyncio.create_task(count_turns())
+            messages = aiter(consumer)
+            in_turn: dict[int, int] = {}  # messages by the turn of the other task
+            for _ in range(15_000):
+                message = await (consumer.receive() if how == "receive" else anext(messages))
+                message.ack_nowait()
+                in_turn[turns] = in_turn.get(turns, 0) + 1
+            other.cancel()
+        assert max(in_turn.values()) <= 2 * MESSAGES_AT_ONCE
 
 
 def stored_by(error: DanubeError) -> list[int]:

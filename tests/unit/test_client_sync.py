@@ -47,6 +47,47 @@ def test_a_send_many_that_is_cut_off_tells_what_is_stored(fake: FakeBroker) -> N
         assert fake.payloads(TOPIC) == payloads[: len(stored)]
 
 
+@pytest.mark.parametrize("how", ["iterate", "receive"])
+def test_threads_of_one_consumer_share_its_messages_and_lose_no_ack(fake: FakeBroker, how: str) -> None:
+    count = 6000
+    with danube.sync.connect(fake.url) as client:
+        payloads = fill(client, count)
+        with client.consumer(TOPIC, "s", start="earliest") as consumer:
+            taken: list[bytes] = []
+            enough = threading.Event()
+
+            def work() -> None:
+                messages = iter(consumer)
+                while not enough.is_set():
+                    message = next(messages) if how == "iterate" else consumer.receive(30)
+                    if message.payload == b"end":
+                        return
+                    message.ack()
+                    taken.append(message.payload)
+                    if len(taken) >= count:
+                        enough.set()
+
+            threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+            switching = sys.getswitchinterval()
+            sys.setswitchinterval(1e-5)
+            try:
+                for thread in threads:
+                    thread.start()
+                assert enough.wait(60)
+            finally:
+                sys.setswitchinterval(switching)
+            with client.producer(TOPIC) as producer:
+                producer.send_many([b"end"] * len(threads))
+            for thread in threads:
+                thread.join(30)
+                assert not thread.is_alive()
+            assert sorted(taken) == sorted(payloads), "each record once"
+            consumer.flush()
+        with client.consumer(TOPIC, "s") as again:
+            left = {again.receive(10).payload for _ in threads}
+        assert left == {b"end"}, "every ack arrived"
+
+
 def test_the_names_are_those_of_the_asyncio_client() -> None:
     from danube.client import client, consumer, producer
 

@@ -15,6 +15,8 @@ from tests.broker_process import BrokerProcess, Brokers
 from tests.cloud_servers import azure_server as azure_server
 from tests.cloud_servers import google_server as google_server
 from tests.etcd_server import etcd_server as etcd_server
+from tests.kernel_fixtures import kernels_or_twins as kernels_or_twins
+from tests.kernel_fixtures import with_kernels as with_kernels
 from tests.s3_server import pytest_sessionfinish as pytest_sessionfinish
 from tests.s3_server import pytest_terminal_summary as pytest_terminal_summary
 from tests.s3_server import pytest_testnodedown as pytest_testnodedown

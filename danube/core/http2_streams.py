@@ -46,7 +46,12 @@ class Stream:
 
 
 class Http2Handler(Protocol):
-    """What a server connection tells; every method may call back into the connection."""
+    """Events of a server connection; every method may call back into the connection.
+
+    Events of one stream are told in the order of its frames, however the bytes were cut.  So are the requests
+    among themselves, and the ends of bodies among themselves.  Between streams nothing else is ordered: where
+    many calls are taken together, a request may be told before the body of an earlier stream.
+    """
 
     def request(self, stream: Stream, ended: bool) -> None:
         """The head is complete; ``ended``: no body will come."""

@@ -173,12 +173,12 @@ def test_messages_that_cannot_be_sent(calls: DanubeCalls, topic: str) -> None:
     refused(INVALID, "not a danube.StreamMessage", calls.unary, path, b"\xff\xff\xff")
     refused(UNAVAILABLE, "create the producer again", calls.send, topic, number + 1, b"x")
     refused(NOT_FOUND, "does not exist", calls.send, topic + "-none", number, b"x")
-    refused(INVALID, "1048577 bytes", calls.send, topic, number, bytes(1048577))
+    refused(INVALID, "4194305 bytes", calls.send, topic, number, bytes(4194305))
     refused(INVALID, "milliseconds", calls.send, topic, number, b"x", publish_time=1 << 63)
     refused(
         INVALID, "attributes", calls.send, topic, number, b"x", attributes={str(n): "" for n in range(65)}
     )
-    calls.send(topic, number, bytes(1048576))
+    calls.send(topic, number, bytes(4194304))
 
 
 def test_one_bad_message_does_not_fail_its_neighbours(calls: DanubeCalls, topic: str) -> None:

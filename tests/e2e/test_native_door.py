@@ -116,7 +116,7 @@ def test_damaged_and_impossible_batches_get_a_typed_error(broker: Any) -> None:
             peer.send(wire.frame_header(Kind.PUBLISH, len(body), 5, 7) + body)
             found = peer.frame()
             assert found is not None and (found[0], found[1]) == (Kind.ERROR, 5)
-        large = encode([bytes(2 * 1024 * 1024)], publish_time_us=1).to_bytes()
+        large = encode([bytes(5 * 1024 * 1024)], publish_time_us=1).to_bytes()
         peer.send(wire.frame_header(Kind.PUBLISH, len(large), 6, 7) + large)
         assert wire.decode_error(peer.frame()[3]).code == 1104  # type: ignore[index]
         peer.send(wire.frame_header(Kind.PUBLISH, len(good), 8, 7) + bytes(good))

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from danube.core import http2_frames as frames
 from tests.model.http2_traffic import Run, Traffic, fuzz_once, main, mutated
 
+Events = list[tuple[Any, ...]]
+pytestmark = pytest.mark.usefixtures("kernels_or_twins")
 
-def fed(data: bytes, cuts: list[int]) -> tuple[list[tuple[object, ...]], bytes, str, bytes]:
+
+def fed(data: bytes, cuts: list[int]) -> tuple[Events, Events, Events, bytes, str, bytes]:
+    """Feed ``data`` cut at these places; return what Http2Handler promises of the order, and the rest.
+
+    First the events of each stream in their order, then the requests and then the ends of bodies in theirs.
+    """
     run = Run()
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         run.feed(data[start:end])
-    return run.events, bytes(run.sent), run.machine.failed, run.rest
+    of_stream = sorted(run.events, key=lambda event: event[1])
+    requests = [event for event in run.events if event[0] == "request"]
+    ends = [event for event in run.events if event[0] == "data" and event[3]]
+    return of_stream, requests, ends, bytes(run.sent), run.machine.failed, run.rest
 
 
 def test_at_every_cut_the_same_is_told_and_sent(source: random.Random) -> None:

@@ -30,7 +30,7 @@ from danube.core.payload_column import (
 )
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX, SHARED_BODY_BYTES_MIN
-from tests.unit.conftest import kernels_kept, load_kernels
+from tests.kernel_fixtures import kernels_kept, load_kernels
 
 ROWS = [b"abc", b"def", b"ghi", b"jkl"]
 

@@ -29,7 +29,7 @@ from danube.broker.opening import (
 )
 from danube.broker.producers import ProducerLink
 from danube.broker.removing import remove_directory
-from danube.broker.storage import EpochsUsed, Storage
+from danube.broker.storage import Storage
 from danube.broker.subscribing import subscribe
 from danube.broker.traffic import TrafficCounters
 from danube.broker.unbroken import ALWAYS
@@ -39,6 +39,7 @@ from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, 
 from danube.errors import (
     ClosedError,
     DanubeError,
+    EpochsUsed,
     FetchPending,
     InvalidArgument,
     OwnerMoved,

@@ -17,7 +17,7 @@ from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.broker.removing import remove_directory
 from danube.core.policy import Durability
-from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
+from danube.errors import ClosedError, DanubeError, EpochsUsed, InvalidArgument, StorageFailed, StorageFull
 from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ MARKS_AT_ONCE = 4
 MARKS_CALLS = 3_000  # at most so many intervals are marks behind the background syncs that they tell of
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
-
-
-class EpochsUsed(StorageFailed):
-    """A log was opened anew as often as one incarnation of a worker has epochs for it."""
 
 
 class Storage:

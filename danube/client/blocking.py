@@ -76,8 +76,10 @@ class BlockingConnection:
         """Read what is there, unless somebody watches, and write what it asks for; nothing waits here."""
         with self.lock:
             for _ in range(ATTENDED_READS_MAX):
+                if self._reader:  # whose thread sleeps in a poller, which takes one call at a time
+                    break
                 links = [link for link in self._links if link.socket is not None and link.poller.poll(0)]
-                if self._reader or not links:
+                if not links:
                     break
                 for link in links:
                     link.read()

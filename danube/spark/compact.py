@@ -42,6 +42,7 @@ from danube.spark.job_options import (
     Readers,
     parse_arguments,
     parse_count,
+    parse_local_path,
     read_job_options,
     write_report,
 )
@@ -95,7 +96,7 @@ READERS: Final[Readers] = {
     "tombstoneAge": parse_duration_ms,
     "compactAfter": parse_duration_ms,
     "keysMax": parse_count,
-    "work": str.strip,
+    "work": parse_local_path,
     "dryRun": parse_boolean,
     "broker": str.strip,
     "token": str.strip,

@@ -42,6 +42,7 @@ from danube.spark.job_options import (
     JobOptions,
     Readers,
     parse_arguments,
+    parse_local_path,
     read_job_options,
     write_report,
 )
@@ -76,7 +77,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 READERS: Final[Readers] = {
     "broker": str.strip,
-    "target": str.strip,
+    "target": parse_local_path,
     "format": _one_of(*FORMATS),
     "catalog": str.strip,
     "decode": parse_boolean,

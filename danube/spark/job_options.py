@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from danube.spark.places import AnyPlace, open_place
 Readers = Mapping[str, Callable[[str], Any]]
 
 STORE_PREFIX: Final = "s3."
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")  # one letter is a drive
 
 
 def parse_words(text: str) -> tuple[str, ...]:
@@ -34,11 +36,27 @@ def parse_count(text: str) -> int:
     return number
 
 
+def parse_local_path(text: str) -> str:
+    """A path of this machine, also as ``file:///path``; ValueError for the URL of a store.
+
+    As a path ``s3://bucket/lake`` is a folder ``s3:`` below the current one.
+    """
+    text = text.strip()
+    found = _SCHEME.match(text)
+    if found is None:
+        return text
+    if found[1].lower() != "file" or not text[found.end() :].startswith("/"):
+        raise ValueError(
+            "it is a path of this machine, not the URL of a store: mount the store, or copy later"
+        )
+    return "/" + text[found.end() :].lstrip("/")
+
+
 COMMON: Final[Readers] = {
     "storage": str.strip,
     "topic": parse_words,
     "processes": parse_count,
-    "report": str.strip,
+    "report": parse_local_path,
 }
 
 

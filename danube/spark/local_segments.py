@@ -8,6 +8,7 @@ batch that follows it.
 from __future__ import annotations
 
 import os
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,7 @@ class LocalSegments:
             return []
         bases = sorted(base for base in inodes if base is not None)
         found: list[SegmentRef] = []
-        for base, following in zip(bases, [*bases[1:], None], strict=True):
+        for base, following in zip_longest(bases, bases[1:]):
             if found and base < found[-1].end:
                 continue  # it repeats offsets of a sealed segment
             segment = self._known(base, inodes[base], following, unsynced)

@@ -12,7 +12,14 @@ from danube.config_sections import parse_boolean
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
 from danube.quantities import parse_size_bytes
-from danube.spark.job_options import COMMON, STORE_PREFIX, Readers, parse_count, read_job_options
+from danube.spark.job_options import (
+    COMMON,
+    STORE_PREFIX,
+    Readers,
+    parse_count,
+    parse_local_path,
+    read_job_options,
+)
 from danube.spark.options import ReadOptions, read_options
 from danube.spark.publishing import PublishOptions
 from danube.spark.replay_state import default_state_path, work_hash
@@ -48,11 +55,11 @@ READERS: Final[Readers] = {
     "where": str.strip,
     "to": str.strip,
     "toTopic": str.strip,
-    "toDirectory": str.strip,
+    "toDirectory": parse_local_path,
     "format": _one_of(*FORMATS),
     "token": str.strip,
     "job": str.strip,
-    "state": str.strip,
+    "state": parse_local_path,
     "dryRun": parse_boolean,
     "maxBytesPerSecond": parse_size_bytes,
     "maxRecordsPerSecond": parse_count,

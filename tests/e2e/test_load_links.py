@@ -91,7 +91,7 @@ second.close()
 found["nothing"] = first.receive(0.2) is None
 sender = GrpcSender(plan, collector, place_of(), "p")
 sender.open()
-found["large"] = said(sender.begin(bytes(2 << 20), "k"))
+found["large"] = said(sender.begin(bytes(5 << 20), "k"))
 found["sent"] = said(sender.begin(b"x", "k"))
 found["received"] = first.receive(20).payload.decode()
 first.close()

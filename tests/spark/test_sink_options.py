@@ -133,7 +133,7 @@ def test_a_spark_that_does_not_tell_the_batch(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_end_of_a_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    done = sink.Published(3, 1, 30)
+    done = sink.Published(3, 0, 30)
     writer = sink.arrow_writer({**TOPIC, "jobId": "load"}, schema("payload binary"), False)
     stream = sink_stream.stream_writer(TOPIC, schema("payload binary"), False)
     with caplog.at_level("DEBUG", "danube.spark"):

@@ -370,7 +370,7 @@ def test_records_that_are_gone(client: Client, given: dict[str, str], topic: str
     read = replay.read_replay_options(given)
     lanes = [LaneRange(0, SOURCE, client.admin.topic(SOURCE).topic_id, 0, 0, 10**9)]
     save_state(Path(given["state"]), ReplayState(1, read.target.job, read.work, lanes, PARTITIONS, True))
-    with pytest.raises(OffsetOutOfRange, match="offset 1000000000 .* ends at"):
+    with pytest.raises(OffsetOutOfRange, match=r"offset 1000000000 .* ends at"):
         replay.run(given)
     lanes[0] = LaneRange(0, SOURCE, 99, 0, 0, 10)
     save_state(Path(given["state"]), ReplayState(1, read.target.job, read.work, lanes, PARTITIONS, True))

@@ -44,7 +44,7 @@ class Sender:
 
     def send(self, number: int, **more: Any) -> Outgoing:
         """A batch of COUNT records that hold ``number``."""
-        [(outgoing, _)] = self.outbox.batches(payloads(number), more.get("keys"), None)
+        [(outgoing, *_)] = self.outbox.batches(payloads(number), more.get("keys"), None)
         return outgoing
 
     def hold_back(self) -> None:
@@ -257,14 +257,14 @@ def test_a_batch_for_another_connection_is_copied_before_its_slot_serves_again(s
 
 @pytest.mark.parametrize("size", [SHARED_BODY_BYTES_MIN - 1_000, SHARED_SLOT_BYTES])
 def test_small_batches_and_those_that_no_slot_can_hold_are_made_as_bytes(sender: Sender, size: int) -> None:
-    [(outgoing, _)] = sender.outbox.batches([bytes(size // 100)] * 100, None, None)
+    [(outgoing, *_)] = sender.outbox.batches([bytes(size // 100)] * 100, None, None)
     assert type(outgoing.body) is bytes
 
 
 def test_a_compressed_batch_is_copied(with_kernels: None) -> None:
     pytest.importorskip("lz4")
     some = [bytes(range(place % 256)) + place.to_bytes(4, "big") for place in range(10_000)]
-    [(outgoing, _)] = Sender("lz4").outbox.batches(some, None, None)
+    [(outgoing, *_)] = Sender("lz4").outbox.batches(some, None, None)
     assert type(outgoing.body) is bytes and len(outgoing.body) > SHARED_BODY_BYTES_MIN
 
 

@@ -17,7 +17,6 @@ from danube.core.policy import FailurePolicy
 from danube.core.wire import Kind
 from danube.errors import (
     CallerError,
-    Conflict,
     Fenced,
     InvalidArgument,
     OffsetOutOfRange,
@@ -25,6 +24,7 @@ from danube.errors import (
     StorageFull,
     SubscriptionBusy,
     SubscriptionNotFound,
+    WrongState,
 )
 from tests.unit.broker_parts import CREDIT, QUICK, TOPIC, Bench, RecordingSession, batch, expected, numbered
 from tests.unit.failing_files import FailingFiles
@@ -534,7 +534,7 @@ def test_operations_answer_or_refuse(bench: Bench, session: RecordingSession) ->
     assert refused("describe_subscription", subscription="none") is SubscriptionNotFound
     assert refused("describe_subscription") is InvalidArgument
     assert refused("drain_the_river") is InvalidArgument
-    assert refused("delete_subscription", subscription="s") is Conflict
+    assert refused("delete_subscription", subscription="s") is WrongState
     assert refused("delete_subscription", subscription="none") is SubscriptionNotFound
     assert refused("seek", subscription="s", kind="offset", value=6) is OffsetOutOfRange
     assert refused("set_failure_policy", subscription="s", failure={"poison": 1}) is InvalidArgument

@@ -831,6 +831,7 @@ def test_copies_of_cursors_and_metadata_are_sent_once_for_each_change(tmp_path: 
     target = tmp_path / "restored"
     target.mkdir()
     (target / "cursors-a").write_bytes(frames[0]["blob"])
+    (target / "cursors-b").touch()
     from danube.core.cursor import CursorState
     from danube.wal.cursors import CursorStore
 

@@ -80,7 +80,10 @@ def test_a_consumer_reads_objects_files_and_the_tail_as_one_stream(broker: Any, 
     store = tmp_path / "store"
     store.mkdir()
     process = broker(
-        workers=2, arguments=["--storage", f"file://{store}"], environment=TIERED, data_dir=tmp_path / "data"
+        workers=2,
+        arguments=["--storage", f"file://{store}"],
+        environment=TIERED | {"DANUBE_STORAGE__SEAL_AFTER": "1h"},  # the last records stay on the host
+        data_dir=tmp_path / "data",
     )
     for round_number in range(3):
         publish(process.address, round_number * 500, 500)

@@ -47,7 +47,7 @@ def pair() -> Iterator[tuple[Door, Wire]]:
 
 def connected(door: Door, transport: Wire) -> NativeConnection:
     connection, _ = door.connect(transport=transport, shake=False)
-    connection.arrive(b"")
+    connection.arrive(b"", answers_ping=False)
     return connection
 
 

@@ -112,6 +112,7 @@ class BlockingConnection:
                     self.flush()
                     if condition():
                         return True
+                    self.flush()  # what the condition asked the broker for, such as more records
                     left_s = READ_TURN_S if deadline is None else deadline - time.monotonic()
                     if left_s <= 0:
                         return False

@@ -13,6 +13,8 @@ import pytest
 
 import danube
 import danube.sync
+from danube.client.blocking import READ_TURN_S
+from danube.core.consumer_window import WINDOW_FIRST
 from danube.core.wire import Kind
 from danube.errors import (
     ClosedError,
@@ -45,6 +47,24 @@ def test_a_send_many_that_is_cut_off_tells_what_is_stored(fake: FakeBroker) -> N
         assert stored == list(range(len(stored))) and len(stored) > 50
         assert sum(ack.record_count for ack in refused.value.facts["acks"]) == len(stored)
         assert fake.payloads(TOPIC) == payloads[: len(stored)]
+
+
+@pytest.mark.parametrize("how", ["iterate", "receive", "batches"])
+def test_records_beyond_the_first_window_come_without_a_pause(fake: FakeBroker, how: str) -> None:
+    """Credit that is given while a reader waits leaves at once, not with its next look."""
+    count = 8 * WINDOW_FIRST
+    with danube.sync.connect(fake.url) as client:
+        fill(client, count)
+        with client.consumer(TOPIC, "s", start="earliest") as consumer:
+            began, taken = time.monotonic(), 0
+            messages, batches = iter(consumer), consumer.batches() if how == "batches" else None
+            while taken < count:
+                if batches is not None:
+                    taken += next(batches).record_count
+                else:
+                    _ = next(messages) if how == "iterate" else consumer.receive(10)
+                    taken += 1
+            assert time.monotonic() - began < READ_TURN_S, "no turn of the reader was waited for"
 
 
 @pytest.mark.parametrize("how", ["iterate", "receive"])

@@ -20,7 +20,6 @@ from danube.core import kernels
 from danube.core.placement import owner_of
 from danube.core.wire import SHARED_MEMORY_NAME
 from tests.broker_process import BrokerProcess
-from tests.unit.conftest import kernels_or_twins as kernels_or_twins
 
 # Without kernels clients copy batches into the memory; with them they make them there.
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("kernels_or_twins")]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from danube import files
 from danube.core.cursor import CursorState
 from danube.errors import Damage as DamageError
 from danube.errors import StorageFailed, StorageIncompatible
@@ -26,6 +25,7 @@ from danube.wal.local_holes import holes_in
 from danube.wal.manifest_keys import PARTITIONS_PREFIX, parse_partition
 from danube.wal.mark import Mark, read_mark
 from danube.wal.segment import LogIdentity, base_offset_of, spare_epoch_of
+from danube.wal.verify_bytes import FileSource
 from danube.wal.verify_state import Cursors, read_cursors
 
 ATTEMPTS: Final = 5
@@ -174,7 +174,8 @@ def read_states(where: str, cursors: Cursors, identity: LogIdentity, ends: dict[
 
 def _content(path: Path) -> bytes:
     try:
-        return files.read_bounded(path, CURSORS_BYTES_MAX)
+        with FileSource(path) as source:
+            return source.read_front(CURSORS_BYTES_MAX)
     except FileNotFoundError:
         return b""
 

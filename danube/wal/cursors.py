@@ -61,7 +61,9 @@ HEADER_BYTES: Final = 64
 RESERVE_FIRST: Final = 8 * KIB
 RESERVE_GROWN: Final = 256 * KIB
 FILE_BYTES_MAX: Final = 8192 * MIB  # what the largest states need, and as much again behind them
+_WINDOW_BYTES: Final = 8 * MIB  # more than the longest entry
 _LIVE_FACTOR: Final = 4
+_SHRUNK_ABOVE: Final = 4
 _VERSION: Final = 1
 _MAGIC: Final = b"DANUBCUR"
 _ENTRY_MAGIC: Final = b"CUR1"
@@ -118,7 +120,7 @@ def read_cursor_file(path: Path, identity: LogIdentity, decode: Decode | None = 
     A state that ``decode`` refuses is damaged: the one before it counts.
     """
     try:
-        data = files.read_bounded(path, FILE_BYTES_MAX)
+        data, size, flaw = _read_front(path)
     except FileNotFoundError:
         return None
     if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(
@@ -135,11 +137,41 @@ def read_cursor_file(path: Path, identity: LogIdentity, decode: Decode | None = 
     found = _read_entries(data, generation, None)
     if decode is not None and any(_refusal(blob, decode) for blob in found.states.values()):
         found = _read_entries(data, generation, decode)  # only now: each older state costs a decoding
+    if flaw:
+        found = found._replace(clean=False, damaged=(*found.damaged, (len(data), flaw)))
+    found = found._replace(size=size)
     whole = crc32c(data[HEADER_BYTES : HEADER_BYTES + base_size]) == base_crc
     if not whole and not found.damaged and found.end < HEADER_BYTES + base_size:
         # The header reached the disk before the entries did: the switch to this file never ended.
         return found._replace(damaged=((found.end, _DAMAGED),))
     return found
+
+
+def _read_front(path: Path) -> tuple[bytes, int, str]:
+    """Read a file but for the zeros at its end, which are not taken into memory.
+
+    Returns the bytes, the file's size and what is wrong behind the bytes: something after a long run of
+    zeros, which no entry begins behind, or more than a file can have.
+    """
+    fd = files.open_existing(path, writable=False)
+    try:
+        size = files.size_of(fd)
+        flaw = f"the file has {size} bytes, more than cursors can need" if size > FILE_BYTES_MAX else ""
+        size_read, data = min(size, FILE_BYTES_MAX), bytearray()
+        position = files.next_data(fd, 0)
+        while position is not None and position < size_read:
+            start = position - position % _WINDOW_BYTES
+            window = files.pread(fd, min(_WINDOW_BYTES, size_read - start), start)
+            if window.count(0) != len(window):
+                if start > len(data) + _WINDOW_BYTES:
+                    flaw = flaw or "other bytes follow behind zeros"
+                    break
+                data += bytes(start - len(data)) + window
+            position = files.next_data(fd, start + _WINDOW_BYTES)
+        room = min(size_read - len(data), _WINDOW_BYTES) if data else 0
+        return bytes(data) + bytes(room), size, flaw
+    finally:
+        files.close(fd)
 
 
 def _refusal(blob: bytes | None, decode: Decode) -> str:
@@ -313,7 +345,8 @@ class CursorStore:
                 files.close(files.open_new(path))
 
     def _blank(self, name: str) -> bool:
-        return not files.read_bounded(self.directory / name, FILE_BYTES_MAX).strip(b"\0")
+        data, _, flaw = _read_front(self.directory / name)
+        return not flaw and not data.strip(b"\0")
 
     def _take(self, file: CursorFile | None, states: dict[str, bytes | None]) -> None:
         self._states = {name: blob for name, blob in states.items() if blob is not None}
@@ -322,7 +355,8 @@ class CursorStore:
         if file is None:
             return
         self._generation = file.generation
-        self._end, self._capacity = file.end, file.size
+        room = max(file.end, _SHRUNK_ABOVE * _capacity_max(self._live_bytes))
+        self._end, self._capacity = file.end, min(file.size, room)
         # Torn or damaged bytes are never appended behind: the next write moves to the other file.
         self._switch = not file.clean or bool(file.damaged)
 
@@ -438,6 +472,9 @@ class CursorStore:
 
     def _reserve(self, fd: int, capacity: int, needed: int) -> int:
         size = files.size_of(fd)
+        if size > max(_SHRUNK_ABOVE * capacity, _WINDOW_BYTES):
+            files.ftruncate(fd, capacity)  # nobody needs that much: zeros are written over all of it
+            size = capacity
         if size >= capacity:
             return size
         try:

@@ -62,9 +62,10 @@ class LocalHoles:
         """Those that the directory names; Damage where its file cannot be read."""
         holes = cls(directory)
         try:
-            holes._rows = decode(files.read_bounded(holes._path, _FILE_BYTES_MAX), str(holes._path))
+            data, size = files.read_start(holes._path, _FILE_BYTES_MAX)
         except FileNotFoundError:
-            pass
+            return holes
+        holes._rows = decode(data, str(holes._path), size)
         return holes
 
     def __iter__(self) -> Iterator[Hole]:
@@ -113,10 +114,12 @@ def holes_in(directory: Path) -> tuple[Hole, ...]:
     return tuple(LocalHoles.load(directory))
 
 
-def decode(data: bytes, where: str) -> list[_Row]:
-    """The rows of a file; Damage where they are not what was written."""
+def decode(data: bytes, where: str, size: int = 0) -> list[_Row]:
+    """The rows of a file of ``size`` bytes; Damage where they are not what was written."""
     digits, content = data[:_DIGITS], data[_DIGITS + 1 :].rstrip(b"\n")
     try:
+        if size > len(data):
+            raise ValueError(f"it has {size} bytes, more than any")
         if int(digits, 16) != crc32c(content):
             raise ValueError("its checksum differs")
         rows = msgspec.json.decode(content, type=list[_Row])

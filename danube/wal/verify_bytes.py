@@ -16,6 +16,7 @@ from danube.errors import StorageFailed
 from danube.limits import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
+_ZEROS_KEPT: Final = 8 * MIB  # more than any entry that ends in zeros
 
 
 class FindingKind(StrEnum):
@@ -89,6 +90,19 @@ class FileSource:
         except OSError as error:
             raise StorageFailed(f"{self._path} cannot be read", why=str(error), position=position) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_front(self, size_max: int) -> bytes:
+        """At most ``size_max`` bytes; of the zeros at the end only _ZEROS_KEPT, which need no memory so."""
+        data = bytearray()
+        position, size = 0, min(self.size, size_max)
+        while position < size:
+            window = self.read(position, min(_ZEROS_KEPT, size - position))
+            if not window:
+                break
+            if window.count(0) != len(window):
+                data += bytes(position - len(data)) + window
+            position += len(window)
+        return bytes(data) + bytes(min(max(position - len(data), 0), _ZEROS_KEPT))
 
     def close(self) -> None:
         os.close(self._fd)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS: Final = 5
 _STATE_BYTES_MAX: Final = 2 << 30
+_CURSORS_BYTES_MAX: Final = 8 << 30
 _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
 _SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
@@ -241,7 +242,7 @@ def _content(path: Path) -> bytes | None:
     """A small file; None where it is not there (any more)."""
     try:
         with FileSource(path) as source:
-            return source.read(0, min(source.size, _STATE_BYTES_MAX))
+            return source.read_front(_STATE_BYTES_MAX)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -437,6 +438,8 @@ def _verify_order(partition: LocalPartition, verified: Verified) -> None:
 def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
     """Both files; the older one may be in the middle of being overwritten."""
     found = []
+    for name in ("cursors-a", "cursors-b"):
+        _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
     for _ in range(ATTEMPTS):
         found = [
             (name, read_cursors(data))
@@ -458,6 +461,17 @@ def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
         elif cursors.problems:
             verified.remarks.append(f"{path / name}: an older generation, which is not whole")
         _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
+
+
+def _verify_size(path: Path, size_max: int, verified: Verified) -> None:
+    """A file longer than any is nobody's: an opening does not take all of it."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return
+    if size > size_max:
+        what = f"it has {size} bytes, more than any that was written"
+        verified.findings.append(Finding(FindingKind.CHECKSUM, str(path), what, size_max))
 
 
 def _verify_producers(path: Path, identity: Identity, verified: Verified) -> None:

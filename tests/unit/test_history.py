@@ -182,6 +182,16 @@ def test_holes_that_cannot_be_read_are_told_and_what_they_name_is_missing(tmp_pa
     log.close()
 
 
+def test_a_file_of_holes_that_is_longer_than_any_harms_only_itself(tmp_path: Path) -> None:
+    lived(tmp_path)
+    opened(tmp_path, 512, AHEAD).close()
+    os.truncate(tmp_path / FILE_NAME, 17 << 20)
+    log = opened(tmp_path, 513)
+    assert (FILE_NAME, "more than any") in [(found.file, found.why[-13:]) for found in log.recovery.damaged]
+    assert len(read_all(log)[0]) == 10
+    log.abandon()
+
+
 def test_holes_decode_to_what_was_written(tmp_path: Path) -> None:
     holes = LocalHoles.load(tmp_path)
     assert not holes and holes.end == 0 and holes.at(3) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -238,3 +239,12 @@ def test_cursor_files_that_vanished_and_a_mark_that_is_too_long_are_named(tmp_pa
     found = Verified()
     verify_tree(tmp_path, found)
     assert any(Path(one.where).name == "mark" and one.position == 128 for one in found.findings)
+
+
+def test_an_overlong_cursor_file_is_named_and_needs_no_memory(tmp_path: Path) -> None:
+    directory = fill_directory(tmp_path)
+    os.truncate(directory / "cursors-a", 9 << 30)
+    found = Verified()
+    verify_tree(tmp_path, found)
+    (one,) = found.findings
+    assert Path(one.where).name == "cursors-a" and one.position == 8 << 30 and "9663676416 bytes" in one.what

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from danube import files
 from danube.errors import Damage, StorageFailed, StorageFull, StorageIncompatible
-from danube.wal.cursors import FILE_NAMES, RESERVE_FIRST, RESERVE_GROWN, CursorStore
+from danube.wal.cursors import FILE_BYTES_MAX, FILE_NAMES, RESERVE_FIRST, RESERVE_GROWN, CursorStore
 from danube.wal.segment import LogIdentity
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.wal_samples import IDENTITY, memory_directory
@@ -475,3 +475,43 @@ def test_cursor_files_that_vanish_are_missed(tmp_path: Path, gone: tuple[str, ..
     lost.write()
     lost.close()
     assert all((tmp_path / name).exists() for name in ("cursors-a", "cursors-b"))
+
+
+def in_force(directory: Path) -> Path:
+    return max((directory / name for name in FILE_NAMES), key=lambda path: path.read_bytes()[24:32])
+
+
+@pytest.mark.parametrize("size", [9 << 30, 3 << 30])
+@pytest.mark.parametrize("tail", [b"", b"x"], ids=["zeros", "a byte at its end"])
+def test_an_overlong_file_harms_nobody(tmp_path: Path, size: int, tail: bytes) -> None:
+    store = opened(tmp_path)
+    store.store("s", b"kept" + bytes(3000))
+    store.write()
+    store.close()
+    path = in_force(tmp_path)
+    with path.open("r+b") as file:
+        file.truncate(size)
+        file.seek(size - len(tail))
+        file.write(tail)
+    again = CursorStore(tmp_path, IDENTITY)
+    assert again.load() == {"s": b"kept" + bytes(3000)}
+    told = [found.file for found in again.damage]
+    assert told == [path.name] * (size > FILE_BYTES_MAX or bool(tail))
+    for number in range(2000):  # the file is taken into use again, as small as any
+        again.store("s", number.to_bytes(1000, "big"))
+        again.write()
+    again.close()
+    assert loaded(tmp_path) == {"s": (1999).to_bytes(1000, "big")}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * RESERVE_GROWN
+    assert not opened(tmp_path).damage
+
+
+def test_an_overlong_file_that_was_not_begun_is_told(tmp_path: Path) -> None:
+    with (tmp_path / FILE_NAMES[0]).open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    store = CursorStore(tmp_path, IDENTITY)
+    assert store.load() == {} and [found.file for found in store.damage] == [FILE_NAMES[0]]
+    store.store("s", b"new")
+    store.write()
+    store.close()
+    assert loaded(tmp_path) == {"s": b"new"}

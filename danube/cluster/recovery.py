@@ -30,11 +30,11 @@ from danube import files
 from danube.clock import wall_us
 from danube.cluster import log_file
 from danube.cluster.engine import Members
-from danube.cluster.node_files import MEMBER, NodeRecord, load_node, store_node
+from danube.cluster.node_files import MEMBER, NODE_FILE, NodeRecord, check_journal, load_node, store_node
 from danube.cluster.raft_disk import DirectoryDisk
 from danube.cluster.raft_journal import Base, Identity, Journal, Promise
 from danube.cluster.raft_node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
-from danube.cluster.survey import Survey, member, read_journal, survey
+from danube.cluster.survey import Survey, check_node_file, member, read_journal, survey
 from danube.core.metadata import Metadata
 from danube.core.recovered import COMMANDS_AHEAD, History, recovered
 from danube.errors import Damage, InvalidArgument, WrongState
@@ -69,7 +69,8 @@ def unfinished(data_dir: Path) -> Plan | None:
 
 
 def refuse_unsound(data_dir: Path) -> None:
-    """Raise what keeps the member of this directory from starting: an unfinished plan, a damaged journal.
+    """Raise what keeps a member from starting: an unfinished plan, a journal or ``node_id`` that is not there
+    or damaged.
 
     A controller would find it out as well, and be started again for ever.
     """
@@ -78,9 +79,13 @@ def refuse_unsound(data_dir: Path) -> None:
             f"a recovery of {data_dir} was begun and has not ended",
             hint="give the same `danube cluster recover` again",
         )
-    prefix = read_journal(data_dir / JOURNAL_DIRECTORY / JOURNAL_FILE)
+    check_node_file(data_dir)
+    directory = data_dir / JOURNAL_DIRECTORY
+    prefix = read_journal(directory / JOURNAL_FILE)
     if prefix is not None and prefix.damage is not None:
         raise prefix.damage
+    if (data_dir / NODE_FILE).exists():
+        check_journal(load_node(data_dir), prefix is not None, directory)
 
 
 def recover(data_dir: Path, rebind: Rebind, raft_addr: str = "") -> Plan:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from danube.cluster import log_file
 from danube.cluster.applied_log import stamped
 from danube.cluster.node_files import NODE_FILE, NodeRecord, load_node
 from danube.cluster.raft_entry import COMMAND
+from danube.cluster.raft_journal import Identity
 from danube.cluster.raft_node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
 from danube.cluster.raft_prefix import Prefix, read_prefix
 from danube.core.commands import decode_commands
@@ -24,6 +27,7 @@ from danube.core.metadata import Metadata
 from danube.errors import CallerError, Damage, NotFound, WrongState
 
 COPY_FILE: Final = "metadata.log"
+ID_FILE: Final = "raft.id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,41 @@ class Survey:
         return [f"{node_id} {address}" for node_id, address in (members.voters | members.learners).items()]
 
 
+def check_node_file(data_dir: Path) -> None:
+    """Raise Damage where the file that names the node is gone from a member's directory.
+
+    Its journal says that there was one.  Without it the directory looks like one of a broker that was alone.
+    """
+    path, journal = data_dir / NODE_FILE, data_dir / JOURNAL_DIRECTORY
+    proofs = [one for one in (journal / ID_FILE, journal / JOURNAL_FILE) if one.exists()]
+    if path.exists() or not proofs:
+        return
+    whose, lines = "a member of a cluster", "what it held"
+    found = _identity_in(journal)
+    if found is not None:
+        whose = f"node {found.node_id} of cluster {found.cluster_id}"
+        lines = f"two lines, `{found.node_id}` and `cluster {found.cluster_id} member`"
+    raise Damage(
+        f"{path} is missing",
+        why=f"{proofs[0]} says that this directory is of {whose}, which has voted",
+        hint=f"put the file back with {lines}; or remove the node (`danube cluster remove-node`) and start it"
+        " with an empty data directory",
+        file=str(path),
+    )
+
+
+def _identity_in(journal: Path) -> Identity | None:
+    """The member whose journal it is, as far as one of its files still tells."""
+    try:
+        return msgspec.msgpack.decode((journal / ID_FILE).read_bytes(), type=Identity)
+    except (FileNotFoundError, msgspec.DecodeError):
+        prefix = read_journal(journal / JOURNAL_FILE)
+        return prefix.identity if prefix is not None else None
+
+
 def member(data_dir: Path) -> NodeRecord:
-    """Raises NotFound or WrongState for what is no member."""
+    """Raises NotFound, WrongState or Damage for what is no member, or not wholly one."""
+    check_node_file(data_dir)
     if not (data_dir / NODE_FILE).exists():
         raise NotFound(
             f"{data_dir} is not the data directory of a member",

@@ -409,6 +409,37 @@ def test_a_broker_does_not_start_on_a_damaged_journal_or_half_way(place: Path) -
     refuse_unsound(place)
 
 
+@pytest.mark.parametrize("proofs", [("raft.id", "raft.log"), ("raft.id",), ("raft.log",)])
+def test_a_member_without_its_node_id_is_told_which_file_is_missing(
+    place: Path, proofs: tuple[str, ...]
+) -> None:
+    live(place)
+    (place / "node_id").unlink()
+    for name in {"raft.id", "raft.log"} - set(proofs):
+        (place / "raft" / name).unlink()
+    for look in (refuse_unsound, survey):
+        with pytest.raises(Damage) as raised:
+            look(place)
+        error = raised.value
+        assert error.facts["file"] == str(place / "node_id") in error.what and proofs[0] in error.why
+        assert f"`{NODE}`" in error.hint and f"`cluster {OLD} member`" in error.hint
+    (place / "node_id").write_text(f"{NODE}\ncluster {OLD} member\n")
+    if "raft.log" in proofs:
+        refuse_unsound(place)  # what the hint says helps
+    (place / "node_id").unlink()
+    for path in (place / "raft").iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(Damage, match="node_id is missing"):
+        refuse_unsound(place)
+
+
+def test_a_member_without_its_journal_is_refused_before_a_controller_starts(place: Path) -> None:
+    live(place)
+    journal_file(place).unlink()
+    with pytest.raises(StorageFailed, match="the journal of node 11 is gone"):
+        refuse_unsound(place)
+
+
 # -- the store -------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The independent reader of the small files at the top of a data directory, those that a start reads."""
+"""The independent reader of the small files that a start reads, and of what a disk offers in the store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import msgspec
 
 from danube.core.checksum import crc32c
 from danube.wal.verify_bytes import FindingKind
+from danube.wal.verify_objects import Entry
 
 Flaw = tuple[FindingKind, str]
+_Row = tuple[int, int, int, int, int, int, int, int, int, int, int, bytes, bytes, bytes]
+_Offer = tuple[int, int, int, int, list[_Row]]
 _NODE: Final = re.compile(r"[1-9]\d{0,18}\n(cluster \S+ (forming|member)\n)?(left \S+\n)*\Z")
 _PLACE: Final = re.compile(r"\d+ \d+\n\Z")
 
@@ -56,6 +59,50 @@ def _flaw_of_place(data: bytes) -> Flaw | None:
     return FindingKind.CHECKSUM, "it does not say where the directory was made"
 
 
+def _flaw_of_host(data: bytes) -> Flaw | None:
+    value = _json(data)
+    kinds = {"place": str, "since": int, "since_us": int, "clean": bool}
+    if isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items()):
+        return None
+    return (
+        FindingKind.CHECKSUM,
+        "it does not say where the broker ran last; the next start leaves offsets out",
+    )
+
+
+def _flaw_of_plan(data: bytes) -> Flaw | None:
+    value = _json(data)
+    names = ("node_id", "cluster_id", "left", "kept")
+    if isinstance(value, dict) and all(isinstance(value.get(name), str) for name in names):
+        return None
+    return FindingKind.CHECKSUM, "it is no plan of a recovery"
+
+
+def flaw_of_owner(data: bytes) -> Flaw | None:
+    """The file ``owner`` of a partition's directory: in which epochs which broker owned it."""
+    value = _json(data)
+    if isinstance(value, dict):
+        names = ("broker_id", "first_epoch", "last_epoch")
+        found = [number for name in names if type(number := value.get(name)) is int and number >= 0]
+        if len(found) == len(names) and found[1] <= found[2]:
+            return None
+    return FindingKind.CHECKSUM, "it does not say who owned the partition; its records are set aside"
+
+
+def read_offer(data: bytes, numbers: tuple[int, int]) -> tuple[list[Entry], Flaw | None]:
+    """An object ``returned-*``, of the broker and the last epoch ``numbers``: the entries that it offers."""
+    try:
+        broker_id, first, last, log_end, rows = msgspec.msgpack.decode(data, type=_Offer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return [], (FindingKind.CHECKSUM, f"it offers nothing that can be read: {error}")
+    entries = [Entry._make(row) for row in rows]
+    if (broker_id, last) != numbers:
+        return entries, (FindingKind.IDENTITY, f"it is an offer of broker {broker_id} and epoch {last}")
+    if first > last or any(not one.base_offset < one.end_offset <= log_end for one in entries):
+        return entries, (FindingKind.CHECKSUM, "its epochs or offsets cannot be")
+    return entries, None
+
+
 def _json(data: bytes) -> object:
     try:
         return msgspec.json.decode(data)
@@ -71,4 +118,6 @@ TOP_FILES: Final[dict[str, tuple[Callable[[bytes], Flaw | None], bool]]] = {
     "store": (_flaw_of_store, False),
     "deletions": (_flaw_of_deletions, False),
     "place": (_flaw_of_place, False),
+    "host": (_flaw_of_host, False),
+    "recovering/plan": (_flaw_of_plan, False),
 }

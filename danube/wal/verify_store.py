@@ -16,6 +16,7 @@ from typing import Final
 from danube.core.checksum import content_hasher
 from danube.errors import ObjectMissing, StoreDamaged
 from danube.wal.objects import ObjectInfo, ObjectStore
+from danube.wal.verify_broker import read_offer
 from danube.wal.verify_bytes import Finding, FindingKind
 from danube.wal.verify_objects import (
     COMPACTED,
@@ -202,6 +203,7 @@ def _verify_partition(
         stored.remarks += [f"{stored.where}: {hole.words}" for hole in stored.manifest.holes]
     _verify_orphans(listed, manifests, now_us, stored)
     _verify_cursors(store, listed, stored)
+    _verify_offers(store, listed, stored)
     return stored
 
 
@@ -387,6 +389,27 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
         if cursors.generation and cursors.identity != stored.identity:
             what = f"it is of partition {cursors.identity[0]:016x}-{cursors.identity[1]}"
             stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 12))
+
+
+def _verify_offers(store: ObjectStore, listed: Listed, stored: StoredPartition) -> None:
+    """What disks that came back offer: each says which objects are there."""
+    keys = {info.key for info, _ in listed}
+    for info, name in listed:
+        if name.kind != "returned":
+            continue
+        try:
+            entries, flaw = read_offer(store.get(info.key), name.numbers)
+        except ObjectMissing:
+            continue  # taken by the owner
+        except StoreDamaged as error:
+            entries, flaw = [], (FindingKind.TRUNCATED, f"it cannot be read: {error}")
+        if flaw is not None:
+            stored.findings.append(Finding(flaw[0], info.key, flaw[1], 0))
+        for entry in entries:
+            key = key_of(stored.identity, entry)
+            if key not in keys and store.head(key) is None and store.head(info.key) is not None:
+                span = (entry.base_offset, entry.end_offset)
+                stored.findings.append(Finding(FindingKind.MISSING, key, f"{info.key} offers it", -1, *span))
 
 
 def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.errors import DanubeError, NotFound, StorageFailed
-from danube.wal.verify_broker import TOP_FILES
+from danube.wal.verify_broker import TOP_FILES, Flaw, flaw_of_owner
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify_objects import ManifestFacts, read_manifest
@@ -40,6 +40,7 @@ _STATE_BYTES_MAX: Final = 2 << 30
 _CURSORS_BYTES_MAX: Final = 8 << 30
 _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
+_SET_ASIDE: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})-\d{10}(-\d+)?\Z")
 _SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
 _KNOWN_FILES: Final = {
     "mark",
@@ -121,10 +122,26 @@ def verify_broker(directory: Path, verified: Verified) -> None:
         if data is None and expected and used and begun:
             what = "a broker ran here, and the file is missing"
             verified.findings.append(Finding(FindingKind.MISSING, str(path), what, 0))
-        flaw = flaw_of(data) if data is not None else None
-        if flaw is not None:
-            kind, what = flaw
-            verified.findings.append(Finding(kind, str(path), what, 0))
+        _add_flaw(flaw_of(data) if data is not None else None, path, verified)
+    for proof in (directory / "raft" / "raft.id", directory / "raft" / "raft.log"):
+        if proof.exists() and not (directory / "node_id").exists():
+            what = f"{proof} says that this is a member of a cluster, and the file that names it is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(directory / "node_id"), what, 0))
+            break
+
+
+def _add_flaw(flaw: Flaw | None, path: Path, verified: Verified) -> None:
+    if flaw is not None:
+        kind, what = flaw
+        verified.findings.append(Finding(kind, str(path), what, 0))
+
+
+def _set_aside_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
+    """Directories whose partition went on elsewhere: their records are on their way back."""
+    for path in sorted((directory / "returning").glob("*")):
+        match = _SET_ASIDE.match(path.name)
+        if match and path.is_dir():
+            yield (int(match[1], 16), int(match[2])), path
 
 
 def partitions_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
@@ -171,6 +188,10 @@ def verify_tree(
             partition = verify_partition(path, identity, verified)
             _verify_log_ids(partition, log_ids.get(identity[0]), verified)
             locals_.append(partition)
+    for identity, path in _set_aside_in(directory):
+        if wanted(identity):
+            progress(path.name)
+            verify_partition(path, identity, verified)
     return locals_
 
 
@@ -274,6 +295,8 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
             verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
     _verify_cursors(path, identity, verified)
     _verify_producers(path, identity, verified)
+    if (owner := _content(path / "owner")) is not None:
+        _add_flaw(flaw_of_owner(owner), path / "owner", verified)
     _verify_copy(partition, verified)
     for name in names:
         if ".seg.aside" in name:

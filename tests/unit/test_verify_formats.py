@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from danube.broker.inheritance import KeptOwner, write_owner
 from danube.cluster.engine import Members
 from danube.cluster.local_log import LocalLog
 from danube.cluster.log_file import new_file
@@ -55,6 +56,7 @@ def data_dir(tmp_path: Path) -> Path:
     snapshot = (FOLDER / "reserved.snapshot").read_bytes()
     (tmp_path / "metadata" / "metadata.log").write_bytes(new_file(1, snapshot))
     member(tmp_path / "raft")
+    (tmp_path / "node_id").write_bytes(b"1\ncluster c member\n")
     return tmp_path
 
 
@@ -196,11 +198,14 @@ SOUND = {
     "store": b'{"format":1,"store_id":"x","created_us":1,"holder":""}\n',
     "deletions": b'{"7":2}',
     "place": b"123 456\n",
+    "host": b'{"place":"boot 1 2 3","since":0,"since_us":0,"clean":true}'.ljust(511) + b"\n",
+    "recovering/plan": b'{"node_id":"1","cluster_id":"a","left":"b","kept":"left-b"}',
 }
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_the_small_files_that_a_start_reads_are_checked(data_dir: Path, name: str) -> None:
+    (data_dir / "recovering").mkdir()
     for sound, content in SOUND.items():
         (data_dir / sound).write_bytes(content)
     assert verified(data_dir).findings == []
@@ -214,8 +219,32 @@ def test_the_small_files_that_a_start_reads_are_checked(data_dir: Path, name: st
     path.unlink()
     found = verified(data_dir).findings
     assert [(one.kind, one.where) for one in found] == (
-        [(FindingKind.MISSING, str(path))] if name in ("format", "incarnation") else []
+        [(FindingKind.MISSING, str(path))] if name in ("format", "incarnation", "node_id") else []
     )
+
+
+def test_a_node_id_that_a_journal_proves_is_missed(data_dir: Path) -> None:
+    (data_dir / "node_id").unlink()
+    for name in ("raft.log", "raft.id"):  # either of them proves it
+        missing = [one.where for one in verified(data_dir).findings if one.kind is FindingKind.MISSING]
+        assert str(data_dir / "node_id") in missing
+        (data_dir / "raft" / name).unlink()
+    assert not verified(data_dir).findings
+
+
+@pytest.mark.parametrize("place", ["partitions/{}", "returning/{}-0000000003"])
+def test_owner_files_are_read_wherever_a_partition_lies(tmp_path: Path, place: str) -> None:
+    directory = fill_directory(tmp_path)
+    LocalLog(tmp_path / "metadata").close()
+    target = tmp_path / place.format(directory.name)
+    target.parent.mkdir(exist_ok=True)
+    directory.rename(target)
+    write_owner(target, KeptOwner(7, 2, 3))
+    assert not (whole := verified(tmp_path)).findings and whole.segments == 4
+    for content in (b"", b"{}", b'{"broker_id":7,"first_epoch":3,"last_epoch":2}', b'{"broker_id":"7"}'):
+        (target / "owner").write_bytes(content)
+        (found,) = verified(tmp_path).findings
+        assert (found.kind, found.where) == (FindingKind.CHECKSUM, str(target / "owner"))
 
 
 def test_newer_small_files_are_not_judged(data_dir: Path) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from danube.errors import ObjectMissing, StoreDamaged, StoreUnavailable
+from danube.wal.hole_changes import Tail, encode_tail
 from danube.wal.holes import Hole
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.manifest import EntryFlag, Manifest
-from danube.wal.manifest_keys import cursors_key, manifest_key, metadata_key, segment_key
+from danube.wal.manifest_keys import cursors_key, manifest_key, metadata_key, returned_key, segment_key
 from danube.wal.merge import SealedRange, merge
+from danube.wal.returned import put_offer
 from danube.wal.segment import file_name
 from danube.wal.verify_bytes import Finding, FindingKind
 from danube.wal.verify_store import verify_store
@@ -421,3 +424,22 @@ def test_a_partition_that_the_store_does_not_know_at_all(world: World) -> None:
     (world.directory / "manifest").write_bytes(world.manifest.encode())
     world.store.delete([info.key for info in world.store.list("partitions/")])
     assert FindingKind.MISSING in world.kinds()
+
+
+def test_what_a_disk_offers_is_read(world: World) -> None:
+    entry = world.manifest.entry(2)
+    tail = Tail(7, 256, 511, entry.end_offset, [tuple(entry)])
+    key = returned_key(IDENTITY, 7, 511)
+    put_offer(world.store, IDENTITY, tail)
+    assert world.findings() == []
+    missing = (*tail.rows[0][:-3], b"x" * 16, *tail.rows[0][-2:])
+    cases = {
+        FindingKind.CHECKSUM: [b"x", encode_tail(structs.replace(tail, log_end=1))],
+        FindingKind.IDENTITY: [encode_tail(structs.replace(tail, broker_id=8))],
+        FindingKind.MISSING: [encode_tail(structs.replace(tail, rows=[missing]))],
+    }
+    for kind, contents in cases.items():
+        for content in contents:
+            world.store.put(key, content)
+            (found,) = world.findings()
+            assert found.kind is kind and key in (found.where, found.what.split()[0])

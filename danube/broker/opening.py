@@ -136,6 +136,12 @@ def follow_recovery(hosted: HostedPartition) -> None:
     hosted.damaged = [(found.start, found.end) for found in log.damage if found.start < found.end]
     for found in log.recovery.damaged:
         _log.error("damage found", partition=hosted.name, damage=str(found))
+    for file in log.recovery.unfinished_seals:
+        _log.info(
+            "a seal was unfinished and is done anew; no record is missing for it",
+            partition=hosted.name,
+            file=file,
+        )
     _tell_of_cursors(hosted)
     if log.recovery.damaged:
         hosted.counters.add("damaged_records", len(log.recovery.damaged))

@@ -49,6 +49,7 @@ class SegmentFacts(msgspec.Struct, array_like=True):
     chain_hash: bytes = b""
     tail: tuple[int, int] | None = None
     gone: bool = False
+    begun_seal: bool = False  # the footer is damaged as a power cut leaves it
     sequences: list[tuple[int, int, int, int, int]] = msgspec.field(default_factory=list)
     schemas: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
     findings: list[Finding] = msgspec.field(default_factory=list)

@@ -183,8 +183,10 @@ def _content(path: Path) -> bytes:
 def judge_directory(plan: DirectoryPlan, segments: Sequence[SegmentFacts]) -> list[Finding]:
     """All that is wrong with the partition; ``segments`` are those that were there, by base offset."""
     found = list(plan.findings)
+    begun = _begun_seals(segments)
     for facts in segments:
-        found += facts.findings
+        left = any(one is facts for one in begun)
+        found += [one for one in facts.findings if not left or one.kind != Damage.FOOTER_DAMAGED]
     segments, leftovers = without_leftovers(segments)
     plan.remarks += [f"{one.where}: its records are in the compacted segment before it" for one in leftovers]
     passed = {hole.end for hole in plan.holes}
@@ -200,9 +202,17 @@ def judge_directory(plan: DirectoryPlan, segments: Sequence[SegmentFacts]) -> li
     return found
 
 
+def _begun_seals(segments: Sequence[SegmentFacts]) -> list[SegmentFacts]:
+    """Those whose footer a power cut may have left: no later one is sealed."""
+    sealed_end = max((one.end_offset for one in segments if one.sealed), default=0)
+    return [one for one in segments if one.begun_seal and one.base_offset >= sealed_end]
+
+
 def remarks_of(segments: Sequence[SegmentFacts]) -> list[str]:
     """What a crash may leave behind."""
-    return [
+    begun = [f"{facts.where}: its seal was never finished; the next start seals it"
+             for facts in _begun_seals(segments)]  # fmt: skip
+    return begun + [
         f"{facts.where}: bytes {facts.tail[0]} to {facts.tail[1]} are a write that was never finished"
         for facts in segments
         if facts.tail is not None

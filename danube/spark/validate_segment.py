@@ -28,6 +28,7 @@ from danube.wal.segment import (
     read_summary,
     split_footer,
 )
+from danube.wal.unfinished_seal import torn
 
 
 def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | None = None) -> SegmentFacts:
@@ -80,8 +81,10 @@ def _check_identity(found: LogIdentity, expected: Expected, facts: SegmentFacts,
 
 def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Footer | None:
     begin = max(0, source.size - SUMMARY_BYTES)
+    end = read_range(source, begin, source.size)
+    footer, footer_begin = end, begin
     try:
-        summary = read_summary(read_range(source, begin, source.size), source.size)
+        summary = read_summary(end, source.size)
         if summary is None:
             if expected.sealed:
                 facts.note(Damage.FOOTER_MISSING, "the segment must be sealed, and has no footer", begin)
@@ -89,6 +92,7 @@ def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Foo
         if summary.data_end < HEADER_BYTES:
             raise DamageError("segment footer says that there is no header")
         body = read_range(source, summary.data_end, begin)
+        footer, footer_begin = body + end, summary.data_end
         entries, snapshot = split_footer(body, summary)
         if body[:8] != FOOTER_MAGIC:
             raise DamageError("segment footer does not begin where it says")
@@ -97,6 +101,7 @@ def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Foo
         return None
     except DamageError as error:
         facts.note(Damage.FOOTER_DAMAGED, error.what, begin)
+        facts.begun_seal = torn(footer, footer_begin)
         return None
     facts.sealed, facts.compacted, facts.chained = True, summary.compacted, summary.chained
     facts.content_hash, facts.previous_hash = summary.content_hash, summary.previous_hash

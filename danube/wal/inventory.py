@@ -23,14 +23,19 @@ from danube.wal.segment import (
     base_offset_of,
     read_header,
     read_summary,
+    split_footer,
 )
+from danube.wal.unfinished_seal import torn
 
 TEMPORARY_SUFFIX = ".new"
 ASIDE_SUFFIX = ".aside"
 
 
 class FoundFile(NamedTuple):
-    """One segment file: ``header`` or ``summary`` is None where there is none that can be trusted."""
+    """One segment file: ``header`` or ``summary`` is None where there is none that can be trusted.
+
+    ``unfinished``: a seal was under way when the machine ended; it names ``claimed_end``, or no end (0).
+    """
 
     path: Path
     base_offset: int
@@ -38,6 +43,8 @@ class FoundFile(NamedTuple):
     header: SegmentHeader | None
     summary: Summary | None
     flaws: tuple[str, ...]
+    unfinished: bool = False
+    claimed_end: int = 0
 
     @property
     def empty(self) -> bool:
@@ -72,7 +79,7 @@ def take_inventory(directory: Path, identity: LogIdentity, epoch: int, log_id: b
                 found.append(file)
         elif name.endswith(TEMPORARY_SUFFIX):
             temporary.append(directory / name)
-    found = _without_duplicates(found, foreign, temporary)
+    found = _without_duplicates(_judge_seals(found), foreign, temporary)
     newest = max((file.header.epoch for file in found if file.header), default=0)
     if newest > epoch:
         raise Fenced(
@@ -87,6 +94,7 @@ def take_inventory(directory: Path, identity: LogIdentity, epoch: int, log_id: b
 def _examine(path: Path, base_offset: int) -> FoundFile:
     header: SegmentHeader | None = None
     summary: Summary | None = None
+    unfinished = False
     flaws: list[str] = []
     fd = files.open_existing(path, writable=False)
     try:
@@ -107,7 +115,37 @@ def _examine(path: Path, base_offset: int) -> FoundFile:
     except Damage as error:
         _refuse_newer(error)
         flaws.append(error.what)
-    return FoundFile(path, base_offset, size, header, summary, tuple(flaws))
+        unfinished = torn(tail, size - SUMMARY_BYTES)
+    return FoundFile(path, base_offset, size, header, summary, tuple(flaws), unfinished)
+
+
+def _judge_seals(found: list[FoundFile]) -> list[FoundFile]:
+    """Seals that a cut left unfinished are no damage; they lie behind the newest footer that is whole."""
+    judged = list(found)
+    newest = True
+    for number, file in reversed(list(enumerate(found))):
+        if file.summary is not None and newest:
+            judged[number] = _with_whole_footer(file, file.summary)
+            newest = False
+        elif file.unfinished:  # its footer's flaw is the last one
+            judged[number] = file._replace(unfinished=newest, flaws=file.flaws[:-1] if newest else file.flaws)
+    return judged
+
+
+def _with_whole_footer(file: FoundFile, summary: Summary) -> FoundFile:
+    """The same, unsealed where sectors of the footer in front of its summary were never written."""
+    fd = files.open_existing(file.path, writable=False)
+    try:
+        footer = files.pread(fd, summary.footer_size, summary.data_end)
+    finally:
+        files.close(fd)
+    try:
+        split_footer(footer[:-SUMMARY_BYTES], summary)
+    except Damage as error:
+        if torn(footer, summary.data_end) and not summary.compacted and not summary.chained:
+            return file._replace(summary=None, unfinished=True, claimed_end=summary.end_offset)
+        return file._replace(flaws=(*file.flaws, error.what))
+    return file
 
 
 def _refuse_newer(error: Damage) -> None:

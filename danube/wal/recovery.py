@@ -17,7 +17,8 @@ understands.  In order:
     failed once must not be synced again: they are copied into a new file of the new epoch, synced,
     renamed into place, and only then cut from the old file.  The copy becomes the active segment.
     On a full disk they are written once more where they lie, and synced: opening needs no room.
-5.  Unsealed segments get their footer.  Appends never go to an older owner's file.
+5.  Unsealed segments get their footer, also those whose footer a cut left unfinished
+    (:mod:`danube.wal.unfinished_seal`).  Appends never go to an older owner's file.
 6.  A log of a history that is gone, or of before the end of the machine, goes on ahead of its end
     (:class:`danube.wal.local_holes.Ahead`), behind a hole that is named before any file is changed.
 
@@ -46,7 +47,7 @@ from danube.wal.mark import FILE_NAME as MARK_NAME
 from danube.wal.mark import Mark
 from danube.wal.producers import FILE_NAME as CHECKPOINT_NAME
 from danube.wal.producers import read_checkpoint, remove_checkpoint
-from danube.wal.segment import HEADER_BYTES, NO_HASH, NO_LOG, LogIdentity, file_name
+from danube.wal.segment import FOOTER_MAGIC, HEADER_BYTES, NO_HASH, NO_LOG, LogIdentity, file_name
 from danube.wal.stored_segment import StoredSegment, write_footer
 from danube.wal.survey import Headers, Survey, survey
 from danube.wal.walk import WINDOW_BYTES, Place, read_run
@@ -59,7 +60,7 @@ class RecoveryReport(NamedTuple):
 
     ``producer_snapshot`` is the newest stored one; ``headers`` are those of all batches that may
     come after it, in log order, each handed out once.  ``damaged`` are the offset ranges and files
-    that are not as they were written.
+    that are not as they were written; ``unfinished_seals`` the files whose footer was not finished.
     """
 
     start: int
@@ -71,6 +72,7 @@ class RecoveryReport(NamedTuple):
     damaged: tuple[DamagedRange, ...] = ()
     producer_snapshot: bytes | None = None
     headers: Headers = Headers()
+    unfinished_seals: tuple[str, ...] = ()
 
 
 def _newest_epoch(inventory: Inventory) -> int:
@@ -104,6 +106,7 @@ class Recovery:
         self._ahead = ahead
         self._holes = LocalHoles(directory)
         self._damaged: list[DamagedRange] = []
+        self._unfinished_seals: list[str] = []
         self._headers_of: dict[StoredSegment, Headers] = {}
         self._surveys: dict[StoredSegment, Survey] = {}
         self._locked: dict[StoredSegment, LogFile] = {}
@@ -153,6 +156,7 @@ class Recovery:
         report = RecoveryReport(
             segments[0].base_offset if segments else 0, log_end, self._scanned_bytes, self._torn_bytes,
             self._carried_bytes, self._sealed_count, tuple(self._damaged), snapshot, headers,
+            tuple(self._unfinished_seals),
         )  # fmt: skip
         return Recovered(segments, active, mark, self._holes, report)
 
@@ -201,6 +205,8 @@ class Recovery:
         for file in inventory.files:
             if file.empty and file.header is not None and self._trusted_end is None:
                 yield file.base_offset
+            if self._trusted_end is None:
+                yield file.claimed_end
         if all(file.empty for file in inventory.files) and self._trusted_end is None:
             yield from (file.base_offset for file in inventory.files)
         for file, _ in inventory.foreign:
@@ -224,6 +230,7 @@ class Recovery:
                 segment.end_offset = min(segment.end_offset, following if following is not None else _WHOLE)
             else:
                 segment = self._survey(file, self._synced_position(file, later, mark), synced_end, cut)
+                self._look_for_footer(segment, file, any(other.summary is not None for other in later))
             segments.append(segment)
         return segments
 
@@ -254,6 +261,16 @@ class Recovery:
         for gap in segment.gaps.values():
             self._note(segment.name, gap.position, gap.start, gap.end, "batches are damaged")
         return segment
+
+    def _look_for_footer(self, segment: StoredSegment, file: FoundFile, sealed_behind: bool) -> None:
+        """Tell of a seal that a cut left unfinished; one in front of a sealed segment was finished."""
+        fd = self._locked[segment].fd
+        begun = files.pread(fd, len(FOOTER_MAGIC), segment.data_end) == FOOTER_MAGIC
+        if file.unfinished or (begun and not file.flaws and not sealed_behind):
+            self._unfinished_seals.append(segment.name)
+        elif begun and not file.flaws:
+            end = segment.end_offset
+            self._note(segment.name, segment.data_end, end, end, "the end of the segment footer is missing")
 
     def _report_holes(self, segments: list[StoredSegment], ends: list[int]) -> None:
         for segment, end in zip(segments, ends, strict=True):

@@ -24,6 +24,7 @@ from danube.wal.segment import (
     chain_hash_of,
     read_header,
     read_summary,
+    split_footer,
 )
 
 READ_BYTES: Final = 4 << 20
@@ -134,6 +135,7 @@ def _examine(fd: int, path: Path, identity: LogIdentity, rest: Progress) -> Seal
             file=str(path),
         )
     body = files.pread(fd, summary.footer_size - SUMMARY_BYTES, summary.data_end)
+    split_footer(body, summary)
     return SealedFile(path, summary, size, whole_hash, chain_hash_of(body, summary))
 
 

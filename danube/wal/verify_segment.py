@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from danube.core.checksum import crc32c
@@ -57,10 +58,16 @@ class Problem(NamedTuple):
 
 
 class Owned:
-    """Whose a segment says it is; ``log_id``: zeros where it does not say which log it is of."""
+    """Whose a segment says it is; ``log_id``: zeros where it does not say which log it is of.
 
-    __slots__ = ("log_id",)
+    ``begun_seal``: the problem of a footer of which whole sectors are missing.  It is no problem where a
+    power cut can have left it: in a data directory, when no later segment is sealed.
+    """
 
+    __slots__ = ("begun_seal", "claimed_end", "log_id")
+
+    begun_seal: Problem | None
+    claimed_end: int  # which the whole summary of such a footer names
     log_id: bytes
 
 
@@ -94,6 +101,8 @@ class Segment(Owned):
 
     def __post_init__(self) -> None:
         self.log_id = bytes(16)
+        self.begun_seal = None
+        self.claimed_end = 0
 
     @property
     def compacted(self) -> bool:
@@ -106,6 +115,19 @@ class Segment(Owned):
 
     def note(self, kind: FindingKind, what: str, position: int, start: int = 0, end: int = 0) -> None:
         self.problems.append(Problem(kind, what, position, start, end))
+
+    def note_footer(self, what: str, footer: bytes, position: int) -> None:
+        """A footer, or the end of one, that differs from its checksum."""
+        self.note(FindingKind.CHECKSUM, what, position)
+        if _sector_missing(footer, position):
+            self.begun_seal = self.problems[-1]
+
+
+def _sector_missing(footer: bytes, position: int) -> bool:
+    """Whether the head, or all that lies in one of the file's sectors of 512 bytes, is zeros."""
+    inside = range(position // 512 * 512 + 512, position + len(footer), 512)
+    cuts = [0, *(cut - position for cut in inside), len(footer)]
+    return not any(footer[:16]) or not all(any(footer[a:b]) for a, b in pairwise(cuts))
 
 
 class _Summary(NamedTuple):
@@ -158,6 +180,8 @@ def read_segment(source: Source, base_offset: int, on_batch: OnBatch | None = No
     walk.run()
     if footer is None:
         segment.data_end = walk.intact_end
+        if segment.end_offset < segment.claimed_end:
+            _missing_at_end(segment, segment.claimed_end)
         return segment
     _compare(segment, footer.summary, walk.unmatched.values())
     if stream.digest() != segment.content_hash:
@@ -197,11 +221,14 @@ def _footer(source: Source, segment: Segment) -> _Footer | None:
         return None
     begin = source.size - SUMMARY_BYTES
     data = source.read(begin, SUMMARY_BYTES)
-    if len(data) < SUMMARY_BYTES or data[-8:] != b"DANUBEND":
+    if len(data) < SUMMARY_BYTES:
         return None
     summary = _Summary._make(_SUMMARY.unpack(data))
-    if summary.summary_crc != crc32c(data[:128]) or summary.reserved:
-        segment.note(FindingKind.CHECKSUM, "the footer's summary is damaged", begin)
+    sound = summary.summary_crc == crc32c(data[:128])
+    if not sound and summary.magic != b"DANUBEND":
+        return None
+    if not sound or summary.reserved or summary.magic != b"DANUBEND":
+        segment.note_footer("the footer's summary is damaged", data, begin)
         return None
     if summary.version != 1:
         segment.note(FindingKind.VERSION, f"the footer has version {summary.version}", begin + 124)
@@ -215,7 +242,10 @@ def _footer(source: Source, segment: Segment) -> _Footer | None:
     body = source.read(data_end, size - SUMMARY_BYTES)
     head = (b"DANUBFTR", count, summary.snapshot_size)
     if crc32c(body) != summary.footer_crc or _FOOTER_HEAD.unpack_from(body) != head:
-        segment.note(FindingKind.CHECKSUM, "the footer is damaged", data_end)
+        segment.note_footer("the footer is damaged", body + data, data_end)
+        if summary.flags & (COMPACTED | CHAINED):  # those are made elsewhere, and get their name when whole
+            segment.begun_seal = None
+        segment.claimed_end = summary.end_offset if segment.begun_seal is not None else 0
         return None
     segment.sealed, segment.flags = True, summary.flags
     segment.index_count, segment.snapshot_size = count, summary.snapshot_size
@@ -264,8 +294,14 @@ def _compare_ends(segment: Segment, end: int) -> None:
             FindingKind.OVERLAP, "batches reach beyond the footer's end", segment.data_end, end, reached
         )
     elif reached < end and not segment.compacted:
-        segment.gaps.append((reached, end))
-        segment.note(FindingKind.GAP, "no batch holds the last offsets", segment.data_end, reached, end)
+        segment.end_offset = reached
+        _missing_at_end(segment, end)
+
+
+def _missing_at_end(segment: Segment, end: int) -> None:
+    reached, segment.end_offset = segment.end_offset, end
+    segment.gaps.append((reached, end))
+    segment.note(FindingKind.GAP, "no batch holds the last offsets", segment.data_end, reached, end)
 
 
 class _Walk:

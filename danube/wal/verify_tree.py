@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -280,6 +281,7 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     except FileNotFoundError:
         return partition
     verified.segments += len(partition.segments)
+    _verify_tails(partition, mark, verified)
     for _, segment in partition.segments:
         verified.records += segment.record_count
         verified.bytes += segment.size
@@ -394,23 +396,34 @@ def _verify_file(
     if _never_written(segment) and mark.base_offset < base_offset:
         verified.remarks.append(f"{path}: room for a segment whose first record was never written")
     else:
-        verified.add(str(path), segment.problems)
+        verified.add(str(path), [one for one in segment.problems if one is not segment.begun_seal])
     if segment.has_header or segment.sealed:
         _check_identity((segment.topic_id, segment.partition), identity, path, verified)
-    if segment.tail is not None:
-        position, end = segment.tail
-        synced = mark.position if mark.base_offset == base_offset else 0
-        synced = end if mark.base_offset > base_offset else synced
-        if position < synced:
-            what = f"no batch can be read from position {position} to {end}, which was synced"
-            verified.findings.append(
-                Finding(
-                    FindingKind.CHECKSUM, str(path), what, position, segment.end_offset, segment.end_offset
-                )
-            )
-        else:
-            verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
     return segment
+
+
+def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> None:
+    """What lies behind the last batch of the unsealed segments."""
+    sealed_end = max((one.end_offset for _, one in partition.segments if one.sealed), default=0)
+    followings = [one.base_offset for _, one in partition.segments[1:]]
+    for (name, segment), following in zip_longest(partition.segments, followings):
+        path = str(partition.directory / name)
+        sealed_behind = segment.base_offset < sealed_end
+        begun = segment.begun_seal is not None and not sealed_behind
+        if segment.begun_seal is not None and sealed_behind:
+            verified.add(path, [segment.begun_seal])
+        position, end = segment.tail or (0, 0)
+        synced = mark.position if mark.base_offset == segment.base_offset else 0
+        if mark.base_offset > segment.base_offset and (sealed_behind or following != segment.end_offset):
+            synced = end  # an unfinished footer would be behind all others, and no offset be missing
+        if position < min(end, synced):
+            what = f"no batch can be read from position {position} to {end}, which was synced"
+            offset = segment.end_offset
+            verified.findings.append(Finding(FindingKind.CHECKSUM, path, what, position, offset, offset))
+        elif begun:
+            verified.remarks.append(f"{path}: its seal was never finished; the next start seals it")
+        elif segment.tail is not None:
+            verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
 
 
 def _never_written(segment: Segment) -> bool:

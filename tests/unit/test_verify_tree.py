@@ -156,10 +156,15 @@ def test_a_torn_tail_above_the_mark_is_a_remark_and_below_it_a_finding(data_dir:
     assert finding.kind is FindingKind.CHECKSUM and finding.position == 64 and "synced" in finding.what
 
 
-def test_a_tail_in_a_file_before_the_mark_s_was_synced(data_dir: Path) -> None:
-    path = partition_directory(data_dir) / file_name(6)
+def test_a_tail_in_front_of_a_sealed_file_was_synced(data_dir: Path) -> None:
+    path = partition_directory(data_dir) / file_name(3)
     path.write_bytes(path.read_bytes()[:-8])
     assert any("synced" in finding.what for finding in verified(data_dir).findings)
+    last = partition_directory(data_dir) / file_name(6)  # nothing behind it is sealed
+    path.write_bytes(path.read_bytes() + b"DANUBEND")
+    last.write_bytes(last.read_bytes()[:-8])
+    found = verified(data_dir)
+    assert found.findings == [] and "never finished" in found.remarks[0]
 
 
 def test_a_compacted_segment_is_not_damaged(data_dir: Path) -> None:

@@ -336,10 +336,9 @@ async def hot(options: dict[str, Any]) -> dict[str, Any]:
 async def cold(options: dict[str, Any]) -> dict[str, Any]:
     """``readers`` subscriptions from the earliest record, over ``connections``, until it is killed.
 
-    Its processor time is what nobody else wants.  Ready once all have subscribed; each line from the parent
-    is answered by one with the number of records that each has.
+    Ready once all have subscribed; from then on it has the processor time that nobody else wants.  Each line
+    from the parent is answered by one with the number of records that each has.
     """
-    os.nice(19)
     records = [0] * options["readers"]
 
     async def read(number: int, consumer: Any) -> None:
@@ -363,6 +362,7 @@ async def cold(options: dict[str, Any]) -> dict[str, Any]:
             for number in range(options["readers"])
         ]
         await asyncio.gather(*[consumer.open() for consumer in consumers])
+        os.nice(19)
         reading = asyncio.gather(*[read(*each) for each in enumerate(consumers)])
         await go()
         while not reading.done():

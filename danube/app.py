@@ -93,7 +93,10 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
     """The member of a cluster that this host runs; None where the broker is alone."""
+    from danube.cluster.recovery import refuse_unfinished
+
     if not config.cluster.enabled:
+        refuse_unfinished(config.data_dir)
         journal = config.data_dir / "raft" / "raft.log"
         if journal.exists():
             raise ConfigInvalid(

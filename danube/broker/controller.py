@@ -21,7 +21,7 @@ from danube.cluster.addresses import parse_addresses, split_address
 from danube.cluster.cluster_log import copy_exists
 from danube.cluster.controller_socket import serve_host
 from danube.cluster.dismissal import EXIT_DISMISSED, dismissed
-from danube.cluster.node_files import NODE_FILE
+from danube.cluster.node_files import NODE_FILE, load_node
 from danube.cluster.raft_node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
 from danube.cluster.raft_tls import TlsFiles, contexts
 from danube.cluster.raft_transport import bind
@@ -115,13 +115,13 @@ def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
     check_installed()
     node_settings(cluster, data_dir)
     refuse_unsound(data_dir)
-    if copy_exists(data_dir / METADATA_DIRECTORY) and not (data_dir / NODE_FILE).exists():
+    member = (data_dir / NODE_FILE).exists() and load_node(data_dir).cluster_id
+    if copy_exists(data_dir / METADATA_DIRECTORY) and not member:
         raise WrongState(
             f"{data_dir} holds the topics of a broker that was alone",
             why="members of a cluster must all begin with the same",
-            hint="start the cluster with empty data directories, and copy the records (docs/cluster.md, from"
-            f" one host to a cluster): `danube spark replay --local --storage {data_dir} --topic NAME"
-            " --to danube://MEMBER --to-topic NAME`",
+            hint=f"`danube cluster adopt --data-dir {data_dir} --raft-addr {cluster.raft_addr}` makes it the"
+            " first member of a new cluster; a broker that joins one begins with an empty directory",
         )
 
 

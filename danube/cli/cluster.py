@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15.0
 COLUMNS = ("node_id", "address", "role", "reached")
 COMMANDS = {
+    "adopt": Entry("danube.cli.adopt:adopt", "Make a broker that was alone the first member."),
     "recover": Entry("danube.cli.recover:recover", "Go on after a majority of the journals is gone."),
 }
 

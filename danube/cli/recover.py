@@ -81,10 +81,7 @@ def _look(place: Path, output: str) -> None:
 
     plan = unfinished(place)
     if plan is not None:
-        raise InvalidArgument(
-            "a recovery was begun here and has not ended",
-            hint=f"end it with {'--unsafe-recover' if plan.cluster_id else '--rejoin'}",
-        )
+        raise InvalidArgument(f"`{plan.command}` was begun here and has not ended", hint="give it again")
     found = survey(place)
     told: dict[str, Any] = {**found.told(), "why_not": found.why}
     show(told, output)

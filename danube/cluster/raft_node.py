@@ -109,7 +109,7 @@ class Node:
             raise WrongState(
                 f"{settings.data_dir} holds the metadata of a broker that was alone",
                 why="members must all begin with the same",
-                hint="start the cluster with empty data directories",
+                hint="make it the first one with `danube cluster adopt`, or start with an empty directory",
             )
         identity = Identity(
             settings.cluster, self._record.node_id, settings.raft_addr, self._record.cluster_id

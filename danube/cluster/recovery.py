@@ -1,18 +1,21 @@
-"""Going on after most of the journals are gone: one member begins a new cluster, the others come to it.
+"""A new cluster of what one data directory holds: after journals are gone, or of a broker that was alone.
 
 ``recover``  what a member still holds (:mod:`danube.cluster.survey`) is taken for decided, made safe
              (:mod:`danube.core.recovered`), and is the first snapshot of a new cluster with it as the only
              voter.  That has an id of its own, so nobody who knows only the old one can take part in it.
 ``rejoin``   another member lets go of the old cluster and keeps its id and all partitions.  It has forgotten
              its votes there, so it is never part of that one again.
+``adopt``    a broker that was alone becomes the first and only voter of a new cluster, with the machine that
+             its caller has made of its metadata (:mod:`danube.broker.adopting`).
 
-Both are for a member that does not run, and are done in steps after a plan, which is the point of no return:
+All are for a broker that does not run, and are done in steps after a plan, which is the point of no return:
 
     recovering/raft      the new journal, whole, before there is a plan
     recovering/plan      what is to be done; whoever finds it goes on from where it was left
     left-<cluster id>/   what was there before, under its old names; nothing of it is ever removed
+    left-alone/          the same of a broker that was alone
 
-In between, the node does not start: its journal is gone or another cluster's.
+In between, the node does not start: there is a plan, and its journal is gone or another cluster's.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from danube.errors import Damage, InvalidArgument, WrongState
 
 STAGING: Final = "recovering"
 KEPT_PREFIX: Final = "left-"
+ALONE: Final = "alone"
 _PLAN: Final = "plan"
 _PLAN_BYTES_MAX: Final = 4_096
 _STORE_FILE: Final = "store"  # which store the data directory is bound to
@@ -49,12 +53,22 @@ Rebind = Callable[[Path, str, str], None]  # data directory, new id of the clust
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``cluster_id``: the new one; empty for a node that rejoins.  ``kept``: name of a directory."""
+    """``cluster_id``: the new one; empty for a node that rejoins.  ``kept``: name of a directory.
+
+    ``left``: the cluster of before; empty for a broker that was alone.
+    """
 
     node_id: str
     cluster_id: str
     left: str
     kept: str
+
+    @property
+    def command(self) -> str:
+        """The one that has made the plan, and ends it."""
+        if not self.left:
+            return "danube cluster adopt"
+        return f"danube cluster recover {'--unsafe-recover' if self.cluster_id else '--rejoin'}"
 
 
 def unfinished(data_dir: Path) -> Plan | None:
@@ -68,17 +82,24 @@ def unfinished(data_dir: Path) -> Plan | None:
         raise Damage(f"{path} cannot be read", why=str(error), file=str(path)) from None
 
 
+def refuse_unfinished(data_dir: Path, command: str = "") -> Plan | None:
+    """Raise WrongState for a plan that was cut off, but for one of ``command``, which is returned."""
+    plan = unfinished(data_dir)
+    if plan is not None and plan.command != command:
+        raise WrongState(
+            f"{data_dir} is half changed: `{plan.command}` was begun and has not ended",
+            hint=f"give `{plan.command} --data-dir {data_dir}` again",
+        )
+    return plan
+
+
 def refuse_unsound(data_dir: Path) -> None:
     """Raise what keeps a member from starting: an unfinished plan, a journal or ``node_id`` that is not there
     or damaged.
 
     A controller would find it out as well, and be started again for ever.
     """
-    if unfinished(data_dir) is not None:
-        raise WrongState(
-            f"a recovery of {data_dir} was begun and has not ended",
-            hint="give the same `danube cluster recover` again",
-        )
+    refuse_unfinished(data_dir)
     check_node_file(data_dir)
     directory = data_dir / JOURNAL_DIRECTORY
     prefix = read_journal(directory / JOURNAL_FILE)
@@ -93,7 +114,7 @@ def recover(data_dir: Path, rebind: Rebind, raft_addr: str = "") -> Plan:
 
     Raises what ``survey`` does, InvalidArgument without an address, Damage where nothing is sound.
     """
-    plan = _plan_found(data_dir, rejoining=False)
+    plan = refuse_unfinished(data_dir, "danube cluster recover --unsafe-recover")
     with _held(data_dir):
         if plan is None:
             plan = _begin_recovery(data_dir, survey(data_dir), raft_addr)
@@ -103,7 +124,7 @@ def recover(data_dir: Path, rebind: Rebind, raft_addr: str = "") -> Plan:
 
 def rejoin(data_dir: Path) -> Plan:
     """Let go of the cluster that this node is part of; partitions stay.  Raises NotFound, WrongState."""
-    plan = _plan_found(data_dir, rejoining=True)
+    plan = refuse_unfinished(data_dir, "danube cluster recover --rejoin")
     with _held(data_dir):
         if plan is None:
             node = member(data_dir)
@@ -113,13 +134,26 @@ def rejoin(data_dir: Path) -> Plan:
     return plan
 
 
-def _plan_found(data_dir: Path, *, rejoining: bool) -> Plan | None:
-    plan = unfinished(data_dir)
-    if plan is not None and rejoining == bool(plan.cluster_id):
-        raise WrongState(
-            f"another recovery of {data_dir} was begun and has not ended",
-            hint=f"end it with {'--unsafe-recover' if plan.cluster_id else '--rejoin'}",
-        )
+def adopt(data_dir: Path, state: Metadata, raft_addr: str, rebind: Rebind) -> Plan:
+    """Make this node, which never was a member, the only voter of a new cluster that has ``state``."""
+    node, agreement = load_node(data_dir), state.cluster.agreement
+    plan = Plan(node.node_id, secrets.token_hex(8), "", _free_name(data_dir, ALONE))
+    base = Base(
+        agreement.index, agreement.term, agreement.index, agreement.term,
+        Members({node.node_id: raft_addr}), 0,
+    )  # fmt: skip
+    with _held(data_dir):
+        _stage(data_dir, plan, base, state)
+        _finish_recovery(data_dir, plan, rebind)
+    return plan
+
+
+def finish_adoption(data_dir: Path, rebind: Rebind) -> Plan | None:
+    """End one that was cut off behind its plan; None where there is none.  WrongState for another plan."""
+    plan = refuse_unfinished(data_dir, "danube cluster adopt")
+    if plan is not None:
+        with _held(data_dir):
+            _finish_recovery(data_dir, plan, rebind)
     return plan
 
 
@@ -141,14 +175,19 @@ def _begin_recovery(data_dir: Path, found: Survey, raft_addr: str) -> Plan:
         )
     node = found.node
     plan = Plan(node.node_id, secrets.token_hex(8), node.cluster_id, _free_name(data_dir, node.cluster_id))
-    staging = data_dir / STAGING
-    shutil.rmtree(staging, ignore_errors=True)  # of an attempt that came to no plan
     history = History(plan.cluster_id, wall_us(), why="the cluster was recovered from one member")
     state, index, term = _first_state(found.state, history, found.index, found.term)
     base = Base(index, term, index, term, Members({node.node_id: address}), 0)
-    _write_journal(staging / JOURNAL_DIRECTORY, Identity(plan.cluster_id, node.node_id), base, state)
-    _store_plan(data_dir, plan)
+    _stage(data_dir, plan, base, state)
     return plan
+
+
+def _stage(data_dir: Path, plan: Plan, base: Base, state: Metadata) -> None:
+    """Write the journal of the new cluster, whole, and then the plan."""
+    staging = data_dir / STAGING
+    shutil.rmtree(staging, ignore_errors=True)  # of an attempt that came to no plan
+    _write_journal(staging / JOURNAL_DIRECTORY, Identity(plan.cluster_id, plan.node_id), base, state)
+    _store_plan(data_dir, plan)
 
 
 def _first_state(state: Metadata, history: History, index: int, term: int) -> tuple[Metadata, int, int]:

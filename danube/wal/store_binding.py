@@ -10,7 +10,8 @@ same epochs.  So each mover that starts writes a new *holder* into ``store.json`
 has written.  Who finds one there that it never wrote knows that another host has taken over, and stops.
 
 The store of a cluster has the cluster's id.  A cluster that was recovered after most of its journals were
-lost has a new id, and the store becomes its own: brokers that know only the former one are refused then.
+lost has a new id, and the store becomes its own: brokers that know only the former one are refused then.  So
+has a cluster that a broker which was alone began, where no other host has taken its store over meanwhile.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class _Binding(StoreIdentity, frozen=True):
     held: tuple[str, ...] = ()
 
 
-class _Moved(StoreIdentity, frozen=True):
-    """The same of a member that was recovered: the store may have one of the ids ``former`` still."""
+class _Moved(_Binding, frozen=True):
+    """The same of a member of a new cluster: the store may have one of the ids ``former`` still."""
 
     former: tuple[str, ...] = ()
 
@@ -112,12 +113,7 @@ def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
     """
     there = ensure_bound(store, data_dir)
     here = _binding(data_dir)
-    if there.holder and here is not None and there.holder not in (here.holder, *here.held):
-        raise WrongState(
-            f"another host has taken over {store.name}",
-            why=f"it was restored there, or started from a copy of {data_dir}",
-            hint="stop one of the two; `danube verify` tells what only this one has",
-        )
+    _refuse_taken_over(store, data_dir, there, here)
     if there.holder == holder:
         return
     held = (*(here.held if here is not None else ()), holder)[-HOLDERS_REMEMBERED_MAX:]
@@ -125,6 +121,17 @@ def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
     bind(data_dir, _Binding(there.format, there.store_id, there.created_us, there.holder, held))
     taken = StoreIdentity(there.format, there.store_id, there.created_us, holder)
     store.put(STORE_KEY, msgspec.json.encode(taken) + b"\n")
+
+
+def _refuse_taken_over(
+    store: ObjectStore, data_dir: Path, there: StoreIdentity, here: _Binding | None
+) -> None:
+    if there.holder and here is not None and there.holder not in (here.holder, *here.held):
+        raise WrongState(
+            f"another host has taken over {store.name}",
+            why=f"it was restored there, or started from a copy of {data_dir}",
+            hint="stop one of the two; `danube verify` tells what only this one has",
+        )
 
 
 def share(store: ObjectStore, data_dir: Path, cluster_id: str) -> None:
@@ -137,6 +144,8 @@ def share(store: ObjectStore, data_dir: Path, cluster_id: str) -> None:
     former = _former_ids(data_dir) if member else ()
     unused = there is None and (here is None or bool(former))  # else the objects are in another one
     if unused or (there is not None and there.store_id in former):
+        if there is not None:
+            _refuse_taken_over(store, data_dir, there, _binding(data_dir))
         store.put(STORE_KEY, msgspec.json.encode(StoreIdentity(FORMAT, cluster_id, wall_us())) + b"\n")
         there = stored_identity(store)
     if there is None or there.store_id != cluster_id or not (here is None or member):
@@ -150,13 +159,17 @@ def share(store: ObjectStore, data_dir: Path, cluster_id: str) -> None:
 
 
 def rebind(data_dir: Path, cluster_id: str, former_id: str) -> None:
-    """The cluster ``former_id`` goes on under another id, and its store is to follow; may be called again."""
-    here = bound_store(data_dir)
-    if here is not None and here.store_id == cluster_id:
+    """The cluster ``former_id`` goes on under another id, and its store is to follow; may be called again.
+
+    An empty ``former_id``: a broker that was alone, which may have no store.
+    """
+    here = _binding(data_dir) if bound_store(data_dir) is not None else None
+    if (here is not None and here.store_id == cluster_id) or (here is None and not former_id):
         return
     former = (former_id,) if here is None else (*_former_ids(data_dir), here.store_id)
     former = former[-HOLDERS_REMEMBERED_MAX:]  # more would make the file larger than is read
-    bind(data_dir, _Moved(FORMAT, cluster_id, here.created_us if here is not None else 0, former=former))
+    created_us, holder, held = (here.created_us, here.holder, here.held) if here is not None else (0, "", ())
+    bind(data_dir, _Moved(FORMAT, cluster_id, created_us, holder, held=held, former=former))
 
 
 def _former_ids(data_dir: Path) -> tuple[str, ...]:

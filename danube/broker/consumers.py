@@ -16,7 +16,7 @@ from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
 from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
 from danube.core.rate import RecordRate
-from danube.core.wire import deliver_header, waiting_frame
+from danube.core.wire import DeliveryFlag, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
 from danube.limits import READ_CHUNK_BYTES
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = telemetry.events("consumers")
 _NO_LOSS: Final = frozenset({"compacted", UNUSED})
 DUE_RECORDS_PER_TURN = 1024
+_COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
 
 
@@ -77,7 +78,8 @@ class ConsumerLink:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
         self.told = ""  # a delivery takes it back
-        head = deliver_header(self.handle, size, redelivery_count, record_count)
+        flags = _COMPACTED if self.hosted.policy.compacts else 0
+        head = deliver_header(self.handle, size, redelivery_count, record_count, flags)
         if parts[0] is chunk.data:
             self.session.send_chunk(head, chunk)
         else:

@@ -180,7 +180,7 @@ class HostedPartition:
         """Order and queue a batch that was checked; its answer is sent when its level is reached."""
         schema = self.record.schema
         if schema is not None and self.metadata is not None:
-            self.metadata.gate.check(self.name, schema, batch, header)
+            self.metadata.gate.check(self.name, schema, self.policy.compacts, batch, header)
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.fenced:  # its storage has not heard of it yet

@@ -3,7 +3,8 @@
 ``none`` looks at nothing.  ``enforce`` refuses a batch whose schema id is missing, unknown or another
 subject's, whose version is not there, or (where the topic asks for it) one of whose payloads does not
 keep to the version that the batch names, the latest where it names none.  ``warn`` finds the same, counts
-it, tells it once a second, and lets everything through.
+it, tells it once a second, and lets everything through.  On a compacted topic a tombstone (a key with an
+empty payload) keeps to every schema, and a batch of nothing else need not name one.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class SchemaGate:
         self._counters = counters
         self._validators: OrderedDict[tuple[int, int], kinds.Validator] = OrderedDict()
 
-    def check(self, partition: str, schema: TopicSchema, batch: memoryview, header: BatchHeader) -> None:
-        """Raise PayloadInvalid where the batch is refused; count what is refused or only told."""
+    def check(
+        self, partition: str, schema: TopicSchema, compacts: bool, batch: memoryview, header: BatchHeader
+    ) -> None:
+        """Raise PayloadInvalid where the batch is refused; count what is refused or only told.
+
+        ``compacts``: of the topic's policy.
+        """
         if schema.validation == "none":
             return
         enforced = schema.validation == "enforce"
-        problem = self._problem(schema, BatchView(batch, header), enforced)
+        problem = self._problem(schema, compacts, BatchView(batch, header), enforced)
         if problem is None:
             return
         if enforced:
@@ -71,8 +77,12 @@ class SchemaGate:
             example=str(problem.error),
         )
 
-    def _problem(self, schema: TopicSchema, view: BatchView, first_only: bool) -> _Problem | None:
+    def _problem(
+        self, schema: TopicSchema, compacts: bool, view: BatchView, first_only: bool
+    ) -> _Problem | None:
         count = view.record_count
+        if compacts and view.removes_keys_only():
+            return None
         schema_id, number = view.schema_id, view.schema_version or 0
         if schema_id is None:
             why = f"the topic keeps to subject {schema.subject!r}"
@@ -85,7 +95,7 @@ class SchemaGate:
             return _Problem(self._unfound(schema.subject, schema_id, number), count)
         if not schema.validate_payload:
             return None
-        return self._look_at_payloads(*found, view, first_only)
+        return self._look_at_payloads(*found, compacts, view, first_only)
 
     def _find(self, subject: str, schema_id: int, number: int) -> tuple[Subject, SchemaVersion] | None:
         known = self._metadata.state.registry.find(subject)
@@ -113,7 +123,7 @@ class SchemaGate:
         )
 
     def _look_at_payloads(
-        self, subject: Subject, version: SchemaVersion, view: BatchView, first_only: bool
+        self, subject: Subject, version: SchemaVersion, compacts: bool, view: BatchView, first_only: bool
     ) -> _Problem | None:
         if version.schema_type == SchemaType.BYTES:
             return None
@@ -126,7 +136,7 @@ class SchemaGate:
         invalid_count = 0
         for index, payload in enumerate(view.payloads()):
             wrong = validator(payload)
-            if wrong is None:
+            if wrong is None or (compacts and not payload and view.removes_key(index)):
                 continue
             invalid_count += 1
             if first is None:

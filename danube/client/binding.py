@@ -131,8 +131,13 @@ class Decoding:
                 del self._decode_by_version[next(iter(self._decode_by_version))]
             self._decode_by_version[key] = answer
 
-    def value(self, payload: bytes, offset: int, batch: ReceivedBatch, topic: str) -> Any:
-        """The record's value; raises PayloadInvalid, or what hindered asking for its version."""
+    def value(self, payload: bytes, offset: int, batch: ReceivedBatch, index: int, topic: str) -> Any:
+        """The value of record ``index`` of the batch; None for a tombstone, whatever its schema is.
+
+        Raises PayloadInvalid, or what hindered asking for its version.
+        """
+        if not payload and batch.tombstone(index):
+            return None
         key = self._key(batch)
         decode = self._decode_by_version.get(key)
         if decode is None:

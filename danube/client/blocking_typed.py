@@ -91,7 +91,7 @@ class TypedMessage(Message, Generic[T], eq=False, kw_only=True):
 
     @property
     def value(self) -> T:
-        """The decoded payload; decoded anew each time.  Raises PayloadInvalid."""
+        """The decoded payload, None for a tombstone; decoded anew each time.  Raises PayloadInvalid."""
         return cast(T, value_of(self, self._decoding))
 
 
@@ -104,7 +104,10 @@ class TypedBatch(Batch, Generic[T]):
 
     @cached_property
     def values(self) -> list[T]:
-        """The value of each record; raises PayloadInvalid for the first that cannot be decoded."""
+        """The value of each record, None for a tombstone.
+
+        Raises PayloadInvalid for the first that cannot be decoded.
+        """
         return cast(list[T], values_of(self, self._decoding))
 
 

@@ -64,7 +64,7 @@ class LatelyAcked:
             return None, ranges
         whole = pack_header(batch.header)[:BODY_CRC_START] + batch.body
         chosen = select(whole, batch.header, np.flatnonzero(~acked))
-        return take_batch(memoryview(chosen), 0, batch.redelivery_count), ranges
+        return take_batch(memoryview(chosen), 0, batch.redelivery_count, compacted=batch.compacted), ranges
 
     def _among(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         acked = np.zeros(len(offsets), np.bool_)

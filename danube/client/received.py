@@ -28,10 +28,13 @@ _NAMES_START = HEADER_BYTES - BODY_CRC_START
 class ReceivedBatch(BatchView):
     """A view over the body alone (byte 36 on), which is the very object whose checksum was taken."""
 
-    __slots__ = ("body", "redelivery_count")
+    __slots__ = ("body", "compacted", "redelivery_count")
 
-    def __init__(self, body: bytes, header: BatchHeader, redelivery_count: int) -> None:
+    def __init__(
+        self, body: bytes, header: BatchHeader, redelivery_count: int, *, compacted: bool = False
+    ) -> None:
         self.body = body
+        self.compacted = compacted
         self.header = header
         self.record_count = header.record_count
         self.redelivery_count = redelivery_count
@@ -51,6 +54,10 @@ class ReceivedBatch(BatchView):
 
     def _text(self, position: int, size: int) -> str:
         return super()._text(position - BODY_CRC_START, size)
+
+    def tombstone(self, index: int) -> bool:
+        """Whether the record says that its key has no value any more."""
+        return self.compacted and self.removes_key(index)
 
     @property
     def selected(self) -> bool:
@@ -80,9 +87,12 @@ def ranges_of(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(start, last + 1) for start, last in zip(starts, lasts, strict=True)]
 
 
-def take_batch(view: memoryview, position: int, redelivery_count: int) -> ReceivedBatch:
+def take_batch(
+    view: memoryview, position: int, redelivery_count: int, *, compacted: bool = False
+) -> ReceivedBatch:
     """Copy the batch at ``position`` out of the receive buffer and check all of it.
 
+    ``compacted``: its topic keeps only the latest record of each key.
     Raises Damage where a checksum differs and ProtocolError for what is not a batch; the caller
     drops the connection and nothing of the batch is seen by the application.
     """
@@ -95,4 +105,4 @@ def take_batch(view: memoryview, position: int, redelivery_count: int) -> Receiv
     body = bytes(view[position + BODY_CRC_START : end])
     if crc32c(body) != header.body_crc:
         raise Damage("delivered batch fails its checksum", base_offset=header.base_offset, size=header.size)
-    return ReceivedBatch(body, header, redelivery_count)
+    return ReceivedBatch(body, header, redelivery_count, compacted=compacted)

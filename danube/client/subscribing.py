@@ -30,7 +30,7 @@ from danube.client.session import Session
 from danube.client.timers import Timer
 from danube.core import wire
 from danube.core.consumer_window import WINDOW_MAX, ConsumerWindow, span_of
-from danube.core.wire import DELIVERY_BYTES, FrameFlag, Kind
+from danube.core.wire import DELIVERY_BYTES, DeliveryFlag, FrameFlag, Kind
 from danube.errors import (
     ClosedError,
     ConnectionFailed,
@@ -46,6 +46,7 @@ ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
 CLOSE_TIMEOUT_NS: Final = 5_000_000_000
 _RANGE: Final = struct.Struct("<QQ")
+_COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 
 
 class PartitionConsumer:
@@ -106,6 +107,7 @@ class PartitionConsumer:
         if self._closing is not None:
             return
         delivery = wire.decode_delivery(body)
+        compacted = bool(delivery.flags & _COMPACTED)
         position, end = DELIVERY_BYTES, len(body)
         statistics = self.session.statistics
         ready = self.ready
@@ -114,7 +116,7 @@ class PartitionConsumer:
         self.waiting = None
         while position < end:
             try:
-                batch = take_batch(body, position, delivery.redelivery_count)
+                batch = take_batch(body, position, delivery.redelivery_count, compacted=compacted)
             except Damage:
                 statistics.damaged_batches += 1
                 raise

@@ -23,7 +23,7 @@ class TypedMessage(Message, Generic[T], eq=False, kw_only=True):
 
     @property
     def value(self) -> T:
-        """The decoded payload; decoded anew each time.  Raises PayloadInvalid."""
+        """The decoded payload, None for a tombstone; decoded anew each time.  Raises PayloadInvalid."""
         return cast(T, value_of(self, self._decoding))
 
 
@@ -36,7 +36,10 @@ class TypedBatch(Batch, Generic[T]):
 
     @cached_property
     def values(self) -> list[T]:
-        """The value of each record; raises PayloadInvalid for the first that cannot be decoded."""
+        """The value of each record, None for a tombstone.
+
+        Raises PayloadInvalid for the first that cannot be decoded.
+        """
         return cast(list[T], values_of(self, self._decoding))
 
 
@@ -113,14 +116,14 @@ class TypedConsumer(Consumer, Generic[T]):
 def value_of(message: BaseMessage, decoding: Decoding) -> Any:
     """The value of one record."""
     source = message._source
-    return decoding.value(message.payload, message.offset, source.batch, source.topic)
+    return decoding.value(message.payload, message.offset, source.batch, message._index, source.topic)
 
 
 def values_of(batch: BaseBatch, decoding: Decoding) -> list[Any]:
     """The value of each record of a batch."""
     payloads, offsets = iter(batch.payloads), iter(batch.offsets.tolist())
     return [
-        decoding.value(next(payloads), next(offsets), part.batch, batch.topic)
+        decoding.value(next(payloads), next(offsets), part.batch, index, batch.topic)
         for part in batch._parts
-        for _ in range(part.start, part.stop)
+        for index in range(part.start, part.stop)
     ]

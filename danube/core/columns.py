@@ -313,6 +313,19 @@ class BatchView:
         offsets, data = self._key_column()
         return bytes(data[offsets[index] : offsets[index + 1]])
 
+    def removes_key(self, index: int) -> bool:
+        """Whether the record has a key and an empty payload: a tombstone where its topic is compacted."""
+        offsets = self.payload_offsets
+        index = self._index(index)
+        return bool(offsets[index] == offsets[index + 1]) and self.key(index) is not None
+
+    def removes_keys_only(self) -> bool:
+        """Whether every record has a key and an empty payload."""
+        if self.header.payload_bytes or not self.header.flags & _KEYS:
+            return False
+        validity = self.key_validity
+        return validity is None or bool(validity.all())
+
     def attributes(self, index: int) -> dict[str, str]:
         """Attributes of one record; ProtocolError where they are malformed."""
         index = self._index(index)

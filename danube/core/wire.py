@@ -78,6 +78,10 @@ class FrameFlag(IntFlag):
     DUPLICATE = 2  # PUBLISHED: the batch was stored before; the old offset is given
 
 
+class DeliveryFlag(IntFlag):
+    COMPACTED = 1  # of each key the topic keeps the latest record: a key with an empty payload is a tombstone
+
+
 _KIND_PUBLISHED: Final = int(Kind.PUBLISHED)  # a member costs several times as much to look up
 _KIND_DELIVER: Final = int(Kind.DELIVER)
 _KIND_CREDIT: Final = int(Kind.CREDIT)
@@ -237,7 +241,7 @@ class Delivery(NamedTuple):
 
     redelivery_count: int
     record_count: int
-    reserved: int
+    flags: int  # see DeliveryFlag; others are ignored
 
 
 class Frame(NamedTuple):
@@ -384,11 +388,13 @@ def decode_published(body: bytes | memoryview) -> Published:
     return _new(Published, _PUBLISHED.unpack(body))
 
 
-def deliver_header(handle: int, batches_size: int, redelivery_count: int, record_count: int) -> bytes:
+def deliver_header(
+    handle: int, batches_size: int, redelivery_count: int, record_count: int, flags: int = 0
+) -> bytes:
     """Frame and delivery header that go before ``batches_size`` bytes of batches."""
     return _FRAME.pack(
         FRAME_HEADER_BYTES + DELIVERY_BYTES + batches_size, _KIND_DELIVER, 0, 0, 0, handle
-    ) + _DELIVERY.pack(redelivery_count, record_count, 0)
+    ) + _DELIVERY.pack(redelivery_count, record_count, flags)
 
 
 def decode_delivery(body: bytes | memoryview) -> Delivery:

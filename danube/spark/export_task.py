@@ -24,7 +24,7 @@ from danube.spark.places import AnyPlace
 from danube.spark.plan import Split
 from danube.spark.reading import read_split
 from danube.spark.schema import VALUE
-from danube.spark.values import Schemas, ValueDecoder
+from danube.spark.values import Schemas, ValueDecoder, tombstones_of
 
 GROUP_ROWS: Final = 262_144
 GROUP_BYTES: Final = 64 * MIB
@@ -119,6 +119,7 @@ class _Writer:
         self._task = task
         self._shape = decode_shape(task.shape)
         self._decoder = ValueDecoder(task.schemas) if task.schemas is not None else None
+        self._compacted = task.schemas is not None and bool(task.schemas.compacted)
         self.losses = Losses(allowed=task.losses_allowed)
         self.unread = 0
 
@@ -159,7 +160,10 @@ class _Writer:
         if self._decoder is None:
             return batch
         payloads = batch.column("payload")
-        found = self._decoder.decode(payloads, batch.column("schema_id"), batch.column("schema_version"))
+        removed = tombstones_of(payloads, batch.column("key")) if self._compacted else None
+        found = self._decoder.decode(
+            payloads, batch.column("schema_id"), batch.column("schema_version"), removed
+        )
         self.unread += len(found.bad)
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if not self._task.keep_payload:

@@ -25,10 +25,11 @@ _METADATA_AGE_S: Final = 30.0
 
 
 class PayloadCheck:
-    """Looks into the batches of one segment.  ``found``: kind, detail, byte and offset."""
+    """Looks into the batches of one segment of a topic.  ``found``: kind, detail, byte and offset."""
 
-    def __init__(self, place: AnyPlace) -> None:
+    def __init__(self, place: AnyPlace, topic_id: int) -> None:
         self._place = place
+        self._topic_id = topic_id
         self.found: list[tuple[Damage, str, int, int]] = []
 
     def on_batch(self, data: NDArray[np.uint8], place: int, size: int, position: int) -> None:
@@ -47,13 +48,17 @@ class PayloadCheck:
 
     def _check_payloads(self, view: BatchView, check: Validator, position: int) -> None:
         named = 0
-        for offset, payload in zip(view.offsets.tolist(), view.payloads(), strict=True):
+        for index, (offset, payload) in enumerate(zip(view.offsets.tolist(), view.payloads(), strict=True)):
             problem = check(payload)
-            if problem is not None:
+            if problem is not None and not self._tombstone(view, index):
                 self._note(Damage.PAYLOAD_INVALID, problem, position, offset)
                 named += 1
                 if named == RECORDS_PER_BATCH_MAX:
                     return
+
+    def _tombstone(self, view: BatchView, index: int) -> bool:
+        """Whether it removes its key, by what the topic's policy is now."""
+        return view.removes_key(index) and compacted(self._place, self._topic_id)
 
     def _note(self, kind: Damage, detail: str, position: int, offset: int) -> None:
         if len(self.found) < FOUND_MAX:
@@ -62,7 +67,19 @@ class PayloadCheck:
 
 def validator_of(place: AnyPlace, schema_id: int, version: int) -> Validator | None:
     """The check of a schema's version (0: the latest); None where there is none, or nothing to check."""
-    return _validator(place, schema_id, version, int(time.monotonic() / _METADATA_AGE_S))
+    return _validator(place, schema_id, version, _age())
+
+
+def compacted(place: AnyPlace, topic_id: int) -> bool:
+    """Whether a topic keeps only the latest record of each key; one that is not known any more may have."""
+    metadata = _metadata(place, _age())
+    topic = None if metadata is None else metadata.topic_with_id(topic_id)
+    return topic is None or topic.policy.compacts
+
+
+def _age() -> int:
+    """A number that changes when the metadata that was read is too old."""
+    return int(time.monotonic() / _METADATA_AGE_S)
 
 
 @lru_cache(maxsize=512)

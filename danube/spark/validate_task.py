@@ -76,7 +76,7 @@ def local_path(place: AnyPlace, name: str) -> Path | None:
 def _judge(task: ValidateTask, source: Source, expected: Expected) -> SegmentFacts:
     if not task.payloads:
         return validate_segment(source, expected)
-    check = PayloadCheck(task.place)
+    check = PayloadCheck(task.place, expected.topic_id)
     facts = validate_segment(source, expected, check.on_batch)
     for kind, detail, byte, offset in check.found:
         facts.note(kind, detail, byte, offset)

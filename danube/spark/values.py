@@ -2,7 +2,8 @@
 
 The column has the type of one version, the target.  Each record is decoded as the version that its producer
 named (the target where it named none) and then fitted to the target: Avro by its resolution rules, the
-others by field names.  What is no value of its schema is an error, or null and counted.
+others by field names.  A tombstone has no value and is null.  What is no value of its schema is an error, or
+null and counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from danube.client.schema_plans import SchemaVersion
 from danube.client.typed import registered_codec
@@ -42,10 +44,14 @@ class Registered(NamedTuple):
 
 
 class Schemas(NamedTuple):
-    """The target version, and every version that records may name, by schema id and number."""
+    """The target version, and every version that records may name, by schema id and number.
+
+    ``compacted``: those of the topics that keep only the latest record of each key.
+    """
 
     target: Registered
     known: Mapping[tuple[int, int], Registered]
+    compacted: frozenset[str] = frozenset()
 
 
 def find_schemas(metadata: Metadata, topics: Iterable[str], wanted: str) -> Schemas:
@@ -54,7 +60,8 @@ def find_schemas(metadata: Metadata, topics: Iterable[str], wanted: str) -> Sche
     ``true`` takes the subject that the topics are configured with.  SchemaNotFound or InvalidArgument
     where that is none, or several.
     """
-    subject, version = _choice(metadata, list(topics), wanted)
+    names = list(topics)
+    subject, version = _choice(metadata, names, wanted)
     others = [one for one in metadata.registry.stored() if one.schema_id != subject.schema_id]
     size = sum(each.size_bytes for one in others for each in one.versions)
     known = {
@@ -62,7 +69,9 @@ def find_schemas(metadata: Metadata, topics: Iterable[str], wanted: str) -> Sche
         for one in [subject, *(others if size <= _OTHERS_BYTES_MAX else [])]
         for each in one.versions
     }
-    return Schemas(_registered(subject, version), known)
+    records = filter(None, map(metadata.find_topic, names))
+    compacted = frozenset(record.topic for record in records if record.policy.compacts)
+    return Schemas(_registered(subject, version), known, compacted)
 
 
 def _choice(metadata: Metadata, topics: list[str], wanted: str) -> tuple[Subject, int]:
@@ -89,6 +98,11 @@ def _registered(subject: Subject, number: int) -> Registered:
     )
 
 
+def tombstones_of(payloads: pa.Array, keys: pa.Array) -> pa.Array:
+    """bool[n]: which records of a compacted topic say that their key has no value any more."""
+    return pc.and_(pc.equal(pc.binary_length(payloads), 0), pc.is_valid(keys))
+
+
 class Decoded(NamedTuple):
     """Values, the rows that are null because their payload is no value, and why the first one is."""
 
@@ -106,13 +120,19 @@ class ValueDecoder:
         self._fit = _fitting(self.type)
         self._decoders: dict[tuple[int | None, int | None], Decode] = {}
 
-    def decode(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Decoded:
-        """The values of records with these payloads, schema ids and versions."""
+    def decode(
+        self, payloads: pa.Array, ids: pa.Array, versions: pa.Array, tombstones: pa.Array | None = None
+    ) -> Decoded:
+        """The values of records with these payloads, schema ids and versions; null for ``tombstones``."""
+        removed = [False] * len(payloads) if tombstones is None else tombstones.to_pylist()
         values: list[Any] = []
         bad: list[int] = []
         why = ""
-        rows = zip(payloads.to_pylist(), ids.to_pylist(), versions.to_pylist(), strict=True)
-        for row, (payload, schema_id, version) in enumerate(rows):
+        rows = zip(payloads.to_pylist(), ids.to_pylist(), versions.to_pylist(), removed, strict=True)
+        for row, (payload, schema_id, version, tombstone) in enumerate(rows):
+            if tombstone:
+                values.append(None)
+                continue
             try:
                 values.append(self._fit(self._decoder(schema_id, version)(payload)))
             except Exception as error:

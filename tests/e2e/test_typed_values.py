@@ -237,6 +237,48 @@ def test_what_is_not_json_says_where_and_keeps_its_bytes(served: BrokerProcess) 
             assert caught.value.facts["offset"] == 1 and bad.payload == b"\xff"
 
 
+def test_a_tombstone_of_a_compacted_topic_has_no_value(served: BrokerProcess) -> None:
+    """Both shells, a topic that enforces its schema, and one whose empty payloads are values."""
+    points, texts = "/default/points-by-key", "/default/texts-by-key"
+
+    async def awaited(topic: str, schema: Any, count: int) -> list[Any]:
+        async with danube.connect(served.address) as client:
+            return await values(client, topic, schema, count)
+
+    with danube.sync.connect(served.address) as client:
+        client.admin.create_topic(points, cleanup="compact")
+        client.admin.create_topic(texts)
+        with client.producer(points, schema=Point) as producer:
+            client.schemas.configure_topic(
+                points, subject=producer.subject, validation="enforce", validate_payload=True
+            )
+            producer.send(Point(1), key="k")
+            producer.send_many([b"", Point(2)], keys=["k", "l"])
+            with pytest.raises(PayloadInvalid):
+                producer.send(b"")
+        with client.producer(points) as untyped:
+            untyped.send(b"", key="m")
+        wanted = [Point(1), None, Point(2), None]
+        with client.consumer(points, "s", start="earliest", schema=Point) as consumer:
+            assert [consumer.receive(20).value for _ in wanted] == wanted
+        with client.consumer(points, "batches", start="earliest", schema=Point) as consumer:
+            found: list[Any] = []
+            for batch in consumer.batches(max_wait=20):
+                found += batch.values
+                if len(found) == len(wanted):
+                    break
+            assert found == wanted
+        assert asyncio.run(awaited(points, Point, 4)) == wanted
+
+        with client.producer(texts, schema=str) as producer:
+            producer.send("", key="k")
+            with client.consumer(texts, "s", start="earliest", schema=str) as consumer:
+                assert consumer.receive(20).value == ""
+                client.admin.update_topic(texts, cleanup="compact")
+                producer.send("", key="k")
+                assert consumer.receive(20).value is None, "the policy counts as it is at the delivery"
+
+
 def test_the_command_line_registers_compares_and_produces(broker: Callable[..., BrokerProcess]) -> None:
     served = broker(workers=2)  # of its own: the list of subjects is all that it holds
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from danube.core.batch import Compression
-from danube.core.commands import ConfigureTopicSchema, CreateTopic, RegisterSchema, TopicSchema
+from danube.core.commands import ConfigureTopicSchema, CreateTopic, RegisterSchema, TopicSchema, UpdatePolicy
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
-from danube.errors import Conflict, DanubeError, InvalidArgument
+from danube.errors import Conflict, DanubeError, InvalidArgument, PayloadInvalid
 from danube.wal.local_store import LocalStore
 from danube.wal.log import Log, LogOptions
 from danube.wal.segment import LogIdentity
@@ -376,19 +376,49 @@ def test_reads_and_exports_decode_alike(tmp_path: Path) -> None:
     )  # fmt: skip
     lake.put()
     exported = {row["offset"]: row["value"] for row in _exported(lake).to_pylist()}
-    catalogue = Catalogue(read_options({"topic": TOPIC, "storage": f"file://{lake.store}"}, streaming=False))
-    schemas = find_schemas(metadata, [TOPIC], "true")
-    columns = ["offset", "value"]
-    shape = pa.schema([("offset", pa.int64()), ("value", schemas.target.value_type)])
-    typed = TypedRows(schemas, columns, shape, allowed=True)
-    (part,) = catalogue.partitions(unsynced=True)
-    selection = part.selection(0, part.end)
-    found: dict[int, Any] = {}
-    for split in plan_splits([(selection, pieces_of(selection)[0])]):
-        for batch in read_split(split, catalogue.places, Decoder(typed.needed), Losses()):
-            found |= {row["offset"]: row["value"] for row in typed.take(batch).to_pylist()}
+    found = {row["offset"]: row["value"] for row in _typed_rows(lake, ["offset", "value"], allowed=True)}
     assert found == exported and len(found) == 5 * len(texts)
     assert [found[number] is None for number in range(5)] == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("cleanup", ["compact", "delete"])
+def test_reads_and_exports_have_no_value_for_tombstones(tmp_path: Path, cleanup: str) -> None:
+    """Offset 0 is a tombstone where the topic is compacted; offset 1 has no key, so it is no value."""
+    metadata = _registered("json_schema", ORDER)
+    metadata.apply(metadata.version + 1, UpdatePolicy(topic=TOPIC, policy=TopicPolicy(cleanup=cleanup)))
+    lake = Lake(tmp_path, metadata)
+    write_history(
+        lake.data, IDENTITY, segments=1, batches=1, records=3, keys=[b"k", None, b"k"],
+        payloads=[b"", b"", b'{"id": 1}'], schema_id=metadata.registry.subject("orders").schema_id,
+    )  # fmt: skip
+    lake.put()
+    assert export.run(lake.options(keepPayload="false")).counts["unread"] == (
+        1 if cleanup == "compact" else 2
+    )
+    rows = sorted(lake.rows().to_pylist(), key=lambda row: row["offset"])
+    assert [row["value"] and row["value"]["id"] for row in rows] == [None, None, 1]
+    kept = {"compact": [None, b"", None], "delete": [b"", b"", None]}
+    assert [row["payload"] for row in rows] == kept[cleanup]
+    with pytest.raises(PayloadInvalid) as caught:
+        _typed_rows(lake, ["value"], allowed=False)
+    assert caught.value.facts["offset"] == (1 if cleanup == "compact" else 0)
+
+
+def _typed_rows(lake: Lake, columns: list[str], *, allowed: bool) -> list[dict[str, Any]]:
+    """What a read with ``decode=true`` gives of these columns."""
+    catalogue = Catalogue(read_options({"topic": TOPIC, "storage": f"file://{lake.store}"}, streaming=False))
+    schemas = find_schemas(lake.metadata, [TOPIC], "true")
+    kinds = {"offset": pa.int64(), "value": schemas.target.value_type}
+    shape = pa.schema([(name, kinds[name]) for name in columns])
+    typed = TypedRows(schemas, columns, shape, allowed=allowed)
+    (part,) = catalogue.partitions(unsynced=True)
+    selection = part.selection(0, part.end)
+    return [
+        row
+        for split in plan_splits([(selection, pieces_of(selection)[0])])
+        for batch in read_split(split, catalogue.places, Decoder(typed.needed), Losses())
+        for row in typed.take(batch).to_pylist()
+    ]
 
 
 def _exported(lake: Lake) -> Any:

@@ -89,6 +89,19 @@ def test_what_is_no_value_is_an_error_or_null(
     assert frame.where("value IS NULL").first().payload == b"\xff" * 3
 
 
+def test_tombstones_of_a_compacted_topic_are_null(
+    spark: Any, process: BrokerProcess, storage: str, topic: str, checkpoint: str
+) -> None:
+    with danube.sync.connect(process.address) as client:
+        client.admin.update_topic(topic, cleanup="compact")
+        with client.producer(topic) as producer:
+            producer.send(b"", key="k")
+    frame = reading(spark, storage, topic, decode="orders").load()
+    assert [row.offset for row in frame.where("value IS NULL").collect()] == [40]
+    streamed_rows, _ = streamed(spark, storage, checkpoint, "removed", topic, decode="orders")
+    assert len(streamed_rows) == 41
+
+
 def test_a_subject_that_is_not_there_is_named(spark: Any, storage: str, topic: str) -> None:
     for wanted, expected in (
         ("true", "no one schema to decode by"),

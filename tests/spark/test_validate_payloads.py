@@ -11,7 +11,13 @@ import pytest
 
 from danube.core.batch import HEADER_BYTES, Compression, read_header
 from danube.core.checksum import content_hash, crc32c
-from danube.core.commands import CreateTopic, DeleteSchemaVersion, RegisterSchema
+from danube.core.commands import (
+    CreateTopic,
+    DeleteSchemaVersion,
+    DeleteTopic,
+    RegisterSchema,
+    UpdatePolicy,
+)
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
 from danube.schema.kinds import examine
@@ -70,6 +76,24 @@ def test_a_payload_that_breaks_its_schema_is_named_by_its_offset(tmp_path: Path)
     (found,) = run(root, payloads="true").findings
     assert (found.kind, found.offset, found.severity) == (Damage.PAYLOAD_INVALID, 33, "warning")
     assert found.byte >= 64 and "id" in found.detail
+
+
+@pytest.mark.parametrize(("cleanup", "named"), [("delete", [0, 1]), ("compact", [1]), ("", [1])])
+def test_a_tombstone_breaks_no_schema(tmp_path: Path, cleanup: str, named: list[int]) -> None:
+    """Offset 0 has a key and offset 1 none; a topic that is gone ("") may have been a compacted one."""
+    metadata = registered()
+    if cleanup:
+        metadata.apply(metadata.version + 1, UpdatePolicy(topic=TOPIC, policy=TopicPolicy(cleanup=cleanup)))
+    else:
+        metadata.apply(metadata.version + 1, DeleteTopic(topic=TOPIC))
+    (tmp_path / "store").mkdir()
+    write_history(
+        tmp_path / "data", IDENTITY, segments=1, batches=1, records=2, payloads=[b"", b""], keys=[b"k", None],
+        schema_id=1,
+    )  # fmt: skip
+    put_history(LocalStore(tmp_path / "store"), tmp_path / "data", metadata, TOPIC)
+    found = run(tmp_path / "store", payloads="true").findings
+    assert [one.offset for one in found if one.kind == Damage.PAYLOAD_INVALID] == named
 
 
 def test_the_latest_version_is_meant_where_none_is_named(tmp_path: Path) -> None:

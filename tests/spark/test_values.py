@@ -17,7 +17,7 @@ from danube.errors import InvalidArgument, SchemaNotFound
 from danube.schema.kinds import examine
 from danube.schema.model import SchemaType
 from danube.spark.value_types import arrow_type
-from danube.spark.values import Registered, Schemas, ValueDecoder, find_schemas
+from danube.spark.values import Registered, Schemas, ValueDecoder, find_schemas, tombstones_of
 
 AVRO_1 = {
     "type": "record",
@@ -156,6 +156,21 @@ def test_what_is_no_value_is_null_and_named(payload: bytes, schema_id: int, vers
     found = decoded(target, (b'{"id": 1}', 5, 1), (payload, schema_id, version))
     assert found.bad == [1] and found.why
     assert [value and value["id"] for value in found.values.to_pylist()] == [1, None]
+
+
+@pytest.mark.parametrize("target", [registered("json_schema", JSON_SCHEMA), registered("protobuf", PROTO)])
+def test_tombstones_are_null_and_not_bad(target: Registered) -> None:
+    payloads, keys = pa.array([b"", b"", b"x"], pa.binary()), pa.array([b"k", None, b"k"], pa.binary())
+    tombstones = tombstones_of(payloads, keys)
+    assert tombstones.to_pylist() == [True, False, False]
+    decoder = ValueDecoder(Schemas(target, {}))
+    ids, versions = pa.nulls(3, pa.int64()), pa.nulls(3, pa.int32())
+    found, without = (
+        decoder.decode(payloads, ids, versions, tombstones), decoder.decode(payloads, ids, versions)
+    )  # fmt: skip
+    assert found.values[0].as_py() is None and 0 not in found.bad
+    assert found.values.slice(1) == without.values.slice(1)
+    assert [one for one in without.bad if one] == found.bad
 
 
 def test_a_type_that_contains_itself_is_text() -> None:

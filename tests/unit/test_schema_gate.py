@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube.broker import schema_gate
@@ -19,6 +20,7 @@ from danube.core.commands import (
     RegisterSchema,
     TopicDeleted,
     TopicSchema,
+    UpdatePolicy,
 )
 from danube.core.compression import Compression
 from danube.core.wire import Kind
@@ -56,6 +58,10 @@ class Gated(RoutedBench):
         schema = TopicSchema(subject, validation, validate_payload)
         record = self.proposals.apply(ConfigureTopicSchema(topic=TOPIC, schema=schema))
         self.shard.update_policy(record)
+
+    def policy(self, **fields: Any) -> None:
+        policy = msgspec.structs.replace(self.proposals.state.topic(TOPIC).policy, **fields)
+        self.shard.update_policy(self.proposals.apply(UpdatePolicy(topic=TOPIC, policy=policy)))
 
     def send(self, *payloads: bytes, **fields: Any) -> Exception | None:
         """Publish one batch; return what refuses it."""
@@ -113,6 +119,47 @@ def test_what_a_batch_names_is_looked_at(
     assert bench.counters["schema_rejected"] == (2 if refused is not None else 0)
     assert bench.counters["schema_warnings"] == (2 if validation == "warn" and rule is not None else 0)
     assert bench.stored_count == (0 if refused is not None else 2)
+
+
+# Keys and payloads of a batch that names version 1 or nothing, and the rule that it breaks (None: none).
+TOMBSTONES = [
+    ([b"k"], [b""], {"schema_id": 1}, None),
+    ([b"k", b"l", None], [b"", b'{"name": 1}', b'{"name": 2}'], {"schema_id": 1, "schema_version": 1}, None),
+    ([b"k", b"l"], [b"", b"{}"], {"schema_id": 1, "schema_version": 1}, "payload_invalid"),
+    ([b"k", None], [b"", b""], {"schema_id": 1, "schema_version": 1}, "payload_invalid"),
+    (None, [b""], {"schema_id": 1}, "payload_invalid"),
+    ([b"k", b"l"], [b"", b""], {}, None),
+    ([b"k", None], [b"", b""], {}, "schema_missing"),
+    ([b"k", b"l"], [b"", b"{}"], {}, "schema_missing"),
+]
+
+
+@pytest.mark.parametrize("keys, payloads, fields, rule", TOMBSTONES)
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_a_tombstone_of_a_compacted_topic_keeps_to_every_schema(
+    bench: Gated, keys: Any, payloads: list[bytes], fields: Any, rule: str | None, compression: Compression
+) -> None:
+    bench.configure("enforce", validate_payload=True)
+    bench.policy(cleanup="compact_delete")
+    refused = bench.send(*payloads, keys=keys, compression=compression, **fields)
+    assert (refused and refused.facts["rule"]) == rule  # type: ignore[attr-defined]
+    assert bench.stored_count == (0 if rule else len(payloads))
+
+
+def test_an_empty_payload_with_a_key_is_no_tombstone_elsewhere(bench: Gated) -> None:
+    bench.configure("enforce", validate_payload=True)
+    for cleanup, fields, refused in [
+        ("delete", {"schema_id": 1}, True), ("compact", {"schema_id": 1}, False), ("delete", {}, True)
+    ]:  # fmt: skip
+        bench.policy(cleanup=cleanup)
+        assert (bench.send(b"", keys=[b"k"], **fields) is not None) == refused
+
+
+def test_tombstones_are_not_among_what_is_only_told(bench: Gated) -> None:
+    bench.configure("warn", validate_payload=True)
+    bench.policy(cleanup="compact")
+    assert bench.send(b"", b"{}", keys=[b"k", b"l"], schema_id=1) is None
+    assert bench.counters["schema_warnings"] == 1
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from danube.config_sections import parse_boolean
 from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
 from danube.quantities import parse_size_bytes
+from danube.spark.export_shape import grown
 from danube.spark.export_state import ExportState, FilePlan, RoundPlan
 from danube.spark.export_tables import FORMATS, open_table
 from danube.spark.export_task import (
@@ -49,6 +52,7 @@ from danube.spark.job_options import (
 from danube.spark.options import read_options
 from danube.spark.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.running import Pace, Progress, Runner, job_session, no_progress, print_progress, runner_for
+from danube.spark.schema import VALUE
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.values import Schemas, find_schemas
 
@@ -230,21 +234,41 @@ class _Job:
                 files.append(FilePlan(name, part.number, first, last))
         if not files:
             return None
-        shape, schema = done.shape, done.schema
-        if not shape:
-            found = self._schemas(done.topic, "")
-            schema = f"{found.target.subject}:{found.target.version}" if found is not None else ""
-            shape = encode_shape(shape_of(found.target.value_type if found is not None else None))
+        schema, shape = self._shape(done)
         return RoundPlan(
             schema=schema,
             topic=done.topic,
             topic_id=done.topic_id,
             number=done.number + 1,
-            shape=shape,
+            shape=encode_shape(shape),
             ends=ends,
             files=files,
             history=history_id,
         )
+
+    def _shape(self, done: RoundPlan) -> tuple[str, pa.Schema]:
+        """The newest version of the topic's schema, ``subject:version``, and columns that take its values.
+
+        Both as they were where the topic has no schema now.  SchemaIncompatible where the table cannot take
+        it up.
+        """
+        found = self._schemas(done.topic, "")
+        schema = done.schema if found is None else f"{found.target.subject}:{found.target.version}"
+        before = decode_shape(done.shape) if done.shape else None
+        if found is None or schema == done.schema:
+            return schema, shape_of(None) if before is None else before
+        if before is None or VALUE not in before.names:
+            return schema, shape_of(found.target.value_type)
+        name = table_name(done.topic)
+        versions = [(f"{one.subject}:{one.version}", one.value_type) for one in found.since(done.schema)]
+        growth = grown(before.field(VALUE).type, versions, name)
+        if growth.added:
+            self._report.remarks.append(f"{name}: {schema} added {', '.join(growth.added)}")
+        if growth.absent:
+            self._report.remarks.append(
+                f"{name}: {schema} has no {', '.join(growth.absent)}: null in its rows"
+            )
+        return schema, shape_of(growth.type)
 
     def _new_parts(self, done: RoundPlan, known: Mapping[int, Known]) -> list[_NewPart]:
         """What each partition holds that was not exported yet."""
@@ -271,7 +295,7 @@ class _Job:
         return pieces, lost
 
     def _schemas(self, topic: str, pinned: str) -> Schemas | None:
-        """What the payloads of a topic are read by: the version of its first round; None for none."""
+        """What the payloads of a topic are read by: ``pinned``, else its newest version; None for none."""
         if pinned:
             return find_schemas(self._catalogue.metadata(), [topic], pinned)
         record = self._catalogue.metadata().topic(topic)

@@ -40,7 +40,7 @@ class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``ends``: the offset that each partition comes to with this round.  ``shape``: its columns.
 
     ``history``: the one that the offsets were found in, see :mod:`danube.spark.histories`.
-    ``schema``: ``subject:version``, which the values of all rounds have the type of; empty without values.
+    ``schema``: ``subject:version``, the newest that the values were taken up from; empty without values.
     """
 
     format: int = FORMAT

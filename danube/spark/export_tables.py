@@ -14,12 +14,14 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from danube import files
 from danube.clock import wall_us
 from danube.errors import ConfigInvalid, InvalidArgument, StorageFailed
 from danube.spark.export_state import ExportState, RoundPlan
 from danube.spark.export_task import Exported
 
 FORMATS: Final = ("parquet", "delta", "iceberg")
+COMMON_METADATA: Final = "_common_metadata"
 _COMMIT: Final = "danube.export.round"
 _ICEBERG_FILES_MAX: Final = 1_000  # of one commit: the driver reads every footer
 
@@ -73,6 +75,16 @@ class ParquetTable:
 
     def commit(self, plan: RoundPlan, written: Sequence[Exported], shape: pa.Schema) -> None:
         _move(self._state, written)
+        self._tell(shape)
+
+    def _tell(self, shape: pa.Schema) -> None:
+        """Leave the table's columns where Spark looks for them: files of earlier rounds may have fewer."""
+        content = pa.BufferOutputStream()
+        pq.write_metadata(shape, content)
+        try:
+            files.replace_durably(self._state.table / COMMON_METADATA, content.getvalue().to_pybytes())
+        except OSError as error:
+            raise StorageFailed(f"{self._state.table} cannot be written", why=str(error)) from None
 
 
 class DeltaTable:
@@ -85,14 +97,17 @@ class DeltaTable:
     def commit(self, plan: RoundPlan, written: Sequence[Exported], shape: pa.Schema) -> None:
         library, uri = self._library, str(self._state.table)
         transaction = import_module("deltalake.transaction")
+        wanted = library.Schema.from_arrow(shape)
         if library.DeltaTable.is_deltatable(uri):
             table = library.DeltaTable(uri)
         else:
-            table = library.DeltaTable.create(uri, schema=library.Schema.from_arrow(shape))
+            table = library.DeltaTable.create(uri, schema=wanted)
         application = f"danube-export-{plan.topic_id}"
         done = table.transaction_version(application)
         if done is not None and done >= plan.number:
             return
+        if table.schema() != wanted:
+            table.alter.add_columns(list(wanted.fields))
         _move(self._state, written)
         actions = [
             transaction.AddAction(
@@ -140,9 +155,12 @@ class IcebergTable:
     def _table(self, shape: pa.Schema) -> Any:
         namespace = self._identifier.partition(".")[0]
         self._catalog.create_namespace_if_not_exists(namespace)
-        return self._catalog.create_table_if_not_exists(
+        table = self._catalog.create_table_if_not_exists(
             self._identifier, schema=shape, location=f"file://{self._state.table}"
         )
+        with table.update_schema() as update:
+            update.union_by_name(shape)  # nothing where it has all columns
+        return table
 
 
 def rows_in(table: Path) -> int:

@@ -118,7 +118,9 @@ class _Writer:
     def __init__(self, task: ExportTask) -> None:
         self._task = task
         self._shape = decode_shape(task.shape)
-        self._decoder = ValueDecoder(task.schemas) if task.schemas is not None else None
+        self._decoder = None
+        if task.schemas is not None:
+            self._decoder = ValueDecoder(task.schemas, self._shape.field(VALUE).type)
         self._compacted = task.schemas is not None and bool(task.schemas.compacted)
         self.losses = Losses(allowed=task.losses_allowed)
         self.unread = 0

@@ -20,6 +20,7 @@ from danube.core.metadata import Metadata
 from danube.core.registry import Subject
 from danube.errors import InvalidArgument, PayloadInvalid, SchemaNotFound
 from danube.limits import MIB
+from danube.spark.export_shape import loses
 from danube.spark.value_types import arrow_type, json_text
 
 Decode = Callable[[bytes], Any]
@@ -52,6 +53,18 @@ class Schemas(NamedTuple):
     target: Registered
     known: Mapping[tuple[int, int], Registered]
     compacted: frozenset[str] = frozenset()
+
+    def since(self, named: str) -> list[Registered]:
+        """The target, and before it the versions of its subject after ``named``, which is subject:version."""
+        subject, _, number = named.rpartition(":")
+        known = sorted(self.known.values(), key=lambda one: one.version)
+        earlier = [
+            one
+            for one in known
+            if (one.subject, subject) == (self.target.subject,) * 2
+            and int(number) < one.version < self.target.version
+        ]
+        return [*earlier, self.target]
 
 
 def find_schemas(metadata: Metadata, topics: Iterable[str], wanted: str) -> Schemas:
@@ -112,11 +125,14 @@ class Decoded(NamedTuple):
 
 
 class ValueDecoder:
-    """Decodes columns of payloads; for one thread."""
+    """Decodes columns of payloads; for one thread.
 
-    def __init__(self, schemas: Schemas) -> None:
+    ``kind``: of the values, where they have fields beside those of the target (other versions' fields).
+    """
+
+    def __init__(self, schemas: Schemas, kind: pa.DataType | None = None) -> None:
         self._schemas = schemas
-        self.type = schemas.target.value_type
+        self.type = schemas.target.value_type if kind is None else kind
         self._fit = _fitting(self.type)
         self._decoders: dict[tuple[int | None, int | None], Decode] = {}
 
@@ -159,10 +175,16 @@ class ValueDecoder:
     def _decoder(self, schema_id: int | None, version: int | None) -> Decode:
         known = self._decoders.get((schema_id, version))
         if known is None:
-            known = self._decoders[schema_id, version] = _decoder_for(
-                self._schemas.target, self._writer(schema_id, version)
-            )
+            writer = self._writer(schema_id, version)
+            known = self._decoders[schema_id, version] = _decoder_for(self._reader(writer), writer)
         return known
+
+    def _reader(self, writer: Registered) -> Registered:
+        """As which version a record is read: its own where the target has not all that is wanted of it."""
+        target = self._schemas.target
+        if self.type == target.value_type or writer.schema_type != target.schema_type:
+            return target
+        return writer if loses(writer.value_type, target.value_type, self.type) else target
 
     def _writer(self, schema_id: int | None, version: int | None) -> Registered:
         """Of which version a record is, by what its producer named."""
@@ -173,7 +195,11 @@ class ValueDecoder:
         number = version if version is not None else max(numbers, default=0)
         found = self._schemas.known.get((schema_id, number))
         if found is None:
-            raise SchemaNotFound(f"version {number} of schema {schema_id} is not registered any more")
+            raise SchemaNotFound(
+                f"version {number} of schema {schema_id} is not known",
+                why="it was registered after this read began, or deleted since",
+                hint="start the read again",
+            )
         return found
 
 

@@ -64,11 +64,11 @@ class Lake:
     def options(self, **more: str) -> dict[str, str]:
         return {"storage": f"file://{self.store}", "target": str(self.target), "processes": "1", **more}
 
-    def grow(self, count: int = 1, **more: Any) -> None:
+    def grow(self, count: int = 1, records: int = 50, **more: Any) -> None:
         """More sealed segments behind those that are there."""
         log = Log.open(self.data / "partitions" / IDENTITY.directory_name, IDENTITY, 1, LogOptions())
         for _ in range(count):
-            append(log, 50, **more)
+            append(log, records, **more)
             job = log.roll(b"snapshot")
             assert job is not None
             job.run(set())
@@ -77,7 +77,8 @@ class Lake:
         self.put()
 
     def rows(self) -> Any:
-        return pa.concat_tables(pq.read_table(path) for path in sorted(self.table.glob("*.parquet")))
+        tables = [pq.read_table(path) for path in sorted(self.table.glob("*.parquet"))]
+        return pa.concat_tables(tables, promote_options="permissive")
 
     def offsets(self) -> list[int]:
         return sorted(self.rows()["offset"].to_pylist())

@@ -22,7 +22,7 @@ from danube.errors import ClosedError, DanubeError, OwnerMoved
 if TYPE_CHECKING:
     from danube.client.reply import Reply
 
-CONNECT_TIMEOUT_S: Final = 2.0
+CONNECT_TIMEOUT_S: Final = 4.0  # to connect, and as long again to greet
 QUESTION_TIMEOUT_NS: Final = 10_000_000_000
 PUBLISH_TIMEOUT_NS: Final = 30_000_000_000
 RETRY_S: Final = 0.2

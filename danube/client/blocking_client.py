@@ -418,7 +418,8 @@ def connect(
 ) -> Client:
     """A blocking client for ``danube://host:port[,host:port]``, to be used in ``with``.
 
-    ``timeout`` (seconds) bounds requests and sends.  After a lost connection the client dials again
+    ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
+    then the broker's greeting.  After a lost connection the client dials again
     for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
     """
     return Client(

@@ -9,7 +9,7 @@ from typing import Final
 
 from danube import local_socket, tcp
 from danube.client.address import Address
-from danube.client.dialling import closed_early, greeting_s, refused
+from danube.client.dialling import closed_early, refused
 from danube.client.forked import let_go
 from danube.client.session import Session
 from danube.errors import ConnectionFailed, DanubeError
@@ -17,6 +17,7 @@ from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_
 from danube.telemetry import events
 
 SEND_STALL_S: Final = 30.0
+SHAKE_ROUND_S: Final = 0.2
 JOIN_BYTES: Final = 65_536
 _telemetry = events("client")
 
@@ -58,19 +59,20 @@ class BlockingLink:
         self.session.connected(tcp.on_this_host(sock))
         self.flush()
 
-    def shake(self, address: Address) -> None:
+    def shake(self, address: Address, timeout_s: float) -> None:
         """Read until the broker has greeted."""
-        deadline = time.monotonic() + greeting_s(self.session)
+        deadline = time.monotonic() + timeout_s
         while not self.session.ready:
             if self.socket is None:
                 raise closed_early(address, self.reason)
-            if time.monotonic() > deadline:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 silent = ConnectionFailed(
                     f"the broker at {address} did not greet", hint="is this Danube's native port?"
                 )
                 self.drop(silent, quietly=True)
                 raise silent
-            if _ready(self.socket, select.POLLIN, 0.2):
+            if _ready(self.socket, select.POLLIN, min(left_s, SHAKE_ROUND_S)):
                 self.read()
         self.flush()
 

@@ -470,7 +470,8 @@ def connect(
 ) -> Client:
     """A client for ``danube://host:port[,host:port]``, to be used in ``async with``.
 
-    ``timeout`` (seconds) bounds requests and sends.  After a lost connection the client dials again
+    ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
+    then the broker's greeting.  After a lost connection the client dials again
     for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.  With
     ``busy_poll_us`` the loop does not sleep for that long while something waits for an answer: answers
     are here sooner, and a core is busy meanwhile.  For a broker that does so as well (server.busy_poll_us).

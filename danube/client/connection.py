@@ -170,7 +170,7 @@ class Connection:
         brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
 
     def _dial_owner(self, session: Session, address: Address) -> None:
-        timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S)
+        timeout_s = self._connect_timeout_s
         owner = self._owners[session] = Connection(
             session, [address], timeout_s, self._busy_poll_us, self._wakeups
         )
@@ -357,8 +357,10 @@ class Connection:
         raise failure or ConnectionFailed("no broker address was given")
 
     async def _connect_to(self, address: Address) -> None:
+        timeout_s = self._connect_timeout_s
+        at_home = self.session.brokers.home is self.session
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(timeout_s if at_home else min(timeout_s, OWNER_CONNECT_TIMEOUT_S)):
                 link = await self._linked(address)
         except (OSError, TimeoutError, ValueError) as error:
             raise refused(address, error) from None
@@ -366,7 +368,7 @@ class Connection:
         self.session.connected(tcp.on_this_host(link.socket))
         self.flush()
         try:
-            async with asyncio.timeout(greeting_s(self.session)):
+            async with asyncio.timeout(greeting_s(self.session, timeout_s)):
                 while not self.session.ready:
                     if link.lost.done():
                         raise closed_early(address, link.reason)

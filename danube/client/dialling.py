@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from danube.client.session import Session
 
 
-def greeting_s(session: Session) -> float:
+def greeting_s(session: Session, connect_timeout_s: float) -> float:
     """How long a broker may take to greet: where silent ones are left early, so is one that never spoke.
 
-    A host that is stopped or hangs still takes connections, and another broker may be there to ask.
+    A host that is stopped or hangs still takes connections, and another broker may be there to ask.  So the
+    time that the user gave for connecting bounds the greeting as well.
     """
-    return min(HANDSHAKE_TIMEOUT_S, 2 * session.silence_ns / 1e9)
+    return min(HANDSHAKE_TIMEOUT_S, 2 * session.silence_ns / 1e9, connect_timeout_s)
 
 
 def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:

@@ -269,3 +269,56 @@ def test_the_asyncio_client_leaves_it_as_early(beside_a_silent_one: FakeBroker) 
 
     assert 0.4 < asyncio.run(told()) < 5.0
     assert fake.payloads("/default/t") == [b"a", b"b"]
+
+
+CONNECT_TIMEOUT_S = 0.25
+CONNECTS = [
+    pytest.param(danube.sync.connect, id="blocking"),
+    pytest.param(danube.connect, id="asyncio"),
+]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a socket that takes connections, as a stopped process does, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def send_one(client: Any) -> None:
+    if isinstance(client, danube.sync.Client):
+        with client, client.producer("/default/t") as producer:
+            producer.send(b"a")
+    else:
+        async with client, client.producer("/default/t") as producer:
+            await producer.send(b"a")
+
+
+@pytest.mark.parametrize("connect", CONNECTS)
+def test_the_time_to_connect_bounds_the_greeting_as_well(connect: Any, silent: str) -> None:
+    client = connect(f"danube://{silent}", connect_timeout=CONNECT_TIMEOUT_S)
+    began_s = time.monotonic()
+    with pytest.raises(ConnectionFailed, match="did not greet"):
+        asyncio.run(send_one(client))
+    assert CONNECT_TIMEOUT_S <= time.monotonic() - began_s < 5.0
+
+
+@pytest.mark.parametrize("connect", CONNECTS)
+def test_it_bounds_the_greeting_of_an_owner(
+    connect: Any, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("danube.client.brokers.SILENCE_NS", 10 * SECOND_NS)
+    with FakeBroker() as fake:
+        lookup = fake.lookup
+
+        def naming(asked: wire.Lookup) -> wire.TopicView:
+            view = lookup(asked)
+            view.owners = [silent]
+            return view
+
+        monkeypatch.setattr(fake, "lookup", naming)
+        client = connect(fake.url, connect_timeout=CONNECT_TIMEOUT_S)
+        began_s = time.monotonic()
+        asyncio.run(send_one(client))
+        assert CONNECT_TIMEOUT_S <= time.monotonic() - began_s < 5.0
+        assert fake.payloads("/default/t") == [b"a"]

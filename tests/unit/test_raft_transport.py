@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,17 @@ from danube.cluster.link_frames import (
     pack_frame,
     pack_greeting,
 )
-from danube.cluster.raft_lane import OutgoingLane
+from danube.cluster.raft_lane import RETRY_FIRST_S, OutgoingLane
 from danube.cluster.raft_link import REQUESTS_MAX, Link, LinkTimes
 from danube.cluster.raft_tls import TlsContexts, TlsFiles, contexts, identity_problem
 from danube.cluster.raft_transport import GREETING_LINKS_MAX, Identity, Transport, bind
 from danube.errors import ConfigInvalid, ConnectionFailed, OperationTimeout
 from tests.certificates import Authority
 
-TIMES = LinkTimes(handshake_s=0.5, ping_s=0.05, silent_s=0.4)
+# The nodes of a test share one loop: where it stands still for a moment, each looks slow to the others.
+PATIENT = LinkTimes(handshake_s=60.0, ping_s=0.05, silent_s=60.0)
+HASTY = LinkTimes(handshake_s=0.5, ping_s=0.05, silent_s=0.4)  # for tests of what these times end
+SOON_SILENT = LinkTimes(handshake_s=60.0, ping_s=0.05, silent_s=0.4)
 CLUSTER = "c1"
 
 
@@ -41,7 +43,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 8.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         if asyncio.get_running_loop().time() > deadline:
@@ -60,7 +62,7 @@ class Node:
         cluster_id: str = CLUSTER,
         tls: TlsContexts | None = None,
         host: str = "127.0.0.1",
-        times: LinkTimes = TIMES,
+        times: LinkTimes = PATIENT,
     ) -> None:
         self.listener = bind(host, 0)
         self.address = join_address(host, self.listener.getsockname()[1])
@@ -107,7 +109,7 @@ async def started(*nodes: Node) -> AsyncIterator[None]:
         await asyncio.sleep(0.01)
 
 
-async def raw_exchange(address: str, content: bytes, timeout_s: float = 3.0) -> bytes:
+async def raw_exchange(address: str, content: bytes, timeout_s: float = 30.0) -> bytes:
     """Send bytes to a node and read until it closes."""
     host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port)
@@ -223,7 +225,8 @@ def test_a_guest_learns_who_serves_at_an_address() -> None:
 )
 def test_who_does_not_greet_as_a_member_is_refused_and_counted(content: bytes, reason: str) -> None:
     async def test() -> None:
-        one, two = Node("1"), Node("2")
+        one = Node("1", times=HASTY if reason == "slow" else PATIENT)
+        two = Node("2")
         two.listener.close()
         async with started(one):
             one.transport.set_members({"2": two.address})
@@ -236,25 +239,24 @@ def test_who_does_not_greet_as_a_member_is_refused_and_counted(content: bytes, r
             elif answer:
                 told = GreetingReader().feed(answer)
                 assert told == Greeting(refused=reason), "and who does is told one word"
-        two.listener.close()
 
     run(test)
 
 
 def test_a_greeting_one_byte_at_a_time_is_given_up_in_time() -> None:
     async def test() -> None:
-        one = Node("1")
+        one = Node("1", times=HASTY)
         async with started(one):
             host, port = split_address(one.address)
             _, writer = await asyncio.open_connection(host, port)
-            begun = asyncio.get_running_loop().time()
-            for byte in pack_greeting(Greeting("test", CLUSTER, "2", "x:1", 1)):
+            greeting = pack_greeting(Greeting("test", CLUSTER, "2", "x:1", 1))
+            assert len(greeting) * 0.05 > 2 * HASTY.handshake_s
+            for byte in greeting[:-1]:
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.05)
                 if one.refused("slow"):
                     break
-            await until(lambda: one.refused("slow") == 1, "the slow one is refused")
-            assert asyncio.get_running_loop().time() - begun < 3
+            assert one.refused("slow") == 1, "before it has ended"
             writer.transport.abort()
 
     run(test)
@@ -381,7 +383,7 @@ def test_who_asks_more_than_it_reads_of_the_answers_costs_a_bounded_amount_of_me
 
 def test_a_half_open_connection_is_closed_within_some_heartbeats() -> None:
     async def test() -> None:
-        one, two = Node("1"), Node("2")
+        one, two = Node("1", times=SOON_SILENT), Node("2")
         two.listener.close()
         async with started(one):
             one.transport.set_members({"2": two.address})
@@ -389,10 +391,10 @@ def test_a_half_open_connection_is_closed_within_some_heartbeats() -> None:
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(pack_greeting(Greeting("test", CLUSTER, "2", two.address, Lane.RAFT)))
             begun = asyncio.get_running_loop().time()
-            with_answer = await asyncio.wait_for(reader.read(), 5)
+            with_answer = await asyncio.wait_for(reader.read(), 30)
             assert GreetingReader().feed(with_answer) is not None
             assert one.refused("silent") == 1
-            assert TIMES.silent_s <= asyncio.get_running_loop().time() - begun < 5 * TIMES.silent_s
+            assert SOON_SILENT.silent_s <= asyncio.get_running_loop().time() - begun < 10
             writer.transport.abort()
 
     run(test)
@@ -400,7 +402,7 @@ def test_a_half_open_connection_is_closed_within_some_heartbeats() -> None:
 
 def test_the_dialling_side_notices_a_peer_that_says_nothing_any_more() -> None:
     async def test() -> None:
-        one = Node("1")
+        one = Node("1", times=SOON_SILENT)
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -443,11 +445,12 @@ def test_heartbeats_pass_a_large_message_to_a_peer_that_reads_slowly() -> None:
     """The bulk lane is stuck: its reader takes nothing; the other lane is as fast as ever."""
 
     async def test() -> None:
-        one = Node("1", times=LinkTimes(handshake_s=0.5, ping_s=0.05, silent_s=2.0))
-        beats: list[float] = []
-        loop, stuck = asyncio.get_running_loop(), asyncio.Event()
+        one = Node("1")
+        beats = 0
+        stuck = asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal beats
             try:
                 head = await reader.readexactly(6)
                 body = await reader.readexactly(int.from_bytes(head[4:6], "little"))
@@ -458,8 +461,7 @@ def test_heartbeats_pass_a_large_message_to_a_peer_that_reads_slowly() -> None:
                     await stuck.wait()
                 while data := await reader.read(1 << 16):
                     writer.write(pack_frame(Kind.PONG))
-                    if b"beat" in data:
-                        beats.append(loop.time())
+                    beats += data.count(b"beat")
             finally:
                 writer.transport.abort()
 
@@ -469,11 +471,9 @@ def test_heartbeats_pass_a_large_message_to_a_peer_that_reads_slowly() -> None:
             await until(lambda: one.transport.connected("2"), "connected")
             for _ in range(4):
                 one.transport.send("2", bytes(8 * 1024 * 1024))
-            for _ in range(20):
+            for number in range(1, 21):
                 one.transport.send("2", b"beat")
-                await asyncio.sleep(0.05)
-            assert len(beats) >= 15
-            assert max(later - beat for beat, later in pairwise(beats)) < 0.4
+                await until(lambda number=number: beats == number, f"heartbeat {number}")  # type: ignore[misc]
         server.close()
 
     run(test)
@@ -495,7 +495,8 @@ def test_a_connection_that_ends_as_soon_as_it_is_made_is_not_made_without_a_paus
             one.transport.set_members({})
             one.transport.set_members({"2": two.address})
             await asyncio.sleep(1.0)
-            assert 2 <= dialled <= 8
+            assert dialled <= 8
+            await until(lambda: dialled >= 2, "it is dialled again")
 
     run(test)
 
@@ -640,14 +641,15 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("foreign"))
 
 
-async def connects(one: Node, two: Node, timeout_s: float = 0.8) -> bool:
-    """Whether a message of ``one`` reaches ``two`` in time."""
+async def knock(one: Node, two: Node, over: Callable[[], bool], what: str) -> None:
+    """Have ``one`` send to ``two`` until that is over."""
+
+    def sent() -> bool:
+        one.transport.send("2", b"x")
+        return over()
+
     async with started(one, two):
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while asyncio.get_running_loop().time() < deadline and not two.messages:
-            one.transport.send("2", b"x")
-            await asyncio.sleep(0.02)
-        return bool(two.messages)
+        await until(sent, what)
 
 
 @pytest.mark.parametrize(
@@ -668,8 +670,12 @@ def test_a_certificate_stands_for_one_node(
     async def test() -> None:
         one = Node("1", tls=authority.contexts("one", one_names))
         two = Node("2", tls=authority.contexts("two", two_names))
-        assert await connects(one, two) is passes
-        assert (one.refused("certificate") + two.refused("certificate") > 0) is not passes
+
+        def refused() -> int:
+            return one.refused("certificate") + two.refused("certificate")
+
+        await knock(one, two, lambda: bool(two.messages or refused()), "it passes or is refused")
+        assert bool(two.messages) is passes and (refused() > 0) is not passes
 
     run(test)
 
@@ -683,14 +689,19 @@ def test_without_a_certificate_of_the_authority_nothing_passes(
         wrong = None if side.startswith("plain") else foreign.contexts("wrong", "IP:127.0.0.1")
         one = Node("1", tls=wrong if side.endswith("one") else right)
         two = Node("2", tls=wrong if side.endswith("two") else right)
-        assert not await connects(one, two)
+
+        def tried_again() -> bool:
+            return one.transport._lanes["2", Lane.RAFT]._retry_s > 2 * RETRY_FIRST_S
+
+        await knock(one, two, lambda: bool(two.messages) or tried_again(), "it is dialled again")
+        assert not two.messages
 
     run(test)
 
 
 def test_a_client_without_a_certificate_is_refused(authority: Authority) -> None:
     async def test() -> None:
-        one = Node("1", tls=authority.contexts("one", "IP:127.0.0.1"))
+        one = Node("1", times=HASTY, tls=authority.contexts("one", "IP:127.0.0.1"))
         async with started(one):
             context = ssl.create_default_context(cafile=str(authority.cert))
             host, port = split_address(one.address)
@@ -707,7 +718,7 @@ def test_a_client_without_a_certificate_is_refused(authority: Authority) -> None
 
 def test_half_done_tls_handshakes_are_given_up(authority: Authority) -> None:
     async def test() -> None:
-        one = Node("1", tls=authority.contexts("one", "IP:127.0.0.1"))
+        one = Node("1", times=HASTY, tls=authority.contexts("one", "IP:127.0.0.1"))
         async with started(one):
             assert await raw_exchange(one.address, b"\x16\x03\x01\x02\x00\x01") == b""
             await until(lambda: one.refused("no_tls") == 1, "counted")

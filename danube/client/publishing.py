@@ -308,6 +308,7 @@ class PartitionProducer:
             outgoing.sent = outgoing.sent and resumed
         self._sent_sequence = first if resumed else opened.next_sequence
         self._state = State.OPEN
+        self.last_error = None
         self.opened.resolve(opened)
         self.transmit()
 
@@ -474,6 +475,8 @@ class PartitionProducer:
 
     def timed_out(self, why: str) -> OperationTimeout:
         """The error of records that took too long."""
+        if self._state is not _OPEN and self.last_error is not None:
+            why = f"{why}, for the partition cannot be opened: {self.last_error}"
         return OperationTimeout(
             f"a batch for {self.partition} was not acknowledged within {self.timeout_ns / 1e9:g} s",
             why=why,

@@ -45,6 +45,7 @@ _telemetry = events("client")
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
 CLOSE_TIMEOUT_NS: Final = 5_000_000_000
+REFUSED_NS: Final = 1_000_000_000  # so long a subscribe may be refused before that is told
 _RANGE: Final = struct.Struct("<QQ")
 _COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 
@@ -79,6 +80,8 @@ class PartitionConsumer:
         self._taken_bytes = 0
         self.last_error: BaseException | None = None
         self._attempts = 0
+        self._refused_since_ns = -1  # every subscribe was refused since then
+        self._told_refusal = ""
         self._retry: Timer | None = None
         self._ack_start = 0  # one open range; equal: none
         self._ack_end = 0
@@ -135,7 +138,7 @@ class PartitionConsumer:
     def on_waiting(self, reason: DanubeError | None) -> None:
         self.waiting = reason
         if reason is not None:
-            _telemetry.warning("no records come now", partition=self.partition, why=str(reason))
+            _telemetry.warning(f"no records come now: {reason}", partition=self.partition)
 
     def _first_delivered(self, start: int, record_count: int) -> None:
         if start < self._lately_acked.delivered_end:
@@ -394,6 +397,8 @@ class PartitionConsumer:
         error = request.error
         if error is None:
             self._attempts = 0
+            self._refused_since_ns, self._told_refusal = -1, ""
+            self.last_error = self.waiting = None
             self._subscribed = True
             self.active = request.value.active
             self._body.epoch = request.value.epoch  # who comes back does not make it anew
@@ -414,6 +419,17 @@ class PartitionConsumer:
             self._fail(error)
         elif self.session.ready:
             self._reopen(error)
+            self._tell_of_refusal()
+
+    def _tell_of_refusal(self) -> None:
+        """The partition cannot be opened, and may be soon: after a while, who waits is told why."""
+        now_ns, reason = self.session.now_ns(), self.last_error
+        if self._refused_since_ns < 0:
+            self._refused_since_ns = now_ns
+        if now_ns - self._refused_since_ns >= REFUSED_NS and isinstance(reason, DanubeError):
+            if str(reason) != self._told_refusal:
+                self.on_waiting(reason)
+            self.waiting, self._told_refusal = reason, str(reason)
 
     def _reopen(self, error: BaseException) -> None:
         """Subscribe again after a pause, where ``error`` points to."""

@@ -105,15 +105,17 @@ def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> di
 def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
     name = _name(args)
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
-    if host is None:
+    lost = hosted.cursors is not None and name in hosted.cursors.lost
+    if host is None and not lost:
         raise SubscriptionNotFound(f"subscription {name!r} does not exist on {hosted.name}")
-    if host.links:
+    if host is not None and host.links:
         raise WrongState(
             f"subscription {name!r} has {len(host.links)} consumers connected",
             hint="stop them first, then delete it",
         )
     hosted.lossy.pop(name, None)
-    if hosted.subscriptions.pop(name, None) is not None and hosted.cursors is not None:
+    known = hosted.subscriptions.pop(name, None) is not None
+    if (known or lost) and hosted.cursors is not None:
         hosted.cursors.remove(name)
         hosted.cursors.write()
 

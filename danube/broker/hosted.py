@@ -519,6 +519,9 @@ class HostedPartition:
             "bytes_in": self.bytes_in,
             "producers": self.producers.names(),
             "subscriptions": sorted([*self.subscriptions, *self.lossy]),
+            "lost_subscriptions": sorted(self.cursors.lost - self.subscriptions.keys())
+            if self.cursors
+            else [],
             "durability": self.policy.durability,
             "damaged": self._damaged(),
             "unreadable": self._unreadable(),

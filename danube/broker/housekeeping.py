@@ -16,6 +16,7 @@ from danube.errors import DanubeError
 from danube.ipc.counters import Counter
 from danube.wal.descriptors import descriptors, descriptors_allowed
 from danube.wal.reserve import reserve
+from danube.wal.witness import DIRECTORY as WITNESSES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,12 +153,11 @@ class Housekeeping:
     def _sweep_directories(self) -> None:
         """Open what this worker owns, so that it recovers and expires; remove what was deleted."""
         worker = self._worker
-        root = worker.data_dir / "partitions"
-        if not root.is_dir():
-            return
+        root, witnesses = worker.data_dir / "partitions", worker.data_dir / WITNESSES
+        known = [path for path in (root, witnesses) if path.is_dir()]
         state = worker.metadata.state
         names, unknown = [], []
-        for directory in sorted(root.iterdir()):
+        for directory in sorted({root / path.name for place in known for path in place.iterdir()}):
             match = _DIRECTORY.match(directory.name)
             if match is None:
                 continue

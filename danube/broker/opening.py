@@ -26,6 +26,7 @@ from danube.wal.cursors import CursorStore
 from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
 from danube.wal.segment import log_id_of
+from danube.wal.witness import Witness, load_witness
 
 _log = telemetry.events("opening")
 LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard
@@ -47,16 +48,17 @@ def partition_directory(root: Path, topic_id: int, index: int) -> Path:
 def open_log(
     root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions,
     trusted_end: int | None = None, budget: OffsetBudget | None = None, ahead: Ahead | None = None,
+    witness: Witness | None = None,
 ) -> OpenedStorage:  # fmt: skip
     """Recover the log and rebuild what the partition knows about producers.
 
     ``budget``: in a cluster, the offsets that this owner has reserved.  ``ahead``: on one host, where a log
-    of a history that is gone goes on.
+    of a history that is gone goes on, and ``witness``, which says what must be there.
     """
     directory = partition_directory(root, record.topic_id, index)
     identity = LogIdentity(record.topic_id, index)
     options = options._replace(log_id=log_id_of(record.topic, record.topic_id, record.created_us))
-    log = Log.open(directory, identity, epoch, options, trusted_end=trusted_end, ahead=ahead)
+    log = Log.open(directory, identity, epoch, options, trusted_end=trusted_end, ahead=ahead, witness=witness)
     core = (
         Partition(name, epoch, record.policy, log.log_end)
         if budget is None
@@ -76,13 +78,19 @@ def open_partition(
     counters: TrafficCounters,
     budget: OffsetBudget | None = None,
     ahead: Ahead | None = None,
+    *,
+    tiered: bool = False,
 ) -> HostedPartition:
     """Open a partition of either kind; blocks on the disk for a reliable one."""
     if not record.policy.reliable:
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
-    opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead)
     directory = partition_directory(root, record.topic_id, index)
-    cursors = CursorStore(directory, LogIdentity(record.topic_id, index), CursorState.decode)
+    witness: Witness | None = None
+    if budget is None:  # in a cluster a partition's directory comes and goes
+        log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+        witness = load_witness(directory, log_id, holds_all=not tiered)
+    opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead, witness=witness)
+    cursors = CursorStore(directory, LogIdentity(record.topic_id, index), CursorState.decode, witness)
     hosted = HostedPartition(
         name, record, index, opened.core, counters, directory=directory, log=opened.log, cursors=cursors
     )
@@ -153,6 +161,11 @@ def _tell_of_cursors(hosted: HostedPartition) -> None:
         _log.error(
             "stored cursor is damaged: an older one counts, or else the earliest record",
             partition=hosted.name, file=found.file, position=found.position, why=found.why,
+        )  # fmt: skip
+    for name in sorted(hosted.cursors.lost) if hosted.cursors is not None else ():
+        _log.error(
+            "the cursor of a subscription is gone: it begins at the earliest record when it comes back",
+            partition=hosted.name, subscription=name,
         )  # fmt: skip
     if damage:
         hosted.counters.add("damaged_records", len(damage))

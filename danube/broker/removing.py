@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from danube import files, telemetry
+from danube.wal.witness import remove_witness
 
 SUFFIX: Final = ".removed"
 UNKNOWN: Final = "unknown"  # below the data directory
@@ -22,6 +23,7 @@ _log = telemetry.events("removing")
 
 def remove_directory(directory: Path) -> None:
     """Remove a partition's directory, also one that was half removed; nothing where there is none."""
+    remove_witness(directory.with_name(directory.name.removesuffix(SUFFIX)))
     if directory.suffix != SUFFIX:
         away = directory.with_name(directory.name + SUFFIX)
         shutil.rmtree(away, ignore_errors=True)  # left by a process that died
@@ -40,6 +42,9 @@ def put_aside(directory: Path, data_dir: Path) -> None:
         target = root / f"{directory.name}-{number}"
     facts = {"directory": str(directory), "target": str(target)}
     try:
+        remove_witness(directory)
+        if not directory.exists():
+            return
         files.make_directory(root)
         files.rename(directory, target)
         files.fsync_directory(root)

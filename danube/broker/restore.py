@@ -56,6 +56,7 @@ from danube.wal.producers import Checkpoint, write_checkpoint
 from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, read_summary, split_footer
 from danube.wal.store_binding import StoreIdentity, bind, stored_identity
 from danube.wal.uploader import Ownership
+from danube.wal.witness import DIRECTORY as WITNESSES
 
 EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard
 THREADS: Final = 16
@@ -107,6 +108,7 @@ def finish_restore(data_dir: Path) -> bool:
         return False
     data = DataDir(data_dir)
     try:
+        shutil.rmtree(data_dir / WITNESSES, ignore_errors=True)  # of logs that were there before
         data.advance_incarnation(done.epoch // EPOCHS_PER_INCARNATION)
         for name in ("partitions", "metadata"):
             if (staging / name).is_dir():

@@ -372,6 +372,7 @@ class Shard:
             open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
             self.counters, self._budget_of(record, index),
             after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id)),
+            tiered=self.tiers is not None,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
 
@@ -428,6 +429,7 @@ class Shard:
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
             hosted.budget, self.ahead_of(hosted.topic_id),
+            hosted.log.witness if hosted.log is not None else None,
         )  # fmt: skip
 
     def wake(self, hosted: HostedPartition) -> None:

@@ -104,7 +104,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Su
         return made
     hosted.read_metadata()  # settings may have been stored for it a moment ago
     kind = request.start
-    if hosted.cursors is not None and hosted.cursors.damage:
+    if hosted.cursors is not None and (hosted.cursors.damage or name in hosted.cursors.lost):
         kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
     elif request.epoch and not _may_be_lost(hosted, request.epoch):
         raise SubscriptionNotFound(

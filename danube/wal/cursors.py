@@ -54,6 +54,7 @@ from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.jobs import sync_file
 from danube.wal.segment import LogIdentity
+from danube.wal.witness import Witness
 
 FILE_NAMES: Final = ("cursors-a", "cursors-b")
 PROOF_NAME: Final = "subscribed"
@@ -285,11 +286,18 @@ class CursorStore:
 
     One thread, except that jobs run in another.  ``damage`` tells what ``load`` could not read: a
     subscription that is missing from its answer although it exists was lost, and must start at the
-    earliest offset that is kept, never at the latest.
+    earliest offset that is kept, never at the latest.  ``lost``: those that the ``witness`` knows and no file
+    has; they stay there until they are stored or removed, also when files are made anew.
     """
 
-    def __init__(self, directory: Path, identity: LogIdentity, decode: Decode | None = None) -> None:
+    def __init__(
+        self, directory: Path, identity: LogIdentity, decode: Decode | None = None,
+        witness: Witness | None = None,
+    ) -> None:  # fmt: skip
         self.directory = directory
+        self.lost: set[str] = set()
+        self._witness = witness
+        self._names_version = 0  # when the set of names changed last; 0: the witness knows it
         self.identity = identity
         self._decode = decode
         self.damage: tuple[DamagedRange, ...] = ()
@@ -335,7 +343,16 @@ class CursorStore:
         if held:
             self._prove()
             self._switch |= not all(present)  # the next write makes the file that is missing
+        if self._witness is not None:
+            removed = {name for file in held for name, blob in file.states.items() if blob is None}
+            self.lost = set(self._witness.subscriptions - removed - self._states.keys())
+            self._tell_witness()
         return dict(self._states)
+
+    def _tell_witness(self) -> None:
+        self._names_version = 0
+        if self._witness is not None:
+            self._witness.note_subscriptions(self.lost | self._states.keys())
 
     def _prove(self) -> None:
         """Say that there are cursor files; where that cannot be written they are only not missed."""
@@ -365,7 +382,11 @@ class CursorStore:
         self._changed[name] = bytes(blob)
 
     def remove(self, name: str) -> None:
+        """Note that a subscription is no more.  The witness hears of it first: it must not be missed."""
         self._changed[name] = None
+        self.lost.discard(name)
+        if self._witness is not None:
+            self._witness.note_subscriptions(self._witness.subscriptions - {name})
 
     @property
     def version(self) -> int:
@@ -415,9 +436,12 @@ class CursorStore:
         else:
             files.write_all(descriptors.fd(current), entries, self._end)
             self._end += len(entries)
+        self._version += 1
+        if states.keys() != self._states.keys():
+            self._names_version = self._version
+            self.lost -= states.keys()
         self._states, self._live_bytes = states, live_bytes
         self._changed = {}
-        self._version += 1
 
     def _make_room(self, size: int, live_bytes: int) -> bool:
         """Whether ``size`` more bytes fit the file in force, grown where that is worth it."""
@@ -517,7 +541,9 @@ class CursorStore:
         return self._job
 
     def synced(self, job: CursorSyncJob) -> None:
-        """``job`` succeeded.  Optional: a job keeps its own outcome."""
+        """``job`` succeeded.  Optional: a job keeps its own outcome; new names are missed from now on."""
+        if 0 < self._names_version <= job.version:
+            self._tell_witness()
 
     def sync_failed(self, job: CursorSyncJob, error: Exception) -> None:
         """``job`` failed: the next write replaces the file, which is never synced again."""

@@ -43,6 +43,7 @@ from danube.wal.segment import NO_HASH, LogIdentity
 from danube.wal.spare import Spare
 from danube.wal.stored_segment import StoredSegment
 from danube.wal.unsynced import Unsynced
+from danube.wal.witness import Witness
 from danube.wal.writer import Buffer, LogOptions, SegmentWriter
 
 __all__ = [
@@ -56,9 +57,11 @@ class Log:
     """Made by :meth:`open`.  ``recovery`` tells what opening found."""
 
     def __init__(
-        self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered
-    ) -> None:
+        self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered,
+        witness: Witness | None = None,
+    ) -> None:  # fmt: skip
         self.directory = directory
+        self.witness = witness
         self.identity = identity
         self.epoch = epoch
         self.options = options
@@ -88,20 +91,23 @@ class Log:
     @classmethod
     def open(
         cls, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions | None = None,
-        *, trusted_end: int | None = None, ahead: Ahead | None = None,
+        *, trusted_end: int | None = None, ahead: Ahead | None = None, witness: Witness | None = None,
     ) -> Log:  # fmt: skip
         """Recover the log in ``directory`` (created when missing) as owner ``epoch``.
 
         With ``trusted_end`` the log is truncated there: records above it were never acknowledged.
-        ``ahead``: where it goes on if it is of an older history than that.
+        ``ahead``: where it goes on if it is of an older history than that.  ``witness``: of what was there.
         Raises Fenced for a newer owner's files, AlreadyRunning while an older owner's process still
         writes, StorageIncompatible for a newer format (nothing is touched), StorageFull, StorageFailed.
         """
         try:
+            made = not directory.is_dir()
             files.make_directory(directory)
             options = options or LogOptions()
-            recovered = Recovery(directory, identity, epoch, trusted_end, ahead, options.log_id).run()
-            log = cls(directory, identity, epoch, options, recovered)
+            recovered = Recovery(
+                directory, identity, epoch, trusted_end, ahead, options.log_id, witness, made
+            ).run()
+            log = cls(directory, identity, epoch, options, recovered, witness)
         except OSError as error:
             if error.errno in files.FULL_ERRNOS:
                 raise StorageFull("the log cannot be opened: the disk is full", why=str(error)) from error
@@ -116,6 +122,12 @@ class Log:
         if self._log_end:
             self._note_all_synced()
             self.store_mark()
+        self._tell_witness(began=bool(self._segments))
+
+    def _tell_witness(self, start: int | None = None, *, began: bool = False) -> None:
+        """Let the witness know what there is; ``start``: where the log will begin."""
+        if self.witness is not None:
+            self.witness.note_log(self.start if start is None else start, self._written_end, began=began)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -295,6 +307,8 @@ class Log:
             return
         if job.end_offset > self._written_end:
             broken("sync moved outside the log", end=job.end_offset, written_end=self._written_end)
+        if self.witness is not None and not self.witness.began and job.created > self._files_synced:
+            self._tell_witness(began=True)
         self._files_synced = max(self._files_synced, job.created)
         if job.end_offset > self._synced_end:
             self._synced_end = job.end_offset
@@ -331,6 +345,7 @@ class Log:
             return None
         self._writer = None
         self.age_due = False
+        self._tell_witness()
         return self.seal_job(active, producer_snapshot or None)
 
     def seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
@@ -446,6 +461,7 @@ class Log:
                 self._segments.append(empty)
                 self._bases.append(empty.base_offset)
                 self._writer = self._writer_of(empty, created=False)
+            self._tell_witness(self._bases[len(doomed)])  # first: what it claims must be there
             deleted = remove(doomed, self._segments, self._bases)
             self.front_hash = doomed[-1].content_hash
             self._reader.forget_places()

@@ -19,7 +19,10 @@ understands.  In order:
     On a full disk they are written once more where they lie, and synced: opening needs no room.
 5.  Unsealed segments get their footer, also those whose footer a cut left unfinished
     (:mod:`danube.wal.unfinished_seal`).  Appends never go to an older owner's file.
-6.  A log of a history that is gone, or of before the end of the machine, goes on ahead of its end
+6.  What a witness outside the directory says was here and is not is reported (danube.wal.witness).  Where
+    first segments are gone an empty one takes their place, so that readers are told.  Where all are gone the
+    log goes on far ahead: nobody can say which offsets were given.
+7.  A log of a history that is gone, or of before the end of the machine, goes on ahead of its end
     (:class:`danube.wal.local_holes.Ahead`), behind a hole that is named before any file is changed.
 
 Where a segment reaches beyond the base offset of the next file, the next file wins: it is the copy
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from danube import files
+from danube.clock import wall_us
 from danube.core.batch import padded
 from danube.core.recovered import offset_ahead
 from danube.errors import Damage
@@ -51,6 +55,7 @@ from danube.wal.segment import FOOTER_MAGIC, HEADER_BYTES, NO_HASH, NO_LOG, LogI
 from danube.wal.stored_segment import StoredSegment, write_footer
 from danube.wal.survey import Headers, Survey, survey
 from danube.wal.walk import WINDOW_BYTES, Place, read_run
+from danube.wal.witness import Witness
 
 _WHOLE = 1 << 62
 
@@ -96,14 +101,19 @@ class Recovery:
 
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, trusted_end: int | None,
-        ahead: Ahead | None = None, log_id: bytes = NO_LOG,
+        ahead: Ahead | None = None, log_id: bytes = NO_LOG, witness: Witness | None = None,
+        made: bool = False,
     ) -> None:  # fmt: skip
+        """``made``: the directory was not there."""
         self._directory = directory
         self._log_id = log_id
         self._identity = identity
         self._epoch = epoch
         self._trusted_end = trusted_end
         self._ahead = ahead
+        self._witness = witness if witness is not None and witness.known else None
+        self._made = made
+        self._gone = ""  # why there is no segment at all, where there were some
         self._holes = LocalHoles(directory)
         self._damaged: list[DamagedRange] = []
         self._unfinished_seals: list[str] = []
@@ -128,6 +138,8 @@ class Recovery:
             self._note(MARK_NAME, 0, 0, 0, "a slot of the sync mark is damaged")
         self._load_holes()
         synced_end = max(mark.synced_end if mark else 0, self._trusted_end or 0)
+        if self._witness is not None:
+            inventory, synced_end = self._miss(self._witness, inventory, synced_end)
         found, removable = self._choose(inventory, synced_end)
         segments = self._look(found, mark, synced_end)
         log_end = max([synced_end, *self._claims(inventory), *(segment.end_offset for segment in segments)])
@@ -169,10 +181,33 @@ class Recovery:
         except Damage as error:
             self._note(HOLES_NAME, 0, 0, 0, error.why)
 
+    def _miss(self, witness: Witness, inventory: Inventory, synced_end: int) -> tuple[Inventory, int]:
+        """Report what the witness says was here; returns what is here then, and the end of what was synced.
+
+        Of a log in tiers it may be in the store: then nothing takes its place.
+        """
+        found, start = inventory.files, witness.start
+        end = found[0].base_offset if found else synced_end
+        what = "the first segments of the log are gone"
+        if not found and (self._made or witness.began):
+            what = "the log's directory is gone" if self._made else "all segments of the log are gone"
+            self._gone, end = what, max(synced_end, witness.end)
+        elif start >= end:
+            return inventory, synced_end
+        told = (start, end) if witness.holds_all else (end, end)
+        self._note(file_name(start), 0, *told, f"{what}: a witness says that they were here")
+        if witness.holds_all and start < end:
+            epoch = found[0].header.epoch if found and found[0].header is not None else 0
+            create_empty(self._directory, self._identity, epoch, start, 0, self._log_id)
+            inventory = take_inventory(self._directory, self._identity, self._epoch, self._log_id)
+        return inventory, max(synced_end, end)
+
     def _goes_ahead(self, inventory: Inventory) -> Ahead | None:
         """Why offsets behind the end may have been given before, to records that are gone, if they were."""
         newest = _newest_epoch(inventory)
         ahead = self._ahead
+        if self._gone:
+            return Ahead(self._epoch, wall_us(), self._gone)
         while ahead is not None and (self._holes.made_since(ahead.since_us) or newest >= ahead.first_epoch):
             ahead = ahead.also
         return ahead

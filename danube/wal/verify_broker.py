@@ -103,6 +103,34 @@ def read_offer(data: bytes, numbers: tuple[int, int]) -> tuple[list[Entry], Flaw
     return entries, None
 
 
+class WitnessFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file below ``witnesses`` says of a log; ``log_id`` is empty where it says nothing."""
+
+    format: int = 1
+    log_id: str = ""
+    began: bool = False
+    start: int = 0
+    end: int = 0
+    subscriptions: frozenset[str] = frozenset()
+
+
+def read_witness(data: bytes) -> tuple[WitnessFacts, Flaw | None]:
+    """A checksum in front of JSON; one that a power cut emptied says nothing."""
+    nothing = WitnessFacts()
+    if not data.strip(b"\0"):
+        return nothing, None
+    digits, _, content = data.rstrip(b"\n").partition(b" ")
+    try:
+        facts = msgspec.json.decode(content, type=WitnessFacts)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return nothing, (FindingKind.CHECKSUM, "it says nothing that can be read")
+    if digits != b"%08x" % crc32c(content) or not 0 <= facts.start <= facts.end:
+        return nothing, (FindingKind.CHECKSUM, "it fails its checksum, or its offsets cannot be")
+    if facts.format != 1:
+        return nothing, (FindingKind.VERSION, f"it has format {facts.format}")
+    return facts, None
+
+
 def _json(data: bytes) -> object:
     try:
         return msgspec.json.decode(data)

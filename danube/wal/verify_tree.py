@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.errors import DanubeError, NotFound, StorageFailed
-from danube.wal.verify_broker import TOP_FILES, Flaw, flaw_of_owner
+from danube.wal.verify_broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
 from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify_objects import ManifestFacts, read_manifest
@@ -69,6 +69,7 @@ class LocalPartition:
     damaged: set[str] = field(default_factory=set)  # files with findings
     manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
     holes: list[tuple[int, int]] = field(default_factory=list)  # offsets that the log passed over, by offset
+    subscriptions: dict[str, bool] = field(default_factory=dict)  # that cursors name; False: removed
 
     @property
     def start(self) -> int:
@@ -183,17 +184,74 @@ def verify_tree(
         found = [(identity, directory)]
     locals_: list[LocalPartition] = []
     log_ids = _log_ids(directory)
+    witnesses = _witnesses_in(directory, verified)
     for identity, path in found:
         if wanted(identity):
             progress(path.name)
             partition = verify_partition(path, identity, verified)
             _verify_log_ids(partition, log_ids.get(identity[0]), verified)
+            if (witness := witnesses.pop(path.name, None)) is not None:
+                _verify_witnessed(partition, witness, directory / "witnesses" / path.name, verified)
             locals_.append(partition)
+    for name, witness in witnesses.items():
+        _verify_gone(directory, name, witness, log_ids, wanted, verified)
     for identity, path in _set_aside_in(directory):
         if wanted(identity):
             progress(path.name)
             verify_partition(path, identity, verified)
     return locals_
+
+
+def _witnesses_in(directory: Path, verified: Verified) -> dict[str, WitnessFacts]:
+    """What each of them says, read before what they speak of."""
+    found: dict[str, WitnessFacts] = {}
+    for path in sorted((directory / "witnesses").glob("*")):
+        data = _content(path)
+        if _PARTITION.match(path.name) and data is not None:
+            found[path.name], flaw = read_witness(data)
+            _add_flaw(flaw, path, verified)
+    return found
+
+
+def _verify_witnessed(
+    partition: LocalPartition, before: WitnessFacts, path: Path, verified: Verified
+) -> None:
+    """A log begins where its witness says, and its subscriptions have cursors.
+
+    A broker that runs tells its witness before it deletes anything: only what is said then, too, is missed.
+    """
+    now, _ = read_witness(_content(path) or b"")
+    if not before.log_id or now.log_id != before.log_id:
+        return
+    start = max(before.start, now.start)
+    if now.began and not partition.segments:
+        end = max(now.end, start)
+        what = "all segments of the log, which its witness saw, are gone"
+        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what, -1, start, end))
+    elif partition.segments and start < partition.start:
+        what = f"its witness saw the log from offset {start} on"
+        where, span = str(partition.directory), (start, partition.start)
+        verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
+    for name in sorted((before.subscriptions & now.subscriptions) - partition.subscriptions.keys()):
+        what = f"subscription {name!r} had a cursor, and there is none"
+        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what))
+
+
+def _verify_gone(
+    directory: Path, name: str, witness: WitnessFacts, log_ids: dict[int, bytes], wanted: Wanted,
+    verified: Verified,
+) -> None:  # fmt: skip
+    """A log whose directory is not there, of a topic that is."""
+    match, path = _PARTITION.match(name), directory / "partitions" / name
+    identity = (int(match[1], 16), int(match[2])) if match else (-1, -1)
+    if not witness.log_id or not wanted(identity) or path.exists():
+        return
+    if log_ids.get(identity[0], b"").hex() != witness.log_id:
+        verified.remarks.append(f"{directory / 'witnesses' / name}: of a topic that is not known")
+        return
+    what = "the directory of the log, which its witness saw, is gone"
+    span = (witness.start, witness.end)
+    verified.findings.append(Finding(FindingKind.MISSING, str(path), what, -1, *span))
 
 
 def _log_ids(directory: Path) -> dict[int, bytes]:
@@ -295,7 +353,7 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
         where = str(path / "mark")
         for start, end in partition.missing(partition.end, mark.synced_end):
             verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
-    _verify_cursors(path, identity, verified)
+    partition.subscriptions = _verify_cursors(path, identity, verified)
     _verify_producers(path, identity, verified)
     if (owner := _content(path / "owner")) is not None:
         _add_flaw(flaw_of_owner(owner), path / "owner", verified)
@@ -471,8 +529,8 @@ def _verify_order(partition: LocalPartition, verified: Verified) -> None:
             verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
 
 
-def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
-    """Both files; the older one may be in the middle of being overwritten."""
+def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> dict[str, bool]:
+    """Both files; the older one may be in the middle of being overwritten.  Returns whose they are."""
     found = []
     for name in ("cursors-a", "cursors-b"):
         _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
@@ -497,6 +555,8 @@ def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> None:
         elif cursors.problems:
             verified.remarks.append(f"{path / name}: an older generation, which is not whole")
         _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
+    older_first = sorted((cursors for _, cursors in found), key=lambda cursors: cursors.generation)
+    return {name: state is not None for cursors in older_first for name, state in cursors.states.items()}
 
 
 def _verify_size(path: Path, size_max: int, verified: Verified) -> None:

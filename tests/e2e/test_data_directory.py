@@ -81,3 +81,42 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place / "data"
     finally:
         brokers.kill()
+
+
+def test_what_vanished_is_named_and_a_subscription_begins_at_the_earliest(
+    broker: Any, tmp_path: Path
+) -> None:
+    data, topic = tmp_path / "data", "/default/t"
+    process = broker(data_dir=data)
+    with sync.connect(process.address) as client:
+        with client.producer(topic) as producer:
+            last = [producer.send(b"%d" % number) for number in range(10)][-1].offset
+        for name in ("returns", "dropped"):
+            with client.consumer(topic, subscription=name, start="latest"):
+                pass
+    assert process.stop() == 0
+    (directory,) = (data / "partitions").iterdir()
+    shutil.rmtree(directory)
+    process.start()
+    with sync.connect(process.address) as client:
+        (described,) = client.admin.describe_topic(topic).partitions
+        assert described["damaged"] == [[0, 10]] and described["lost_subscriptions"] == ["dropped", "returns"]
+        told = process.output_tail()
+        assert "the log's directory is gone" in told and "the cursor of a subscription is gone" in told
+        with client.consumer(topic, subscription="another", start="latest"):
+            pass  # its cursor makes the files anew
+        with client.producer(topic) as producer:
+            assert producer.send(b"new").offset > last + 1_000_000
+    process.restart()
+    with sync.connect(process.address) as client:
+        with client.consumer(topic, subscription="returns", start="latest") as consumer:
+            assert consumer.receive(timeout=10).payload == b"new"
+        client.admin.delete_subscription(topic, "dropped")
+        (described,) = client.admin.describe_topic(topic).partitions
+        assert described["lost_subscriptions"] == []
+    assert process.stop() == 0
+    process.start()
+    with sync.connect(process.address) as client:
+        assert client.admin.describe_topic(topic).partitions[0]["lost_subscriptions"] == []
+        client.admin.delete_topic(topic)
+    wait_until(lambda: not list((data / "witnesses").iterdir()), 10, "the witness is gone")

@@ -8,10 +8,12 @@ from typing import Any
 
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.merge import merge
+from danube.wal.segment import log_id_of
 from danube.wal.verify_bytes import BytesSource
 from danube.wal.verify_segment import read_segment
 from tests.unit.merge_samples import Record, sealed_log
 
+LOG_ID = log_id_of("/default/orders", 7, 1_000)
 FOLDER = Path(__file__).resolve().parent / "segments"
 BATCHES: list[list[list[Record]]] = [
     [[(b"a", b"1"), (b"b", b"2"), (None, b"3")], [(b"a", b"4")]],
@@ -30,6 +32,10 @@ def vectors() -> dict[str, bytes]:
         latest.add(sources)
         compact(sources, latest, directory / "compacted")
         compact(sources, latest, directory / "emptied", tombstones_before_us=1 << 60)
+        named = sealed_log(directory / "named log", BATCHES, LOG_ID)
+        made["named"] = named[0].path.read_bytes()
+        merge(named, directory / "named-merged")
+        made["named-merged"] = (directory / "named-merged").read_bytes()
         return made | {name: (directory / name).read_bytes() for name in ("merged", "compacted", "emptied")}
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.golden.segment_cases import FOLDER, describe, vectors
+from danube.wal.segment import HEADER_BYTES, NO_LOG, read_header
+from tests.golden.segment_cases import FOLDER, LOG_ID, describe, vectors
 from tests.unit.merge_samples import stored_records
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.seg"))
@@ -26,6 +27,13 @@ def test_pinned_bytes_are_read_as_the_pinned_values(name: str) -> None:
         (FOLDER / f"{name}.json").read_text(encoding="utf-8")
     )
     assert described["problems"] == []
+
+
+def test_segments_name_their_log_or_leave_it_open() -> None:
+    for name in NAMES:
+        data = (FOLDER / f"{name}.seg").read_bytes()
+        log_id = read_header(data[:HEADER_BYTES]).log_id
+        assert data[44:60] == log_id == (LOG_ID if name.startswith("named") else NO_LOG), name
 
 
 def test_compacted_segments_hold_what_is_left() -> None:

@@ -9,9 +9,9 @@ from danube.core.batch import Compression, read_header, stamp
 from danube.core.columns import BatchView, encode
 from danube.wal.log import Log
 from danube.wal.merge import SealedRange
-from danube.wal.segment import SUMMARY_BYTES, file_name, read_summary
+from danube.wal.segment import NO_LOG, SUMMARY_BYTES, file_name, read_summary
 from danube.wal.stored_segment import StoredSegment
-from tests.unit.wal_samples import IDENTITY, START_US, open_log, roll, sync
+from tests.unit.wal_samples import IDENTITY, SMALL, START_US, open_log, roll, sync
 
 Record = tuple[bytes | None, bytes]  # key, payload
 
@@ -30,9 +30,11 @@ def append_keyed(
     log.write()
 
 
-def sealed_log(directory: Path, segments: list[list[list[Record]]]) -> list[SealedRange]:
+def sealed_log(
+    directory: Path, segments: list[list[list[Record]]], log_id: bytes = NO_LOG
+) -> list[SealedRange]:
     """A log of sealed segments, each a list of batches; every footer has a producer snapshot."""
-    log = open_log(directory)
+    log = open_log(directory, options=SMALL._replace(log_id=log_id))
     starts = []
     for number, batches in enumerate(segments):
         starts.append(log.log_end)

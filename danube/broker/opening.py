@@ -85,12 +85,13 @@ def open_partition(
     if not record.policy.reliable:
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
     directory = partition_directory(root, record.topic_id, index)
+    log_id = log_id_of(record.topic, record.topic_id, record.created_us)
     witness: Witness | None = None
     if budget is None:  # in a cluster a partition's directory comes and goes
-        log_id = log_id_of(record.topic, record.topic_id, record.created_us)
         witness = load_witness(directory, log_id, holds_all=not tiered)
     opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead, witness=witness)
-    cursors = CursorStore(directory, LogIdentity(record.topic_id, index), CursorState.decode, witness)
+    identity = LogIdentity(record.topic_id, index)
+    cursors = CursorStore(directory, identity, CursorState.decode, witness, log_id)
     hosted = HostedPartition(
         name, record, index, opened.core, counters, directory=directory, log=opened.log, cursors=cursors
     )

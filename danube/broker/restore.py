@@ -53,7 +53,7 @@ from danube.wal.manifest_keys import (
 )
 from danube.wal.objects import ObjectStore
 from danube.wal.producers import Checkpoint, write_checkpoint
-from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, read_summary, split_footer
+from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, log_id_of, read_summary, split_footer
 from danube.wal.store_binding import StoreIdentity, bind, stored_identity
 from danube.wal.uploader import Ownership
 from danube.wal.witness import DIRECTORY as WITNESSES
@@ -283,8 +283,9 @@ def _restore_partition(store: ObjectStore, root: Path, record: TopicRecord, inde
     files.make_directory(directory)
     end = manifest.uploaded_end
     created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
-    create_empty(directory, identity, manifest.epoch, end, created_us)
-    owner = Ownership(name, identity, manifest.epoch, directory)
+    log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+    create_empty(directory, identity, manifest.epoch, end, created_us, log_id)
+    owner = Ownership(name, identity, manifest.epoch, directory, log_id)
     try:
         restore_producers(store, owner, manifest, directory)
     except Damage as error:
@@ -354,7 +355,7 @@ def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, di
     for key in keys:
         copy = directory / "cursors-copy"
         files.replace_durably(copy, store.get(key))
-        held = read_cursor_file(copy, identity, CursorState.decode)
+        held = read_cursor_file(copy, identity, CursorState.decode, owner.log_id)
         files.unlink(copy)
         if held is not None:  # what a newer copy has of a subscription counts, as far as it can be read
             states = {**{name: blob for name, blob in held.states.items() if blob is not None}, **states}
@@ -365,7 +366,7 @@ def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, di
         _log.warning("an older copy of cursors is used", topic=owner.topic, key=key, why=problem.why)
     if problem is not None and not whole and not states:
         raise problem
-    cursors = CursorStore(directory, identity)
+    cursors = CursorStore(directory, identity, log_id=owner.log_id)
     cursors.load()
     for name, blob in states.items():
         cursors.store(name, _clamped(blob, end))

@@ -11,7 +11,8 @@
           24     8  generation
           32     4  base_size    bytes of entries that the file began with
           36     4  base_crc     CRC32C of those
-          40    20  zero
+          40    16  log id       of danube.wal.segment; zeros where it is not known
+          56     4  zero
           60     4  CRC32C of bytes 0 .. 60
           64        entries, each 8-aligned; zeros behind the last one
 
@@ -53,7 +54,7 @@ from danube.limits import KIB, MIB
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.jobs import sync_file
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, STRANGER, LogIdentity, stranger
 from danube.wal.witness import Witness
 
 FILE_NAMES: Final = ("cursors-a", "cursors-b")
@@ -68,7 +69,7 @@ _SHRUNK_ABOVE: Final = 4
 _VERSION: Final = 1
 _MAGIC: Final = b"DANUBCUR"
 _ENTRY_MAGIC: Final = b"CUR1"
-_HEADER: Final = struct.Struct("<8sHHIQQII20s")
+_HEADER: Final = struct.Struct("<8sHHIQQII16s4s")
 _ENTRY: Final = struct.Struct("<4sIIHHIIQ")
 _CRC: Final = struct.Struct("<I")
 _CRC_START: Final = 12
@@ -94,9 +95,11 @@ def pack_entry(name: bytes, blob: bytes | None, generation: int) -> bytes:
     return bytes(packed)
 
 
-def pack_header(identity: LogIdentity, generation: int, base: bytes) -> bytes:
+def pack_header(identity: LogIdentity, generation: int, base: bytes, log_id: bytes = NO_LOG) -> bytes:
     topic_id, partition = identity
-    packed = _HEADER.pack(_MAGIC, _VERSION, 0, partition, topic_id, generation, len(base), crc32c(base), b"")
+    packed = _HEADER.pack(
+        _MAGIC, _VERSION, 0, partition, topic_id, generation, len(base), crc32c(base), log_id, b""
+    )
     return packed + _CRC.pack(crc32c(packed))
 
 
@@ -113,10 +116,47 @@ class CursorFile(NamedTuple):
     clean: bool
     size: int
     damaged: tuple[tuple[int, str], ...]
+    log_id: bytes = NO_LOG
 
 
-def read_cursor_file(path: Path, identity: LogIdentity, decode: Decode | None = None) -> CursorFile | None:
-    """None when the file is missing, was never begun, or its header or first entries are damaged.
+class _Header(NamedTuple):
+    identity: LogIdentity
+    generation: int
+    base_size: int
+    base_crc: int
+    log_id: bytes
+
+
+def _read_header(data: bytes) -> _Header | None:
+    """None for what is none; StorageIncompatible for a newer version."""
+    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(
+        data[: HEADER_BYTES - 4]
+    ):
+        return None
+    magic, version, _, partition, topic_id, generation, base_size, base_crc, log_id, _ = _HEADER.unpack_from(
+        data
+    )
+    if magic == _MAGIC and version != _VERSION:
+        raise StorageIncompatible(
+            f"cursor file has format version {version}", hint="start the newer Danube; nothing was touched"
+        )
+    if magic != _MAGIC:
+        return None
+    return _Header(LogIdentity(topic_id, partition), generation, base_size, base_crc, log_id)
+
+
+def _why_foreign(header: _Header, identity: LogIdentity, log_id: bytes) -> str:
+    """What a file says that is not this log's; empty where it is."""
+    if header.identity != identity:
+        return "the file belongs to another partition"
+    return STRANGER if stranger(header.log_id, log_id) else ""
+
+
+def read_cursor_file(
+    path: Path, identity: LogIdentity, decode: Decode | None = None, log_id: bytes = NO_LOG
+) -> CursorFile | None:
+    """None when the file is missing, was never begun, is not of this log, or its header or first entries are
+    damaged.
 
     A state that ``decode`` refuses is damaged: the one before it counts.
     """
@@ -124,23 +164,16 @@ def read_cursor_file(path: Path, identity: LogIdentity, decode: Decode | None = 
         data, size, flaw = _read_front(path)
     except FileNotFoundError:
         return None
-    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(
-        data[: HEADER_BYTES - 4]
-    ):
+    header = _read_header(data)
+    if header is None or _why_foreign(header, identity, log_id):
         return None
-    magic, version, _, partition, topic_id, generation, base_size, base_crc, _ = _HEADER.unpack_from(data)
-    if magic == _MAGIC and version != _VERSION:
-        raise StorageIncompatible(
-            f"cursor file has format version {version}", hint="start the newer Danube; nothing was touched"
-        )
-    if magic != _MAGIC or (topic_id, partition) != identity:
-        return None
+    _, generation, base_size, base_crc, written = header
     found = _read_entries(data, generation, None)
     if decode is not None and any(_refusal(blob, decode) for blob in found.states.values()):
         found = _read_entries(data, generation, decode)  # only now: each older state costs a decoding
     if flaw:
         found = found._replace(clean=False, damaged=(*found.damaged, (len(data), flaw)))
-    found = found._replace(size=size)
+    found = found._replace(size=size, log_id=written)
     whole = crc32c(data[HEADER_BYTES : HEADER_BYTES + base_size]) == base_crc
     if not whole and not found.damaged and found.end < HEADER_BYTES + base_size:
         # The header reached the disk before the entries did: the switch to this file never ended.
@@ -292,9 +325,10 @@ class CursorStore:
 
     def __init__(
         self, directory: Path, identity: LogIdentity, decode: Decode | None = None,
-        witness: Witness | None = None,
+        witness: Witness | None = None, log_id: bytes = NO_LOG,
     ) -> None:  # fmt: skip
         self.directory = directory
+        self.log_id = log_id
         self.lost: set[str] = set()
         self._witness = witness
         self._names_version = 0  # when the set of names changed last; 0: the witness knows it
@@ -322,7 +356,10 @@ class CursorStore:
             raise StorageFailed("cursors cannot be read", why=str(error)) from error
 
     def _load(self) -> dict[str, bytes]:
-        found = [read_cursor_file(self.directory / name, self.identity, self._decode) for name in FILE_NAMES]
+        found = [
+            read_cursor_file(self.directory / name, self.identity, self._decode, self.log_id)
+            for name in FILE_NAMES
+        ]
         present = [(self.directory / name).exists() for name in FILE_NAMES]
         held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
         damage: list[DamagedRange] = []
@@ -331,7 +368,7 @@ class CursorStore:
             if not exists and proven:
                 damage.append(DamagedRange(name, 0, 0, 0, "cursor file is missing"))
             if exists and file is None and not self._blank(name):
-                damage.append(DamagedRange(name, 0, 0, 0, "cursor file cannot be read"))
+                damage.append(DamagedRange(name, 0, 0, 0, self._why_unread(name)))
             for position, why in file.damaged if file is not None else ():
                 damage.append(DamagedRange(name, position, 0, 0, why))
         states: dict[str, bytes | None] = dict(held[-1].states) if held else {}
@@ -365,6 +402,12 @@ class CursorStore:
         data, _, flaw = _read_front(self.directory / name)
         return not flaw and not data.strip(b"\0")
 
+    def _why_unread(self, name: str) -> str:
+        data, _ = files.read_start(self.directory / name, HEADER_BYTES)
+        header = _read_header(data)
+        foreign = _why_foreign(header, self.identity, self.log_id) if header is not None else ""
+        return f"cursor file cannot be used: {foreign}" if foreign else "cursor file cannot be read"
+
     def _take(self, file: CursorFile | None, states: dict[str, bytes | None]) -> None:
         self._states = {name: blob for name, blob in states.items() if blob is not None}
         self._live_bytes = sum(_size_of(name, blob) for name, blob in self._states.items())
@@ -375,7 +418,8 @@ class CursorStore:
         room = max(file.end, _SHRUNK_ABOVE * _capacity_max(self._live_bytes))
         self._end, self._capacity = file.end, min(file.size, room)
         # Torn or damaged bytes are never appended behind: the next write moves to the other file.
-        self._switch = not file.clean or bool(file.damaged)
+        # One of before gets its log's id so, too.
+        self._switch = not file.clean or bool(file.damaged) or file.log_id != self.log_id
 
     def store(self, name: str, blob: bytes) -> None:
         """Note the state of a subscription; kept in memory until write()."""
@@ -397,7 +441,7 @@ class CursorStore:
         """What is written, as the bytes of a cursor file of its own."""
         generation = self._generation + 1
         base = b"".join(pack_entry(_encode(name), blob, generation) for name, blob in self._states.items())
-        return pack_header(self.identity, generation, base) + base
+        return pack_header(self.identity, generation, base, self.log_id) + base
 
     @property
     def dirty(self) -> bool:
@@ -475,7 +519,7 @@ class CursorStore:
         capacity = max(RESERVE_FIRST, min(self._capacity, _capacity_max(len(base))))
         while capacity < needed:
             capacity *= 2
-        header = pack_header(self.identity, generation, base)
+        header = pack_header(self.identity, generation, base, self.log_id)
         if current.failed:
             files.replace_durably(current.path, header + base + bytes(capacity - needed))
             descriptors.close(current)

@@ -100,7 +100,7 @@ class SegmentHeader(NamedTuple):
 
     def stranger_to(self, log_id: bytes) -> bool:
         """Whether it is of another log than the one with this id; what is not known is not told."""
-        return NO_LOG not in (self.log_id, log_id) and self.log_id != log_id
+        return stranger(self.log_id, log_id)
 
 
 class Summary(NamedTuple):
@@ -128,6 +128,11 @@ class Summary(NamedTuple):
     footer_size: int
     compacted: bool = False
     chained: bool = False
+
+
+def stranger(found: bytes, log_id: bytes) -> bool:
+    """Whether the id ``found`` is of another log; zeros are an id that is not known."""
+    return NO_LOG not in (found, log_id) and found != log_id
 
 
 def log_id_of(topic: str, topic_id: int, created_us: int) -> bytes:

@@ -40,7 +40,7 @@ from danube.wal.manifest_keys import (
 )
 from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore, Progress
 from danube.wal.sealed_files import SealedFile, examine
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 
 READ_BACK_BYTES: Final = 8 << 20
 COPY_BYTES_MAX: Final = 256 << 20
@@ -53,12 +53,16 @@ _log = telemetry.events("mover")
 
 
 class Ownership(NamedTuple):
-    """Who may change a partition's manifest: of all owners the one with the highest epoch."""
+    """Who may change a partition's manifest: of all owners the one with the highest epoch.
+
+    ``log_id``: of danube.wal.segment, where it is known.
+    """
 
     topic: str
     identity: LogIdentity
     epoch: int
     directory: Path
+    log_id: bytes = NO_LOG
 
 
 class _Listed(NamedTuple):

@@ -22,7 +22,7 @@ from danube.wal.verify_segment import Problem
 
 _U32: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<8sHHIQQQQQII")
-_CURSORS: Final = struct.Struct("<8sHHIQQII20sI")
+_CURSORS: Final = struct.Struct("<8sHHIQQII16s4sI")
 _CURSOR: Final = struct.Struct("<4sIIHHIIQ")
 _STATE: Final = struct.Struct("<BBBBIQII")
 _PRODUCERS: Final = struct.Struct("<8sHHIQQIIII")
@@ -61,6 +61,7 @@ class Cursors:
     """One cursor file.  ``states``: by subscription, None for one that was removed."""
 
     identity: Identity = (0, 0)
+    log_id: bytes = bytes(16)
     generation: int = 0
     states: dict[str, bytes | None] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)  # of the entries that the states are from
@@ -153,11 +154,13 @@ def read_cursors(data: bytes) -> Cursors:
     if len(data) < _SLOT or data[:8] != CURSORS_MAGIC or _U32.unpack_from(data, 60)[0] != crc32c(data[:60]):
         cursors.problems.append(Problem(FindingKind.CHECKSUM, "the header of the cursors is damaged", 0))
         return cursors
-    _, version, _, partition, topic_id, generation, base_size, base_crc, _, _ = _CURSORS.unpack_from(data)
+    _, version, _, partition, topic_id, generation, base_size, base_crc, log_id, _, _ = _CURSORS.unpack_from(
+        data
+    )
     if version != 1:
         cursors.problems.append(_version_problem(version, 8))
         return cursors
-    cursors.identity, cursors.generation = (topic_id, partition), generation
+    cursors.identity, cursors.generation, cursors.log_id = (topic_id, partition), generation, log_id
     if crc32c(data[_SLOT : _SLOT + base_size]) != base_crc:
         what = "the states that this generation began with are damaged"
         cursors.problems.append(Problem(FindingKind.CHECKSUM, what, _SLOT))

@@ -61,6 +61,7 @@ class StoredPartition:
     where: str = ""
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
     log_ids: dict[str, bytes] = field(default_factory=dict)  # by key, of objects that say whose they are
+    cursor_log_ids: dict[str, bytes] = field(default_factory=dict)  # of the copies of cursors
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     objects: int = 0
@@ -146,6 +147,11 @@ def _verify_log_ids(stored: StoredPartition, log_id: bytes | None) -> None:
         if found != log_id:
             what = "it is of another broker's log, whose topic has the same id"
             stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 44, *name_of(key).numbers))
+    for key, found in sorted(stored.cursor_log_ids.items()):
+        log_id = log_id or found
+        if found != log_id:
+            what = "these cursors are of another broker's log, whose topic has the same id"
+            stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 40))
 
 
 def _listed_by_partition(store: ObjectStore) -> Iterator[tuple[Identity, Listed]]:
@@ -386,6 +392,8 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
             Finding(kind, key, what, position, start, end)
             for kind, what, position, start, end in cursors.problems + state_problems(cursors)
         ]
+        if any(cursors.log_id):
+            stored.cursor_log_ids[key] = cursors.log_id
         if cursors.generation and cursors.identity != stored.identity:
             what = f"it is of partition {cursors.identity[0]:016x}-{cursors.identity[1]}"
             stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 12))

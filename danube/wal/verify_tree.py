@@ -70,6 +70,7 @@ class LocalPartition:
     manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
     holes: list[tuple[int, int]] = field(default_factory=list)  # offsets that the log passed over, by offset
     subscriptions: dict[str, bool] = field(default_factory=dict)  # that cursors name; False: removed
+    log_ids: dict[str, bytes] = field(default_factory=dict)  # of cursor files that say whose they are
 
     @property
     def start(self) -> int:
@@ -272,6 +273,11 @@ def _verify_log_ids(partition: LocalPartition, log_id: bytes | None, verified: V
                 what = "it is of another broker's log, whose topic has the same id"
                 where, span = str(partition.directory / name), (segment.base_offset, segment.end_offset)
                 verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 44, *span))
+    for name, found in partition.log_ids.items():
+        log_id = log_id or found
+        if found != log_id:
+            where, what = str(partition.directory / name), "its cursors are of another broker's log"
+            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
 
 
 def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
@@ -353,7 +359,7 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
         where = str(path / "mark")
         for start, end in partition.missing(partition.end, mark.synced_end):
             verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
-    partition.subscriptions = _verify_cursors(path, identity, verified)
+    _verify_cursors(partition, verified)
     _verify_producers(path, identity, verified)
     if (owner := _content(path / "owner")) is not None:
         _add_flaw(flaw_of_owner(owner), path / "owner", verified)
@@ -529,8 +535,9 @@ def _verify_order(partition: LocalPartition, verified: Verified) -> None:
             verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
 
 
-def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> dict[str, bool]:
-    """Both files; the older one may be in the middle of being overwritten.  Returns whose they are."""
+def _verify_cursors(partition: LocalPartition, verified: Verified) -> None:
+    """Both files; the older one may be in the middle of being overwritten."""
+    path, identity = partition.directory, partition.identity
     found = []
     for name in ("cursors-a", "cursors-b"):
         _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
@@ -555,8 +562,10 @@ def _verify_cursors(path: Path, identity: Identity, verified: Verified) -> dict[
         elif cursors.problems:
             verified.remarks.append(f"{path / name}: an older generation, which is not whole")
         _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
-    older_first = sorted((cursors for _, cursors in found), key=lambda cursors: cursors.generation)
-    return {name: state is not None for cursors in older_first for name, state in cursors.states.items()}
+    for name, cursors in sorted(found, key=lambda one: one[1].generation):
+        partition.subscriptions |= {each: state is not None for each, state in cursors.states.items()}
+        if any(cursors.log_id):
+            partition.log_ids[name] = cursors.log_id
 
 
 def _verify_size(path: Path, size_max: int, verified: Verified) -> None:

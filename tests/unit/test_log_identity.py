@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from danube.broker.restore import restore_cursors
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic
+from danube.core.cursor import CursorState
+from danube.core.grants import Mode
 from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
 from danube.errors import Damage, StoreDamaged
 from danube.wal.cold_segment import ColdSegment
+from danube.wal.cursors import CursorStore, read_cursor_file
 from danube.wal.key_compaction import LatestKeys, compact
 from danube.wal.log import Log, LogOptions
 from danube.wal.manifest import Manifest
-from danube.wal.manifest_keys import metadata_key, segment_key
+from danube.wal.manifest_keys import cursors_key, metadata_key, segment_key
 from danube.wal.memory_store import MemoryStore
 from danube.wal.merge import SealedRange, merge
 from danube.wal.segment import NO_LOG, LogIdentity, file_name, log_id_of, read_header
+from danube.wal.uploader import Ownership
 from danube.wal.verify_bytes import FindingKind
 from danube.wal.verify_store import verify_store
 from danube.wal.verify_tree import Verified, verify_tree
@@ -104,6 +109,77 @@ def test_segments_of_two_logs_are_not_merged(tmp_path: Path) -> None:
     sources = [SealedRange(ours / file_name(0)), SealedRange(theirs / file_name(2))]
     with pytest.raises(Damage):
         merge(sources, tmp_path / "merged")
+
+
+def with_cursors(directory: Path, log_id: bytes, word: bytes) -> None:
+    """Three generations of cursors, the newest in cursors-b."""
+    store = CursorStore(directory, IDENTITY, log_id=log_id)
+    store.load()
+    for number in range(3):
+        store.store("s", word + b"%d" % number)
+        store._switch = True
+        store.write()
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["cursors-a", "cursors-b"])
+def test_cursors_of_another_log_are_refused_and_named(tmp_path: Path, name: str) -> None:
+    ours, theirs = filled(tmp_path / "a", OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
+    with_cursors(ours, OURS, b"ours")
+    with_cursors(theirs, THEIRS, b"theirs")
+    assert FindingKind.IDENTITY not in [kind for kind, _ in found_in(ours)]
+    shutil.copy(theirs / name, ours / name)
+    assert (FindingKind.IDENTITY, name) in found_in(ours)
+    store = CursorStore(ours, IDENTITY, log_id=OURS)
+    assert store.load()["s"].startswith(b"ours")
+    (told,) = store.damage
+    assert told.file == name and "another broker" in told.why
+    for _ in range(2):
+        store.store("s", b"ours again")
+        store._switch = True
+        store.write()
+    store.close()
+    again = CursorStore(ours, IDENTITY, log_id=OURS)
+    assert again.load() == {"s": b"ours again"} and not again.damage
+    again.close()
+
+
+def test_cursors_of_another_log_alone_are_no_cursors(tmp_path: Path) -> None:
+    with_cursors(tmp_path, THEIRS, b"theirs")
+    store = CursorStore(tmp_path, IDENTITY, log_id=OURS)
+    assert store.load() == {} and len(store.damage) == 2
+    store.close()
+
+
+def test_cursors_of_before_are_read_and_get_the_id_with_the_next_write(tmp_path: Path) -> None:
+    with_cursors(tmp_path, NO_LOG, b"old")
+    store = CursorStore(tmp_path, IDENTITY, log_id=OURS)
+    assert store.load() == {"s": b"old2"} and not store.damage
+    store.store("s", b"new")
+    store.write()
+    store.close()
+    assert CursorStore(tmp_path, IDENTITY, log_id=OURS).load() == {"s": b"new"}
+    found = read_cursor_file(tmp_path / "cursors-a", IDENTITY)
+    assert found is not None and found.log_id == OURS
+
+
+def test_copies_of_cursors_in_the_store_name_their_log(tmp_path: Path) -> None:
+    store = stored([OURS, OURS], tmp_path)
+    held = CursorStore(tmp_path, IDENTITY, log_id=OURS)
+    held.load()
+    held.store("s", CursorState.at(Mode.SHARED, 1).encode())
+    held.write()
+    key = cursors_key(IDENTITY, 1, 1)
+    store.put(key, held.copy())
+    assert identities(store) == []
+    owner = Ownership(TOPIC, IDENTITY, 1, tmp_path / "restored", THEIRS)
+    owner.directory.mkdir()
+    with pytest.raises(Damage):
+        restore_cursors(store, owner, Manifest.empty(TOPIC, IDENTITY, 1), owner.directory)
+    held.log_id = THEIRS
+    store.put(key, held.copy())
+    assert identities(store) == [key]
+    held.close()
 
 
 def machine(created_us: int = 1_000) -> Metadata:

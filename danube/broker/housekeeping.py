@@ -154,7 +154,8 @@ class Housekeeping:
         """Open what this worker owns, so that it recovers and expires; remove what was deleted."""
         worker = self._worker
         root, witnesses = worker.data_dir / "partitions", worker.data_dir / WITNESSES
-        known = [path for path in (root, witnesses) if path.is_dir()]
+        places = (root, witnesses) if worker.cluster is None else (root,)
+        known = [path for path in places if path.is_dir()]
         state = worker.metadata.state
         names, unknown = [], []
         for directory in sorted({root / path.name for place in known for path in place.iterdir()}):

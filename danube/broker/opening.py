@@ -26,7 +26,7 @@ from danube.wal.cursors import CursorStore
 from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
 from danube.wal.segment import log_id_of
-from danube.wal.witness import Witness, load_witness
+from danube.wal.witness import Witness, load_witness, remove_witness
 
 _log = telemetry.events("opening")
 LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard
@@ -89,6 +89,8 @@ def open_partition(
     witness: Witness | None = None
     if budget is None:  # in a cluster a partition's directory comes and goes
         witness = load_witness(directory, log_id, holds_all=not tiered)
+    else:
+        remove_witness(directory)  # of the time before this broker began a cluster
     opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead, witness=witness)
     identity = LogIdentity(record.topic_id, index)
     cursors = CursorStore(directory, identity, CursorState.decode, witness, log_id)

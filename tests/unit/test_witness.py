@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from danube.broker.opening import open_partition
 from danube.broker.removing import put_aside, remove_directory
 from danube.cluster.local_log import LocalLog
-from danube.core.commands import CreateTopic
+from danube.core.commands import CreateTopic, TopicRecord
+from danube.core.offset_budget import OffsetBudget
 from danube.core.policy import TopicPolicy
 from danube.core.recovered import OFFSETS_AHEAD
 from danube.errors import OffsetOutOfRange
@@ -20,6 +22,7 @@ from danube.wal.verify_broker import read_witness
 from danube.wal.verify_bytes import FindingKind
 from danube.wal.verify_tree import Verified, verify_tree
 from danube.wal.witness import Witness, witness_path
+from tests.unit.broker_parts import CountingCounters
 from tests.unit.wal_samples import SMALL, append, read_all, roll, sync
 
 TOPIC = "/default/orders"
@@ -235,6 +238,19 @@ GOLDEN = (
     b'15bebd13 {"format":1,"log_id":"387873aaaa88f2b7e43abbba5563704f","began":true,"start":3,"end":9,'
     b'"subscriptions":["b","\xc3\xa4"]}\n'
 )
+
+
+def test_a_member_of_a_cluster_has_none(directory: Path) -> None:
+    lived(directory)
+    shutil.rmtree(directory)
+    (directory.parents[1] / "raft").mkdir()
+    assert found_in(directory.parents[1]) == []
+    record = TopicRecord(TOPIC, 1, 0, TopicPolicy(), 1_000)
+    budget = OffsetBudget(1 << 20)
+    opened_here = open_partition(directory.parent, TOPIC, record, 0, 256, SMALL, CountingCounters(), budget)
+    assert not witness_path(directory).exists()
+    assert opened_here.log is not None and opened_here.log.witness is None
+    opened_here.log.abandon()
 
 
 @pytest.mark.parametrize("way", ["removed", "half removed", "put aside"])

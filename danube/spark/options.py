@@ -234,6 +234,24 @@ def _check_mode(values: Mapping[str, Any], starting: Bound, ending: Bound, strea
             raise InvalidArgument("a batch read that starts at the latest offset reads nothing")
         if ending.word == EARLIEST:
             raise InvalidArgument("a read that ends at the earliest offset reads nothing")
+        _refuse_reversed(starting, ending)
+
+
+def _refuse_reversed(starting: Bound, ending: Bound) -> None:
+    """A start behind the end is a mistake; it would read nothing and say nothing."""
+    if starting.time_us is not None and ending.time_us is not None and starting.time_us > ending.time_us:
+        raise InvalidArgument(
+            "startingTimestamp is behind endingTimestamp",
+            why=f"{starting.time_us} and {ending.time_us} in microseconds since 1970",
+        )
+    for topic, offsets in starting.offsets.items():
+        for partition, start in offsets.items():
+            end = ending.offsets.get(topic, {}).get(partition, LATEST_NUMBER)
+            if start > end >= 0:
+                raise InvalidArgument(
+                    f"startingOffsets has {start} for {topic} partition {partition}, endingOffsets {end}",
+                    why="the end is the offset behind the last record that is read",
+                )
 
 
 def _bound(values: dict[str, Any], side: str, default: Bound) -> Bound:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from danube import telemetry
 from danube.core.joined_columns import load_kernels
-from danube.errors import ObjectMissing
+from danube.errors import ObjectMissing, OffsetOutOfRange
 from danube.spark.decode import Decoder, Losses, Skipped
 from danube.spark.fetch import Fetcher
 from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
@@ -72,7 +72,18 @@ def freeze_once() -> None:
 def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
     if tail is None:
         raise ObjectMissing(f"records of {run.topic} are with a broker that is not named")
-    for octets, start in tail.read(run.physical, run.start, run.end):
+
+    def lose(count: int, why: str) -> None:
+        where = f"{run.topic} partition {run.partition}"
+        if not losses.allowed:
+            raise OffsetOutOfRange(
+                f"{count} of the records {run.start} to {run.end} of {where} cannot be read",
+                why=why, hint="failOnDataLoss=false reads what is left, and counts what is not",
+                topic=run.topic, partition=run.partition, start=run.start, end=run.end,
+            )  # fmt: skip
+        losses.note(Skipped(where, 0, run.start, run.end, f"{count} of these: {why}"))
+
+    for octets, start in tail.read(run.physical, run.start, run.end, lose):
         yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end, losses)
 
 

@@ -13,10 +13,11 @@ from danube.spark.histories import refuse_gone
 from danube.spark.offsets import Ends, PartitionKey
 from danube.spark.options import ReadOptions
 from danube.spark.places import AnyPlace
-from danube.spark.plan import Lost, Run, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.plan import Lost, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.reading import read_split
 from danube.spark.replay_target import LaneRange
 from danube.spark.selecting import Catalogue, Known
+from danube.spark.tail_runs import tail_runs
 
 _NO_CUT = 1 << 62
 
@@ -91,12 +92,7 @@ def _split_of(part: Known, lane: LaneRange, lost: list[Lost]) -> Split:
     splits = plan_splits([(selection, pieces)], split_bytes=_NO_CUT, mixed=False)
     runs = [run for split in splits for run in split.runs]
     if stored < lane.end:
-        if part.told is None or part.told.end < lane.end or part.told.start > stored:
-            why = "the log ends before" if part.told is None else "the records have expired"
-            lost.append(Lost(lane.topic, lane.partition, stored, lane.end, why))
-        else:
-            identity = (lane.topic, lane.topic_id, lane.partition)
-            runs.append(Run(*identity, stored, lane.end, (), part.physical))
+        runs += tail_runs(part, stored, lane.end, lost)
     return Split(tuple(runs))
 
 

@@ -146,10 +146,13 @@ class Catalogue:
         """The offset that ``bound`` means in every partition."""
         parts = list(known)
         _refuse_strangers(bound, parts)
-        if self.options.fail_on_data_loss:
+        strict = self.options.fail_on_data_loss
+        if strict:
             name = "endingOffsets" if ending else "startingOffsets"
             refuse_gone(name, _numbers(bound, parts), "", parts, self.recorded_histories(parts))
-        return {part.key: self._resolved(bound, part, ending) for part in parts}
+        found = {part.key: self._resolved(bound, part, ending) for part in parts}
+        # Behind the end nothing can be waited for, and what comes later begins there.
+        return found if strict else {part.key: min(found[part.key], part.end) for part in parts}
 
     def _resolved(self, bound: Bound, known: Known, ending: bool) -> int:
         if bound.time_us is not None:

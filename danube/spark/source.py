@@ -13,11 +13,12 @@ from danube.spark.decode import Decoder, Losses
 from danube.spark.failures import hinted
 from danube.spark.options import ReadOptions, read_options
 from danube.spark.places import AnyPlace
-from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.plan import Lost, Piece, Run, Selection, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.reading import freeze_once, read_split, speak_up
 from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.stream_plan import Range, cut_ranges, pieces_between
+from danube.spark.tail_runs import tail_runs
 from danube.spark.typed_rows import TypedRows
 from danube.spark.values import Schemas, find_schemas
 
@@ -121,7 +122,7 @@ class PlanReader:
             planned.append((selection, pieces))
             lost += gone
             if stored < last:
-                tails += _tail_of(part, stored, last, lost)
+                tails += [Split((run,)) for run in tail_runs(part, stored, last, lost)]
         if self.options.fail_on_data_loss:
             refuse_lost(lost)
         options = self.options
@@ -133,7 +134,7 @@ class PlanReader:
     ) -> list[InputPartition]:
         """Like planned(), and each task has the same records whenever the same ends are planned again."""
         pieces: dict[PartitionKey, list[Piece]] = {}
-        tails: dict[PartitionKey, Run] = {}
+        tails: dict[PartitionKey, list[Run]] = {}
         lost: list[Lost] = []
         for part in known:
             first, last = start[part.key], end[part.key]
@@ -142,8 +143,8 @@ class PlanReader:
             stored = min(last, max(part.stored_end, first))
             pieces[part.key], gone = pieces_of(part.selection(first, stored))
             lost += gone
-            for split in _tail_of(part, stored, last, lost) if stored < last else ():
-                tails[part.key] = split.runs[0]
+            if stored < last:
+                tails[part.key] = tail_runs(part, stored, last, lost)
         if self.options.fail_on_data_loss:
             refuse_lost(lost)
         holes = {part.key: part.holes for part in known}
@@ -171,27 +172,12 @@ class PlanReader:
         freeze_once()
 
 
-def _tail_of(part: Known, start: int, end: int, lost: list[Lost]) -> list[Split]:
-    """The records that only the broker has; they are lost where there is none."""
-    topic, topic_id, partition = part.key
-    if part.told is None:
-        lost.append(Lost(topic, partition, start, end, "the log ends before"))
-        return []
-    first = max(start, part.told.start)
-    if first > start:
-        lost.append(Lost(topic, partition, start, min(first, end), EXPIRED))
-    if first >= end:
-        return []
-    return [Split((Run(topic, topic_id, partition, first, end, (), part.physical),))]
-
-
-def _runs_of(one: Range, pieces: Sequence[Piece], tails: Mapping[PartitionKey, Run]) -> Iterator[Run]:
+def _runs_of(one: Range, pieces: Sequence[Piece], tails: Mapping[PartitionKey, list[Run]]) -> Iterator[Run]:
     """How a range is read: what places hold of it, and what only the broker has."""
     found = tuple(pieces_between(pieces, one.start, one.end))
     if found:
         yield Run(*one.key, found[0].start, found[-1].end, found)
-    tail = tails.get(one.key)
-    if tail is not None:
+    for tail in tails.get(one.key, ()):
         start, end = max(one.start, tail.start), min(one.end, tail.end)
         if start < end:
             yield tail._replace(start=start, end=end)

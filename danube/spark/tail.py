@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -31,9 +31,17 @@ SUBSCRIPTION_PREFIX: Final = "danube-spark-"
 _WAIT_S: Final = 30.0
 _CLOSE_S: Final = 5.0
 _ASK_S: Final = 0.2
+_QUIET_S: Final = 0.5  # then it is asked whether anything is left
 _JOIN_BYTES: Final = 4 * MIB
 _CREDIT_RECORDS: Final = 65_536
 _CREDIT_BYTES: Final = 16 * MIB
+
+
+Lose = Callable[[int, str], None]  # how many records, and why
+_LOSSES: Final = {
+    "damaged": "they are damaged where the broker has them",
+    "expired": "they expired while they were read",
+}
 
 
 class PartitionEnds(NamedTuple):
@@ -110,16 +118,18 @@ class Tail:
         connection.wait(asked, _WAIT_S, f"asking {partition} for a time")
         return int(asked.value["offset"])
 
-    def read(self, partition: str, start: int, end: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    def read(
+        self, partition: str, start: int, end: int, lose: Lose | None = None
+    ) -> Iterator[tuple[NDArray[np.uint8], int]]:
         """Records ``start .. end`` of a physical partition: whole stored batches, one after the other, and
         the offset from which on they count.
 
-        The first and the last may hold more than that.  OperationTimeout where the broker sends nothing
-        for half a minute.
+        The first and the last may hold more than that.  ``lose`` is told why some could not be sent.
+        OperationTimeout where the broker sends nothing for half a minute, though something is left.
         """
         parts: list[bytes] = []
         gathered, at, group = 0, start, start
-        for content, first, behind in self._batches(partition, start, end):
+        for content, first, behind in self._batches(partition, start, end, lose):
             if behind <= at:
                 continue  # sent again after a lost connection
             if parts and (first < at or gathered >= _JOIN_BYTES):
@@ -130,8 +140,14 @@ class Tail:
         if parts:
             yield np.frombuffer(b"".join(parts), np.uint8), group
 
-    def _batches(self, partition: str, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-        """Stored batches with their first offset and the one behind them; the last one holds the end."""
+    def _batches(
+        self, partition: str, start: int, end: int, lose: Lose | None
+    ) -> Iterator[tuple[bytes, int, int]]:
+        """Stored batches with their first offset and the one behind, until nothing is left below the end.
+
+        All that comes is acked, so the broker's word for what is settled tells that nothing more will come:
+        compaction leaves no record at some offsets, at the last ones as well.
+        """
         client = self._live()
         session, connection = client._session, client._connection
         name = SUBSCRIPTION_PREFIX + uuid.uuid4().hex
@@ -145,10 +161,14 @@ class Tail:
             with connection.lock:
                 consumer.start()
             connection.wait(consumer.opened, _WAIT_S, f"subscribing to {partition}")
-            at = start
+            at, silent_s = start, time.monotonic() + _WAIT_S
             while at < end:
-                if not connection.wait_until(lambda: bool(consumer.ready or consumer.failure), _WAIT_S):
-                    raise _silent(partition, at, end, consumer.waiting)
+                if not connection.wait_until(lambda: bool(consumer.ready or consumer.failure), _QUIET_S):
+                    if self._state(client, partition, name).get("ack_floor", 0) >= end:
+                        break
+                    if time.monotonic() >= silent_s:
+                        raise _silent(partition, at, end, consumer.waiting)
+                    continue
                 with connection.lock:
                     consumer.asked_for_more()
                     batch = _taken(consumer)
@@ -157,8 +177,23 @@ class Tail:
                     first, at = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
                     consumer.ack_ranges([(first, at)])
                 yield pack_header(batch.header)[:BODY_CRC_START] + batch.body, first, at
+                silent_s = time.monotonic() + _WAIT_S
+            if lose is not None:
+                _tell_lost(self._state(client, partition, name), lose)
         finally:
             self._forget(client, consumer, partition, name)
+
+    @staticmethod
+    def _state(client: Client, partition: str, name: str) -> Mapping[str, Any]:
+        """How the subscription stands; empty where the broker does not say now."""
+        session, connection = client._session, client._connection
+        try:
+            with connection.lock:
+                asked = session.admin("describe_subscription", partition, subscription=name)
+            connection.wait(asked, _CLOSE_S)
+        except DanubeError:
+            return {}
+        return dict(asked.value)
 
     @staticmethod
     def _forget(client: Client, consumer: PartitionConsumer, partition: str, name: str) -> None:
@@ -173,6 +208,13 @@ class Tail:
             connection.wait(deleted, _CLOSE_S)
         except DanubeError:
             pass  # a broker that is gone takes the reader with it, and not its subscription
+
+
+def _tell_lost(state: Mapping[str, Any], lose: Lose) -> None:
+    """What the broker passed over, though there were records."""
+    for name, why in _LOSSES.items():
+        if state.get(name, 0):
+            lose(int(state[name]), why)
 
 
 def _ends_of(facts: Mapping[str, Any]) -> PartitionEnds:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import danube.sync
@@ -70,6 +71,21 @@ def test_a_reader_that_is_no_consumer_loses_nothing_to_time() -> None:
     reading.grant(9, 0)
     reading.tick(6 * 86_400 * SECOND)
     assert reading.in_flight_count == 9 and READER.poison == "block"
+
+
+def test_the_floor_passes_last_offsets_that_have_no_record() -> None:
+    """Spark's reads end by it."""
+    reading = Subscription(
+        "r", Mode.EXCLUSIVE, CursorState.at(Mode.EXCLUSIVE, 0), max_unacked=9, failure=READER
+    )
+    reading.join(1, "r", now_ns=0)
+    reading.credit(1, 9)
+    reading.grant(2, 0)
+    reading.skip_damaged(2, 5, why="compacted")
+    assert reading.statistics()["ack_floor"] == 0, "two records are at the reader"
+    reading.ack(1, np.array([[0, 2]], np.uint64), 0)
+    told = reading.statistics()
+    assert (told["ack_floor"], told["compacted"], told["damaged"], told["expired"]) == (5, 3, 0, 0)
 
 
 def test_spark_reads_with_a_policy_of_its_own(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,16 @@ class Together:
             own += [child for pattern, child in patterns if self.matches(pattern, name)]
             return own or list(node.below("additionalProperties").values())
 
-        return self._inner(select, "unevaluatedProperties")
+        inner = self._inner(select, "unevaluatedProperties")
+        if any(self._looks_at(node, name) for node in self._applied):
+            return inner
+        left = self._left_over("unevaluatedProperties", "additionalProperties")
+        return Inner([*inner.certain, *left], [node for node in inner.possible if node not in left])
+
+    def _looks_at(self, node: Node, name: str) -> bool:
+        """Whether a schema lists a property, or has a pattern that it matches."""
+        patterns = node.below("patternProperties")
+        return name in node.below("properties") or any(self.matches(one, name) for one in patterns)
 
     def under_pattern(self, pattern: str) -> Inner:
         """The schemas of every property that matches a pattern and is not listed."""

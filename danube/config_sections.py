@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from danube import limits
 from danube.core.policy import DAY_MS, FailurePolicy
@@ -25,7 +25,10 @@ AUTOMATIC: Final = -1
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
-_STORE_URL = re.compile(r"(s3|gs|az|file|memory)://[^@?#\s]*\Z")
+_STORE_SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
+_PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}\Z")
+_PREFIX_LENGTH_MAX: Final = 900  # S3 takes keys of 1024 bytes, and ours go behind it
 # With the account as a path: Azure Blob behind an address of its own.
 _ENDPOINT = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?(/[a-z0-9]{3,24})?\Z"
@@ -186,11 +189,58 @@ def parse_secret(text: str) -> Secret:
     return Secret(parse_text(text))
 
 
-def parse_store_url(text: str) -> str:
-    """``scheme://place``; what it names is looked at when the store is opened."""
-    text = parse_text(text.strip())
-    if text and not _STORE_URL.match(text):
+class StoreUrl(NamedTuple):
+    """``path``: of ``file://`` the directory as it is written, of ``memory://`` nothing, else the prefix."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+
+def split_store_url(text: str) -> StoreUrl:
+    """The parts of a store's URL; ValueError says what is wrong, and repeats nothing that may be a secret.
+
+    A prefix is taken as it is written, so what stores, signatures and other programs each encode in a way of
+    their own (``+``, ``%``, letters that are not ASCII, ``//``) is refused here, and not by a request later.
+    """
+    scheme, found, rest = text.partition("://")
+    if not found or scheme not in _STORE_SCHEMES:
         raise ValueError("is not a store; write s3://bucket/prefix, file:///directory, gs://... or az://...")
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError("names no directory; write file:///absolute/path")
+        return StoreUrl(scheme, "", rest)
+    if any(mark in rest for mark in "@?#"):
+        raise ValueError("has more than a bucket and a prefix; keys and settings are given apart from it")
+    bucket, _, prefix = rest.partition("/")
+    if scheme == "memory":
+        return StoreUrl(scheme, rest, "")
+    if not _BUCKET.match(bucket):
+        raise ValueError(
+            f"names no bucket; write {scheme}://bucket/prefix with letters, digits, '.', '-', '_'"
+        )
+    prefix = prefix.removesuffix("/")
+    for part in prefix.split("/") if prefix else ():
+        if not _PREFIX_PART.match(part):
+            raise ValueError(_wrong_part(part))
+    if len(prefix) > _PREFIX_LENGTH_MAX:
+        raise ValueError(f"has a prefix of {len(prefix)} characters; {_PREFIX_LENGTH_MAX} is the limit")
+    return StoreUrl(scheme, bucket, prefix)
+
+
+def _wrong_part(part: str) -> str:
+    """Why a part of a prefix cannot be used."""
+    wrong = next((mark for mark in part if not _PREFIX_PART.match(mark) and mark != "."), "")
+    why = "a part that begins with '.'" if part.startswith(".") else "a part of more than 255 characters"
+    why = f"{wrong!r} in its prefix" if wrong else why if part else "an empty part in its prefix (//)"
+    return f"has {why}; parts between slashes have letters, digits, '-', '_' and, behind the first, '.'"
+
+
+def parse_store_url(text: str) -> str:
+    """``scheme://place``; whether it is there is looked at when the store is opened."""
+    text = parse_text(text.strip())
+    if text:
+        split_store_url(text)
     return text
 
 

@@ -26,7 +26,7 @@ from danube.wal.local_holes import holes_in
 from danube.wal.manifest import EntryFlag, Manifest
 from danube.wal.manifest_keys import METADATA_PREFIX, PARTITIONS_PREFIX, manifest_prefix, segment_key
 from danube.wal.objects import ObjectStore
-from danube.wal.open_store import open_store
+from danube.wal.open_store import check_store_url, open_store
 from danube.wal.segment import LogIdentity
 
 _ATTEMPTS: Final = 3
@@ -149,6 +149,7 @@ def open_place(storage: str, settings: StorageSettings | None = None) -> AnyPlac
     """
     scheme, found, rest = storage.partition("://")
     if found and scheme != "file":
+        check_store_url(storage)
         return StorePlace(_with_url(settings, storage))
     path = Path(os.path.expanduser(rest if found else storage)).absolute()
     if not path.is_dir():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
+from danube.config_sections import split_store_url
 from danube.errors import DanubeError, ObjectMissing
 from danube.spark.batch_rows import warm_up
 from danube.spark.findings import Damage
@@ -69,7 +69,7 @@ def local_path(place: AnyPlace, name: str) -> Path | None:
     """The file that an object of a directory store is: read without the store, it costs a third."""
     if not isinstance(place, StorePlace):
         return Path(name)
-    parts = urlsplit(place.settings.url)
+    parts = split_store_url(place.settings.url)
     return Path(parts.path) / name if parts.scheme == "file" else None
 
 

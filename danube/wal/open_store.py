@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from danube.config_sections import StorageSettings
+from danube.config_sections import StorageSettings, StoreUrl, split_store_url
 from danube.errors import ConfigInvalid
-from danube.wal.objects import ObjectStore, check_key
+from danube.wal.objects import ObjectStore
 
 
 def open_store(settings: StorageSettings) -> ObjectStore:
@@ -18,24 +17,16 @@ def open_store(settings: StorageSettings) -> ObjectStore:
     ConfigInvalid when they cannot be used as they are; StoreRefused when a directory is not there or
     credentials cannot be found.  S3, Google and Azure are not asked anything yet.
     """
-    parts = urlsplit(settings.url)
+    parts = check_store_url(settings.url)
     if parts.scheme == "file":
-        if parts.netloc or not parts.path.startswith("/"):
-            raise _unusable(settings, "a directory is written file:///absolute/path")
         from danube.wal.local_store import LocalStore
 
         return LocalStore(Path(parts.path))
     if parts.scheme == "memory":
         from danube.wal.memory_store import MemoryStore
 
-        return MemoryStore(parts.netloc)
-    if parts.scheme not in ("s3", "gs", "az"):
-        raise _unusable(settings, "write s3://bucket/prefix, file:///directory, gs://... or az://...")
-    bucket, prefix = parts.netloc, parts.path.strip("/")
-    if not bucket:
-        raise _unusable(settings, "it names no bucket")
-    if prefix:
-        check_key(prefix)
+        return MemoryStore(parts.bucket)
+    bucket, prefix = parts.bucket, parts.path
     if parts.scheme == "s3":
         from danube.wal.minio_store import MinioStore
 
@@ -59,6 +50,12 @@ def _cloud_store() -> Any:
         ) from None
 
 
-def _unusable(settings: StorageSettings, why: str) -> ConfigInvalid:
-    shown = settings.url.rpartition("@")[2]  # a password does not belong there, and is not repeated
-    return ConfigInvalid(f"storage.url {shown!r} cannot be used", why=why, hint="check storage.url")
+def check_store_url(url: str) -> StoreUrl:
+    """The parts of a store's URL; ConfigInvalid where it cannot be one."""
+    try:
+        return split_store_url(url)
+    except ValueError as error:
+        shown = url.rpartition("@")[2]  # a password does not belong there, and is not repeated
+        raise ConfigInvalid(
+            f"storage.url {shown!r} cannot be used", why=f"it {error}", hint="check storage.url"
+        ) from None

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from danube import files
+from danube.cli.stored_places import store_at
+from danube.config import load
 from danube.config_sections import StorageSettings
 from danube.errors import (
     ConfigInvalid,
-    InvalidArgument,
     ObjectMissing,
     StoreDamaged,
     StoreRefused,
     StoreUnavailable,
 )
+from danube.spark.places import open_place
 from danube.wal.local_store import UPLOADS, LocalStore
 from danube.wal.memory_store import MemoryStore
 from danube.wal.open_store import open_store
@@ -236,8 +239,55 @@ def test_a_url_opens_its_store(root: Path) -> None:
 def test_an_unusable_url_is_told(url: str) -> None:
     with pytest.raises(ConfigInvalid, match="cannot be used"):
         open_store(StorageSettings(url=url))
-    with pytest.raises(InvalidArgument):
-        open_store(StorageSettings(url="s3://bucket/pre fix"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "why"),
+    [
+        ("a+b", "'+' in its prefix"),
+        ("a%20b", "'%' in its prefix"),
+        ("größe", "'ö' in its prefix"),
+        ("pre fix", "' ' in its prefix"),
+        ("a//b", "an empty part in its prefix (//)"),
+        ("/a", "an empty part in its prefix (//)"),
+        ("a//", "an empty part in its prefix (//)"),
+        ("a/../b", "a part that begins with '.'"),
+        ("x" * 256, "a part of more than 255 characters"),
+        ("a?versions", "keys and settings are given apart"),
+        ("a#b", "keys and settings are given apart"),
+        ("/".join(["x" * 200] * 5), "a prefix of 1004 characters; 900 is the limit"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_prefix_that_stores_write_differently_is_refused_at_once(
+    scheme: str, prefix: str, why: str, tmp_path: Path
+) -> None:
+    url = f"{scheme}://bucket/{prefix}"
+    with pytest.raises(ConfigInvalid) as opened:
+        open_store(StorageSettings(url=url))
+    assert why in opened.value.why
+    with pytest.raises(ConfigInvalid, match=re.escape(why)):
+        load(None, {}, {"storage.url": url, "storage.mode": "object_store"})
+    with pytest.raises(ConfigInvalid, match=re.escape(why)):
+        store_at(url, None, None, {})
+    with pytest.raises(ConfigInvalid, match=re.escape(why)):
+        open_place(url)
+
+
+@pytest.mark.parametrize("url", ["s3://buck%65t/p", "s3://b+c", "gs://-b", "az://b c/p"])
+def test_a_bucket_that_none_can_be_called_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match="names no bucket"):
+        open_store(StorageSettings(url=url))
+
+
+def test_a_directory_may_be_called_anything(tmp_path: Path) -> None:
+    """Nothing of it is taken for an escape, a query or a fragment."""
+    for name in ("a+b%20c", "größe ?x#y@z", "a"):
+        (tmp_path / name).mkdir()
+        url = f"file://{tmp_path}//{name}/"
+        given = load(None, {}, {"storage.url": url, "storage.mode": "shared_fs"}).config.storage
+        open_store(given).put("k", name.encode())
+        assert (tmp_path / name / "k").read_bytes() == name.encode()
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

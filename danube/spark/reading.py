@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from danube import telemetry
 from danube.core.joined_columns import load_kernels
-from danube.errors import ObjectMissing, OffsetOutOfRange
+from danube.errors import ObjectMissing, OffsetOutOfRange, TopicNotFound
 from danube.spark.decode import Decoder, Losses, Skipped
 from danube.spark.fetch import Fetcher
 from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
@@ -83,8 +83,17 @@ def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) ->
             )  # fmt: skip
         losses.note(Skipped(where, 0, run.start, run.end, f"{count} of these: {why}"))
 
-    for octets, start in tail.read(run.physical, run.start, run.end, lose):
-        yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end, losses)
+    try:
+        for octets, start in tail.read(run.physical, run.start, run.end, lose):
+            yield from decoder.decode_batches(octets, run.topic, run.partition, start, run.end, losses)
+    except TopicNotFound as error:  # deleted since the driver has planned
+        if not losses.allowed:
+            raise
+        losses.note(
+            Skipped(
+                f"{run.topic} partition {run.partition}", 0, run.start, run.end, f"what was left: {error}"
+            )
+        )
 
 
 def _read_run(

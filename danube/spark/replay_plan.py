@@ -41,7 +41,7 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
     """
     catalogue = Catalogue(options)
     try:
-        known = {part.key: part for part in catalogue.partitions(unsynced=True)}
+        known = {part.key: part for part in catalogue.partitions(unsynced=True, under_way=bool(pinned))}
         if len({key.topic for key in known}) > 1:
             names = sorted({key.topic for key in known})
             raise InvalidArgument(

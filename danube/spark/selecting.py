@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from danube import telemetry
 from danube.config_sections import StorageSettings
 from danube.core.metadata import Metadata
 from danube.core.recovered import History, recovery_of
@@ -22,6 +23,8 @@ from danube.spark.segments import PartitionHistory, SegmentRef
 from danube.spark.tail import PartitionEnds, Tail
 from danube.wal.holes import Hole, HoleKind
 from danube.wal.segment import LogIdentity
+
+_log = telemetry.events("spark")
 
 
 class Known(NamedTuple):
@@ -79,15 +82,18 @@ class Catalogue:
         self.places = places_of(options)
         self._tail = Tail(options.broker) if options.broker else None
         self._histories: tuple[History, ...] = ()  # as the places knew them last
+        self._gone: set[str] = set()  # topics of which it was told that they are not there
 
     def close(self) -> None:
         if self._tail is not None:
             self._tail.close()
 
-    def topics(self) -> list[tuple[str, int, int]]:
+    def topics(self, *, under_way: bool = False) -> list[tuple[str, int, int]]:
         """``(topic, id, partitions)`` of what was asked for, by name.
 
         TopicNotFound for a name that is nowhere; Conflict where two places know a topic by different ids.
+        Where losses are allowed a name that is nowhere is left out, with a warning: a topic was deleted.  It
+        is an error also then if no other is there, unless the read was ``under_way`` before: a mistyped name.
         """
         known: dict[str, tuple[int, int]] = {}
         for place in self.places:
@@ -98,10 +104,18 @@ class Catalogue:
         if self._tail is not None:
             for info in self._tail.topics():
                 self._note(known, info.topic, info.topic_id, len(info.partitions), self.options.broker)
+        lenient = not self.options.fail_on_data_loss and (under_way or bool(known))
         for name in self.options.topics:
             if not any(mark in name for mark in "*?[") and name not in known:
-                raise TopicNotFound(f"there is no topic {name}", hint=_suggestion(name, known))
+                if not lenient:
+                    raise TopicNotFound(f"there is no topic {name}", hint=_suggestion(name, known))
+                self._tell_gone(name)
         return [(topic, *known[topic]) for topic in sorted(known)]
+
+    def _tell_gone(self, name: str) -> None:
+        if name not in self._gone:
+            self._gone.add(name)
+            _log.warning("a topic is not there, and is left out", topic=name, hint="was it deleted?")
 
     def _note(
         self, known: dict[str, tuple[int, int]], topic: str, topic_id: int, partitions: int, where: str
@@ -117,16 +131,29 @@ class Catalogue:
             )
         known[topic] = (topic_id, max(partitions, before[1] if before else 0))
 
-    def partitions(self, *, unsynced: bool) -> list[Known]:
-        """Every partition that was asked for, as it is now."""
+    def partitions(self, *, unsynced: bool, under_way: bool = False) -> list[Known]:
+        """Every partition that was asked for, as it is now; see topics()."""
         found: list[Known] = []
-        for topic, topic_id, count in self.topics():
-            told = self._tail.ends(topic) if self._tail is not None else []
+        for topic, topic_id, count in self.topics(under_way=under_way):
+            told = self._ends(topic)
             for partition in range(count):
                 histories = self.histories(LogIdentity(topic_id, partition), unsynced=unsynced)
                 name, ends = told[partition] if partition < len(told) else ("", None)
                 found.append(Known(PartitionKey(topic, topic_id, partition), histories, ends, name))
         return found
+
+    def _ends(self, topic: str) -> list[tuple[str, PartitionEnds]]:
+        """What the broker says; nothing of a topic that was deleted there, where losses are allowed.
+
+        A place may know it a while longer: a store's copy of the metadata is older than the broker's.
+        """
+        try:
+            return self._tail.ends(topic) if self._tail is not None else []
+        except TopicNotFound:
+            if self.options.fail_on_data_loss:
+                raise
+            self._tell_gone(topic)
+            return []
 
     def histories(self, identity: LogIdentity, *, unsynced: bool) -> tuple[PartitionHistory, ...]:
         return tuple(place.history(identity, unsynced=unsynced) for place in self.places)
@@ -145,7 +172,7 @@ class Catalogue:
     def resolve(self, bound: Bound, known: Iterable[Known], *, ending: bool) -> Ends:
         """The offset that ``bound`` means in every partition."""
         parts = list(known)
-        _refuse_strangers(bound, parts)
+        _refuse_strangers(bound, parts, self._gone)
         strict = self.options.fail_on_data_loss
         if strict:
             name = "endingOffsets" if ending else "startingOffsets"
@@ -225,12 +252,12 @@ def _numbers(bound: Bound, known: Iterable[Known]) -> Ends:
     return {key: offset for key, offset in given.items() if offset >= 0}
 
 
-def _refuse_strangers(bound: Bound, known: list[Known]) -> None:
-    """Offsets of a partition that is not read are a mistake worth telling."""
+def _refuse_strangers(bound: Bound, known: list[Known], gone: Container[str]) -> None:
+    """Offsets of a partition that is not read are a mistake worth telling, unless its topic is gone."""
     there = {(part.key.topic, part.key.partition) for part in known}
     for topic, offsets in bound.offsets.items():
         for partition in offsets:
-            if (topic, partition) not in there:
+            if (topic, partition) not in there and topic not in gone:
                 raise InvalidArgument(
                     f"offsets are given for {topic} partition {partition}, which is not read",
                     hint="name partitions of the topics in the option topic",

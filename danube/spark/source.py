@@ -89,9 +89,9 @@ def _schemas(options: ReadOptions) -> Schemas | None:
         return None
     catalogue = Catalogue(options)
     try:
-        return find_schemas(
-            catalogue.metadata(), (topic for topic, _, _ in catalogue.topics()), options.decode
-        )
+        named = options.decode.lower() != "true"  # else the topics say which schema
+        topics = [topic for topic, _, _ in catalogue.topics(under_way=named)]
+        return find_schemas(catalogue.metadata(), topics, options.decode)
     finally:
         catalogue.close()
 

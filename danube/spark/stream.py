@@ -44,14 +44,14 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_catalogue": None, "_newest": None, "_target": None}
 
-    def _known(self) -> tuple[Catalogue, list[Known]]:
+    def _known(self, *, under_way: bool = True) -> tuple[Catalogue, list[Known]]:
         with hinted():
             if self._catalogue is None:
                 self._catalogue = Catalogue(self.options)
-            return self._catalogue, self._catalogue.partitions(unsynced=False)
+            return self._catalogue, self._catalogue.partitions(unsynced=False, under_way=under_way)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        catalogue, known = self._known()
+        catalogue, known = self._known(under_way=False)
         with hinted():
             self._followed = catalogue.recorded_histories(known)
         return pack(catalogue.resolve(self.options.starting, known, ending=False), self._history_id)

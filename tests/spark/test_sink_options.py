@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from danube.errors import DanubeError, InvalidArgument, InvalidName, NotSupported, WrongState
+from danube.quantities import parse_duration_ms, parse_size_bytes
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
 from danube.spark import sink, sink_stream
-from danube.spark.sink_options import check_columns, read_sink_options
+from danube.spark.publishing import PublishOptions
+from danube.spark.sink_options import _FIELDS, _OWN, COLUMNS, check_columns, read_sink_options
 
 BROKER = {"broker": "danube://127.0.0.1:1"}
 TOPIC = {**BROKER, "topic": "/default/x"}
@@ -34,6 +37,27 @@ def schema(text: str) -> StructType:
         name, kind = column.split()
         made.add(name, kinds[kind])
     return made
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """The first two cells of each row."""
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    return {name.strip(" `"): second.strip(" `").replace(", ", ",") for name, second in rows}
+
+
+def test_every_option_and_column_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    section = text[text.index("## Writing") : text.index("## Decoded values")]
+    options, columns = map(rows_of, section.split("| column |"))
+    assert sorted(options) == sorted((*_FIELDS, *_OWN))
+    assert {name: tuple(sorted(kinds.split(" or "))) for name, kinds in columns.items()} == {
+        name: tuple(sorted(kinds)) for name, kinds in COLUMNS.items()
+    }
+    defaults = PublishOptions(broker="x")
+    assert parse_size_bytes(options["batchBytes"]) == defaults.batch_bytes
+    assert parse_size_bytes(options["maxInFlightBytes"]) == defaults.in_flight_bytes
+    assert parse_duration_ms(options["timeout"]) == defaults.timeout_s * 1000
+    assert options["compression"].strip("`") == defaults.compression
 
 
 def test_every_option_is_read() -> None:

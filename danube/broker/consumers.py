@@ -15,6 +15,7 @@ from danube.broker.chunks import Chunk
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
 from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
+from danube.core.ranges import without
 from danube.core.rate import RecordRate
 from danube.core.wire import DeliveryFlag, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
@@ -115,10 +116,11 @@ class SubscriptionHost:
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
         """What is known of holes has changed: there may be records again where it had passed."""
-        floor = self.core.ack_floor
+        withheld = self.core.withheld
+        lost = without(withheld, without(withheld, given_up)) if len(given_up) else given_up
         self.core.follow_holes(open_holes, unused, given_up)
-        if self.core.ack_floor > floor and len(given_up):
-            self._tell_passed(floor, self.core.ack_floor, self.core.ack_floor - floor, GIVEN_UP)
+        for start, end in lost.tolist():
+            self._tell_passed(start, end, end - start, GIVEN_UP)
         self._holes_changed = True
 
     def expire(self, start: int) -> None:
@@ -234,7 +236,7 @@ class SubscriptionHost:
             core.withhold(chunk.first_offset)
         elif chunk.first_offset > core.next:
             self.pass_missing(core.next, chunk.first_offset, chunk.hole_before)
-        return chunk if chunk.next_offset > chunk.first_offset else None
+        return chunk if chunk.first_offset <= core.next < chunk.next_offset else None
 
     def _pass_missing(self, chunk: Chunk) -> None:
         """What key compaction has removed counts as acked before anything of the chunk is granted."""

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from danube.core.grants import Offsets
-from danube.core.ranges import joined, no_ranges, size_of, within
+from danube.core.ranges import closed_up, joined, no_ranges, size_of, within
 from danube.limits import MAX_UNACKED_LIMIT
 
-SPAN_LIMIT: Final = MAX_UNACKED_LIMIT  # of offsets, whatever of them has records
+SPAN_LIMIT: Final = MAX_UNACKED_LIMIT  # of places, whatever of them has records
 _OFFSETS_END: Final = 1 << 62
 
 
@@ -28,6 +28,10 @@ class Gaps:
     def add(self, ranges: Offsets, floor: int) -> None:
         """These (int64[n][2]) have no record; what lies below the floor is of no use any more."""
         self._ranges = joined(within(np.concatenate((self._ranges, ranges)), floor, _OFFSETS_END))
+
+    def close_up(self, start: int, end: int) -> None:
+        """``start .. end`` is taken out of the window's places."""
+        self._ranges = closed_up(self._ranges, start, end)
 
     def widest(self, floor: int, span_max: int) -> int:
         """The first offset that is too far from ``floor`` for a window of ``span_max`` records."""

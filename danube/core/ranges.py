@@ -46,6 +46,12 @@ def without(ranges: Offsets, removed: Offsets) -> Offsets:
     return np.concatenate(parts) if parts else no_ranges()
 
 
+def closed_up(ranges: Offsets, start: int, end: int) -> Offsets:
+    """The ranges where ``start .. end`` is taken out and what lies behind it moves down to ``start``."""
+    moved = np.where(ranges >= end, ranges - (end - start), np.minimum(ranges, start))
+    return joined(moved)
+
+
 def size_of(ranges: Offsets) -> int:
     """How many offsets there are."""
     return int((ranges[:, 1] - ranges[:, 0]).sum())

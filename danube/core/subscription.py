@@ -44,7 +44,7 @@ __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscripti
 
 SPAN_MAX: Final = MAX_UNACKED_DEFAULT
 _KEYED_RECORDS_MIN: Final = 64
-_GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
+GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
 _TRIM_INTERVAL_NS: Final = 10_000_000_000
 _COUNTED: Final = (
     "granted", "redelivered", "acked", "ack_ignored", "ack_refused", "skipped", "expired", "damaged",
@@ -231,7 +231,7 @@ class Subscription:
             available_end = min(available_end, hashes_start + len(hashes))
             if self._window.freed:
                 grants = self._grant_waiting(HELD, now_ns, self._window.counts[HELD])
-        while self._window.next < available_end and self.wants_records and len(grants) < _GRANTS_MAX:
+        while self._window.next < available_end and self.wants_records and len(grants) < GRANTS_MAX:
             piece_end = self._pass_ahead(available_end)
             if self._window.next < piece_end:
                 grants += self._grant_piece(piece_end, available_end, now_ns, hashes, hashes_start)
@@ -545,7 +545,7 @@ class Subscription:
     def skip(self, ranges: Offsets, why: str) -> int:
         """Nothing is stored any more in these ranges (int64[n][2], ascending): they count as acked, for the
         reason "expired", "damaged" or "compacted"; return how many were not."""
-        ranges = ranges[(ranges[:, 1] > ranges[:, 0]) & (ranges[:, 1] > self.ack_floor)]
+        ranges = ranges[(ranges[:, 1] > ranges[:, 0]) & (ranges[:, 1] > self._window.floor)]
         if len(ranges):
             self._gaps.add(ranges, self._window.floor)
         settled = self._settle(ranges) if len(ranges) else 0

@@ -156,11 +156,42 @@ def test_behind_an_owner_that_died_the_next_one_begins_behind_all_that_it_may_ha
     assert (inherited.continued, inherited.start, inherited.hole_end) == (False, end, end)
     assert second.cluster.holes() == [(6, end, "open")]
     second.publish(b"a", b"b")
-    assert second.deliver() == [3, 4, 5], "what lies before the hole is acked first"
-    second.ack([3, 4, 5])
-    assert second.deliver() == [end, end + 1]
-    second.ack([end, end + 1])
-    assert second.subscription is not None and second.subscription.ack_floor == 6
+    assert second.deliver() == [3, 4, 5, end, end + 1], "nothing waits for an ack before the hole"
+    second.ack([4, end, end + 1])
+    assert second.subscription is not None and second.subscription.ack_floor == 3
+    second.ack([3, 5])
+    assert second.subscription.ack_floor == 6
+    sound(second.cluster)
+
+
+def test_a_consumer_that_acks_by_tens_comes_through_a_failover_and_a_return(hosts: list[Host]) -> None:
+    """No ten ends where the hole begins, nor where what came back ends; it never waits and never fails."""
+    first, second, _ = hosts
+    first.take().open()
+    first.publish(*[b"%d" % number for number in range(25)])
+    first.upload()
+    first.copy_cursors()
+    first.publish(*[b"%d" % number for number in range(25, 32)])
+    first.crash()
+    second.take().open()
+    second.publish(*[b"%d" % number for number in range(40, 47)])
+    got = second.deliver()
+    assert got == [*range(25), *range(STEP, STEP + 7)], "all that there is, with nothing acked"
+    second.ack(got[:30])
+    second.upload()
+    first.restart()
+    assert [one.word for one in first.bring_back()] == ["offered"]
+    second.take_back()
+    got = got[30:] + second.deliver()
+    assert got == [STEP + 5, STEP + 6, *range(25, 32)], "what came back, with two behind it not acked"
+    second.publish(b"a")
+    got += second.deliver()
+    assert len(got) == 10
+    second.ack(got)
+    one = second.subscription
+    assert one is not None and second.cluster.acked == set(second.cluster.given)
+    numbers = one.statistics()
+    assert numbers["redelivered"] == numbers["timed_out"] == 0 and one.ack_floor == one.next
     sound(second.cluster)
 
 

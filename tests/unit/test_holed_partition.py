@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from danube.core import wire
 from danube.core.wire import Kind
 from danube.wal.carry import create_empty
@@ -74,11 +76,10 @@ def described(bench: TieredBench, session: RecordingSession) -> dict[str, Any]:
 def test_a_consumer_goes_on_behind_the_hole_and_gets_what_comes_back(tmp_path: Path) -> None:
     bench, session, tail = inherited(tmp_path)
     bench.subscribe(session, start="earliest")
-    assert drain(bench, session) == expected(0, 20)
+    assert drain(bench, session) == [*expected(0, 20), *behind()], "nothing waits for an ack before the hole"
     numbers = described(bench, session)
-    assert (numbers["state"], numbers["withheld"]) == ("waiting_at_hole", 0)
+    assert (numbers["state"], numbers["ack_floor"], numbers["withheld"]) == ("caught_up", 0, HOLE_END - 20)
     bench.ack(session, 0, 20)
-    assert drain(bench, session) == behind()
     bench.ack(session, HOLE_END, HOLE_END + 5)
     numbers = described(bench, session)
     assert (numbers["ack_floor"], numbers["lag"], numbers["withheld"]) == (20, 0, HOLE_END - 20)
@@ -94,10 +95,7 @@ def test_what_comes_back_is_delivered_though_nothing_else_happens(tmp_path: Path
     """No publish, no ack and no question makes anybody look at the subscription."""
     bench, session, tail = inherited(tmp_path)
     bench.subscribe(session, start="earliest")
-    drain(bench, session)
-    bench.ack(session, 0, 20)
-    assert drain(bench, session) == behind()
-    bench.ack(session, HOLE_END, HOLE_END + 5)
+    assert drain(bench, session) == [*expected(0, 20), *behind()]
     assert drain(bench, session) == []
     told(bench, filling(tail, tail.entries, 1)(bench.mover.manifests[bench.tier.identity]))
     assert drain(bench, session) == [(number, b"%d" % number) for number in range(20, 40)]
@@ -131,3 +129,16 @@ def test_giving_up_is_answered_when_a_manifest_says_so(tmp_path: Path) -> None:
     assert gone["kind"] == "given_up"
     numbers = described(bench, session)
     assert (numbers["ack_floor"], numbers["given_up"]) == (HOLE_END, HOLE_END - 20)
+
+
+def test_giving_up_is_told_though_a_record_before_the_hole_is_not_acked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, session, _ = inherited(tmp_path)
+    bench.subscribe(session, start="earliest")
+    drain(bench, session)
+    told(bench, giving_up(HOLE_END, 5)(bench.mover.manifests[bench.tier.identity]))
+    bench.tiers.tick()
+    numbers = described(bench, session)
+    assert (numbers["ack_floor"], numbers["given_up"], numbers["withheld"]) == (0, HOLE_END - 20, 0)
+    assert "records are passed over" in caplog.text

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from danube.errors import InvalidArgument, RecordTooLarge
 from danube.limits import RECORD_BYTES_MAX
+from danube.schema.json_text import misread
 
 READ_BYTES = 256 * 1024
 READS_AHEAD = 4
@@ -100,7 +101,7 @@ def record_of_json(line: bytes, number: int) -> Record:
     except (ValueError, RecursionError, binascii.Error) as error:
         raise InvalidArgument(
             f"line {number} is not a record in JSON",
-            why=str(error),
+            why=misread(error)[1] if isinstance(error, json.JSONDecodeError) else str(error),
             hint='write {"payload": "text", "key": "k", "attributes": {"a": "b"}}',
         ) from None
 

@@ -40,11 +40,9 @@ def decode(
     try:
         return _decode(text, depth_max)
     except json.JSONDecodeError as wrong:
+        line, why = misread(wrong)
         raise error(
-            f"the {what} is not JSON",
-            why=f"line {wrong.lineno}, column {wrong.colno}: {wrong.msg}",
-            hint="check it with a JSON linter",
-            line=wrong.lineno,
+            f"the {what} is not JSON", why=why, hint="check it with a JSON linter", line=line
         ) from None
     except UnicodeDecodeError as wrong:
         line = text.count(b"\n", 0, wrong.start) + 1
@@ -59,6 +57,24 @@ def decode(
         if wrong.args == (_TOO_DEEP,):
             raise _too_deep(what, text, depth_max, error) from None
         raise error(f"the {what} is refused", why=str(wrong)) from None
+
+
+def misread(wrong: json.JSONDecodeError) -> tuple[int, str]:
+    """The line in which a text stops being JSON, and where and why in words; alike for every Python.
+
+    Python 3.13 names a comma before the end, at the comma; older ones miss what should follow, behind it.
+    """
+    place, message = wrong.pos, wrong.msg
+    why = next((ours for theirs, ours in _REASONS.items() if message.startswith(theirs)), "it cannot be read")
+    if message.startswith(_COMMA):
+        place = _SPACE.match(wrong.doc, place + 1).end()  # type: ignore[union-attr]
+    elif _missing(message, wrong.doc[place : place + 1]) and wrong.doc[:place].rstrip(" \t\n\r").endswith(
+        ","
+    ):
+        why = _REASONS[_COMMA]
+    line = wrong.doc.count("\n", 0, place) + 1
+    column = place - wrong.doc.rfind("\n", 0, place)
+    return line, f"line {line}, column {column}: {why}"
 
 
 def depth(text: bytes) -> int:
@@ -81,6 +97,26 @@ def fingerprint(value: Any) -> str:
 
 
 _TOO_DEEP: Final = "too deep"
+_COMMA: Final = "Illegal trailing comma"
+_REASONS: Final = {  # how messages of the json module begin, and what is said instead
+    _COMMA: "a comma stands before the end of an array or object",
+    "Expecting value": "a value is missing",
+    "Expecting property name": "a name in double quotes is missing",
+    "Expecting ':'": "a colon is missing",
+    "Expecting ','": "a comma is missing, or the end of an array or object",
+    "Unterminated string": "a string begins here that does not end",
+    "Invalid control character": "a string holds a control character",
+    "Invalid \\u": "four hexadecimal digits are missing behind \\u",
+    "Invalid \\": "a string holds a backslash before a character that needs none",
+    "Extra data": "the value has ended, and more follows",
+    "Unexpected UTF-8 BOM": "a byte order mark (BOM) stands before the value",
+}
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+
+
+def _missing(message: str, follows: str) -> bool:
+    """Whether an array's or object's end follows where another of its members should."""
+    return message.startswith({"]": "Expecting value", "}": "Expecting property name"}.get(follows, _COMMA))
 
 
 def _decode(text: bytes, depth_max: int) -> Any:

@@ -310,6 +310,11 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(danube: Line, line:
     )
 
 
+def test_where_and_why_a_line_stops_being_json_is_told_in_our_words(danube: Line) -> None:
+    refused = danube("produce", "t", "--ndjson", input='{"payload": "a",}\n', exit_code=2).stderr
+    assert "line 1, column 17: a comma stands before the end of an array or object" in refused
+
+
 def test_what_consume_prints_produce_takes_back(danube: Line) -> None:
     danube(
         "produce", "a", "--ndjson", input='{"payload_base64": "/w==", "key": "k", "attributes": {"x": "y"}}\n'

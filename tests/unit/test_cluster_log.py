@@ -101,7 +101,7 @@ class Controller(threading.Thread):
         await asyncio.sleep(0.01)
         self._proposer.resign("")
         self._machine.close()
-        os.unlink(self.address)
+        Path(self.address).unlink(missing_ok=True)  # from Python 3.13 on asyncio has removed it
 
     async def _asked(self, body: bytes) -> bytes:
         request = decode_request(body)

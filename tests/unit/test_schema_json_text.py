@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.errors import PayloadInvalid, SchemaInvalid
-from danube.schema.json_text import DEPTH_MAX, NUMBER_DIGITS_MAX, canonical, decode, depth, fingerprint
+from danube.schema.json_text import (
+    DEPTH_MAX,
+    NUMBER_DIGITS_MAX,
+    canonical,
+    decode,
+    depth,
+    fingerprint,
+    misread,
+)
 from tests.processor_time import processor_time_within
 
 
@@ -67,7 +75,7 @@ BOMBS = {
     "a name twice below": (b'[{"a": {"b": 1, "\\u0062": 2}}]', "key 'b' stands twice"),
     "half a surrogate pair": (rb'{"a": "\ud800"}', "surrogate"),
     "half a surrogate pair in a name": (rb'{"\uDC00": 1}', "surrogate"),
-    "a byte order mark": (b"\xef\xbb\xbf{}", "BOM"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "a byte order mark (BOM) stands before the value"),
     "UTF-16": ('{"a": 1}'.encode("utf-16"), "byte 0"),
     "not UTF-8": (b'{"a": "\xff"}', "byte 7"),
     "empty": (b"", "line 1, column 1"),
@@ -84,6 +92,51 @@ def test_bombs_are_refused_at_once_with_a_reason(name: str) -> None:
     with processor_time_within(0.5), pytest.raises(SchemaInvalid, match="the definition is") as caught:
         decode(text, "definition")
     assert why in caught.value.why
+
+
+# Texts, what is told of each, and what the json module of 3.13 says where older ones say something else.
+MISREAD: list[tuple[str, str, tuple[str, int] | None]] = [
+    ("[1,", "line 1, column 4: a value is missing", None),
+    ('{"a": 1,', "line 1, column 9: a name in double quotes is missing", None),
+    ("{'a': 1}", "line 1, column 2: a name in double quotes is missing", None),
+    ('{"a" 1}', "line 1, column 6: a colon is missing", None),
+    ('{"a": 1\n"b": 2}', "line 2, column 1: a comma is missing, or the end of an array or object", None),
+    ("[1 2]", "line 1, column 4: a comma is missing, or the end of an array or object", None),
+    ('["a]', "line 1, column 2: a string begins here that does not end", None),
+    ('"a\tb"', "line 1, column 3: a string holds a control character", None),
+    (r'"\u12g4"', r"line 1, column 3: four hexadecimal digits are missing behind \u", None),
+    (r'"\q"', "line 1, column 2: a string holds a backslash before a character that needs none", None),
+    ("{}\n\n []", "line 3, column 2: the value has ended, and more follows", None),
+    (
+        '{"a": 1 ,\n }',
+        "line 2, column 2: a comma stands before the end of an array or object",
+        ("Illegal trailing comma before end of object", 8),
+    ),
+    (
+        "[1, ]",
+        "line 1, column 5: a comma stands before the end of an array or object",
+        ("Illegal trailing comma before end of array", 2),
+    ),
+    ("[1,}", "line 1, column 4: a value is missing", None),
+    ('{"a": [1],]', "line 1, column 11: a name in double quotes is missing", None),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "theirs"), MISREAD)
+def test_what_is_wrong_is_told_alike_by_every_python(
+    text: str, told: str, theirs: tuple[str, int] | None
+) -> None:
+    if theirs is not None:
+        assert misread(json.JSONDecodeError(theirs[0], text, theirs[1]))[1] == told
+    with pytest.raises(SchemaInvalid, match="the definition is not JSON") as caught:
+        parse(text.encode())
+    assert caught.value.why == told
+    assert caught.value.facts["line"] == int(told.split()[1].rstrip(","))
+
+
+def test_a_message_that_no_python_has_yet_is_not_passed_on() -> None:
+    wrong = json.JSONDecodeError("Words of a later json module", '{\n"a"}', 5)
+    assert misread(wrong) == (2, "line 2, column 4: it cannot be read")
 
 
 def test_what_is_just_within_the_bounds_is_read() -> None:

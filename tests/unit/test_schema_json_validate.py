@@ -38,7 +38,7 @@ REASONS = [
     (b'{"name": "a", "a/b": {"~": "x"}}', '/a~1b/~0: the value is not of type "integer"'),
     (b"{}", 'the payload: "name" is a required property'),
     (b"[]", 'the payload: the value is not of type "object"'),
-    (b"", "the payload is not JSON: line 1, column 1: Expecting value"),
+    (b"", "the payload is not JSON: line 1, column 1: a value is missing"),
     (b'{"name": "a",}', "the payload is not JSON: line 1, column 14"),
     (b'{"name": "a", "name": "a"}', "the payload is refused: key 'name' stands twice in one object"),
     (b'{"name": NaN}', "the payload is refused: NaN is not a JSON value"),

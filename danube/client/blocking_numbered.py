@@ -28,6 +28,7 @@ from danube.clock import wall_us
 from danube.core import wire
 from danube.core.columns import encode
 from danube.core.policy import Durability
+from danube.core.row_mark import RowMark
 from danube.core.wire import Kind
 from danube.errors import ClosedError, InvalidArgument, OperationTimeout, PolicyMismatch
 from danube.ids import check_label, check_topic_name
@@ -148,12 +149,14 @@ class NumberedProducer:
         publish_time_us: int | None = None,
         schema_id: int | None = None,
         schema_version: int | None = None,
+        mark: RowMark | None = None,
     ) -> None:
         """Send one batch, whose first record has ``number``, to partition ``index``; wait for room only.
 
         ``payloads`` is as for :func:`danube.core.columns.encode`; ``publish_time_us`` holds for all records,
-        ``publish_times`` has one each, and without them it is now.  Raises the first failure of an earlier
-        batch; the numbers are to follow each other from stored() on.
+        ``publish_times`` has one each, and without them it is now.  ``mark`` is of the rows up to the last of
+        them.  Raises the first failure of an earlier batch; the numbers are to follow each other from
+        stored() on.
         """
         partition = self._partition(index)
         connection = self._client._live
@@ -175,6 +178,7 @@ class NumberedProducer:
             schema_id=schema_id,
             schema_version=schema_version,
             compression=self._compression,
+            origin="" if mark is None else mark.text,
         )
         outgoing = Outgoing(partition, encoded)
         if self._in_flight >= self._in_flight_max and self._failure is None:

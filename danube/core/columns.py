@@ -31,6 +31,7 @@ from danube.core.batch_scan import ScanResult, StopReason, scan
 from danube.core.checksum import key_hash
 from danube.core.compression import check_ratio, decompress
 from danube.core.policy import larger_record_hint
+from danube.core.row_mark import RowMark, read_mark
 from danube.errors import ProtocolError, RecordTooLarge
 from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, KEY_BYTES_MAX
 
@@ -171,6 +172,17 @@ class BatchView:
 
     @property
     def origin(self) -> str:
+        """The address that a producer of gRPC named."""
+        text = self._origin_text
+        return "" if read_mark(text) else text
+
+    @property
+    def row_mark(self) -> RowMark | None:
+        """Which rows of its task the log has up to this batch; None where the producer is no job."""
+        return read_mark(self._origin_text)
+
+    @property
+    def _origin_text(self) -> str:
         return self._text(HEADER_BYTES + self.header.name_size, self.header.origin_size)
 
     def _text(self, position: int, size: int) -> str:

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from danube.core.batch import HEADER_BYTES, Flag
 from danube.core.columns import BatchView
+from danube.core.row_mark import PREFIX
 from danube.errors import ProtocolError
 
 _TIMES: Final = int(Flag.TIMES)
@@ -28,6 +29,7 @@ _ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
 _REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 _SELECTED: Final = int(Flag.SELECTED)
 _SCHEMA_ID_KNOWN: Final = int(Flag.SCHEMA_ID)
+_ROW_MARK: Final = PREFIX.encode()
 _SCHEMA_VERSION_KNOWN: Final = int(Flag.SCHEMA_VERSION)
 _VARYING: Final = _TIMES | _KEYS | _ATTRIBUTES
 _US_PER_MS: Final = 1000
@@ -116,6 +118,8 @@ def _constant(batch: BatchView, topic_name: str, producer_id: int) -> _Constant:
     header = batch.header
     middle = HEADER_BYTES + header.name_size
     names = bytes(batch.data[HEADER_BYTES : middle + header.origin_size])
+    if header.origin_size and names.startswith(_ROW_MARK, header.name_size):
+        names = names[: header.name_size]  # of jobs, and another one in each batch
     fields, place = _named(names, header.name_size, topic_name, producer_id)
     if header.flags & _SCHEMA_ID_KNOWN:
         fields += _SCHEMA_ID + varint(header.schema_id)

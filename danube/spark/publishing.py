@@ -2,18 +2,19 @@
 
 A task publishes under one producer name and round to as many topics and partitions as its rows name.
 In each partition its rows are numbered from 0 in the order in which they come; those that the partition
-holds already, from an earlier attempt, are passed over, once the last of them were compared with what is
-stored (:mod:`danube.spark.passed_over`).  So the same rows in the same order give the same
-log, whatever was killed in between.  Where a row goes must therefore follow from the row and its place
-alone: the key's hash, or, without a key, blocks of ROWS_TOGETHER rows that go round.
+holds already, from an earlier attempt, are passed over, and all of them are compared with what is stored
+before one is sent behind them (:mod:`danube.spark.passed_over`).  So the same rows in the same order give
+the same log, whatever was killed in between.  Where a row goes must therefore follow from the row and its
+place alone: the key's hash, or, without a key, blocks of ROWS_TOGETHER rows that go round.
 
 Payloads are not copied but into the batch that is sent.  No Spark in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -26,9 +27,11 @@ from danube.client.blocking_numbered import NumberedProducer
 from danube.client.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.core.columns import key_partitions
 from danube.core.payload_column import RECORD_OVERHEAD
+from danube.core.row_mark import RowMark
 from danube.errors import InvalidArgument
 from danube.limits import BATCH_RECORDS_MAX
-from danube.spark.passed_over import StoredRows, check_all_came, check_passed, read_back
+from danube.spark.passed_over import StoredRows, check_all_came, check_more, check_passed, stored_rows
+from danube.spark.row_digest import RowDigest
 
 ROWS_TOGETHER: Final = 4096
 _ATTRIBUTE_OVERHEAD: Final = 6
@@ -62,7 +65,7 @@ class Publisher:
     """Publishes the rows of one task.
 
     ``spread`` (the task's number) is where rows without a key begin.  ``partition`` takes all rows, whatever
-    they say.
+    they say.  ``ends``: who comes again under the name has the same rows and no others.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Publisher:
         round_number: int = 0,
         spread: int = 0,
         partition: int | None = None,
+        *,
+        ends: bool = True,
     ) -> None:
         self.progress = Progress()
         self._client = client
@@ -81,6 +86,7 @@ class Publisher:
         self._round = round_number
         self._spread = spread
         self._partition = partition
+        self._ends = ends
         self._topics: dict[str, _Topic] = {}
 
     def publish(self, batch: pyarrow.RecordBatch) -> None:
@@ -99,6 +105,8 @@ class Publisher:
         for topic in self._topics.values():
             if self.progress.passed_over:
                 topic.check_all_came()
+        for topic in self._topics.values():
+            topic.end()
             topic.producer.flush()
         return self.progress
 
@@ -143,24 +151,34 @@ class Publisher:
                 timeout=options.timeout_s,
             )
             found = self._topics[name] = _Topic(
-                producer.open(), options.batch_bytes, self._spread, self._partition
+                producer.open(), options.batch_bytes, self._spread, self._partition, self._ends
             )
         return found
+
+
+class _Waiting(NamedTuple):
+    """A batch that is sent once it is known whether it is the last one."""
+
+    send: Callable[..., None]
+    digest: str
 
 
 class _Topic:
     """The rows that went to one topic."""
 
     def __init__(
-        self, producer: NumberedProducer, batch_bytes: int, spread: int, partition: int | None
+        self, producer: NumberedProducer, batch_bytes: int, spread: int, partition: int | None, ends: bool
     ) -> None:
         self.producer = producer
+        self._ends = ends
         self._batch_bytes = batch_bytes
         self._spread = spread
         self._partition = partition
         self._rows = 0
         self._next = [0] * producer.partition_count  # number of the next row of each partition
-        self._held: dict[int, list[StoredRows]] = {}  # what is compared with the rows that are passed over
+        self._digests: dict[int, RowDigest] = {}  # of the rows of each partition that came
+        self._known: dict[int, StoredRows | None] = {}  # what is compared with the rows that are passed over
+        self._waiting: dict[int, _Waiting] = {}  # the last batch of each partition
 
     def publish(self, batch: pyarrow.RecordBatch, progress: Progress) -> None:
         for index, rows in self._by_partition(batch):
@@ -169,22 +187,34 @@ class _Topic:
             self._next[index] += rows.num_rows
             passed = min(max(0, stored - first), rows.num_rows)
             if passed:
-                self._check(index, first, rows.slice(0, passed))
+                self._pass_over(index, first, rows.slice(0, passed))
             progress.passed_over += passed
             if passed < rows.num_rows:
+                self._check_more(index)
                 self._send(index, first + passed, rows.slice(passed), progress)
         self._rows += batch.num_rows
 
-    def _check(self, index: int, first: int, rows: pyarrow.RecordBatch) -> None:
+    def _pass_over(self, index: int, first: int, rows: pyarrow.RecordBatch) -> None:
         """What is passed over must be what is stored; a topic that keeps no log cannot tell."""
         producer = self.producer
         if not producer.reliable:
             return
+        digest = self._digests.setdefault(index, RowDigest())
         partition, batches = producer.stored_batches(index)
-        held = self._held.get(index)
-        if held is None:
-            held = self._held[index] = read_back(producer.client, producer.topic, partition, index, batches)
-        check_passed(held, first, rows, producer.name, partition)
+        if index not in self._known:
+            self._known[index] = stored_rows(producer.client, partition, batches)
+        known = self._known[index]
+        before = 0 if known is None else min(max(0, known.end - first), rows.num_rows)
+        digest.add(rows.slice(0, before))
+        if known is not None and before and known.end == first + before:
+            check_passed(known, digest.hex(), producer.name, partition)
+        digest.add(rows.slice(before))
+
+    def _check_more(self, index: int) -> None:
+        """Rows come behind what is stored: refused where an earlier attempt had come to its end."""
+        known = self._known.pop(index, None)
+        if known is not None and self._ends:
+            check_more(known, self.producer.name, self.producer.stored_batches(index)[0])
 
     def check_all_came(self) -> None:
         """No partition holds more rows of this task than came; asked where some were passed over."""
@@ -233,7 +263,8 @@ class _Topic:
         for start, stop in self._cuts(batch):
             schema_id, version = _schema_at(batch, start)
             chunk = slice(start, stop)
-            self.producer.send(
+            send = partial(
+                self.producer.send,
                 index,
                 number + start,
                 payload[chunk],
@@ -244,8 +275,34 @@ class _Topic:
                 schema_id=schema_id,
                 schema_version=version,
             )
+            self._send_next(index, send, self._digest_of(index, batch.slice(start, stop - start)))
             progress.batches += 1
         progress.payload_bytes += int(_lengths(payload).sum())
+
+    def _digest_of(self, index: int, rows: pyarrow.RecordBatch) -> str:
+        """The digest of a partition's rows up to these; empty where no log keeps it."""
+        if not self.producer.reliable:
+            return ""
+        digest = self._digests.setdefault(index, RowDigest())
+        digest.add(rows)
+        return digest.hex()
+
+    def _send_next(self, index: int, send: Callable[..., None], digest: str) -> None:
+        """Send a partition's batch when it is known whether there is one behind it."""
+        self._send_waiting(index, last=False)
+        self._waiting[index] = _Waiting(send, digest)
+        if not self._ends:
+            self._send_waiting(index, last=False)
+
+    def _send_waiting(self, index: int, *, last: bool) -> None:
+        waiting = self._waiting.pop(index, None)
+        if waiting is not None:
+            waiting.send(mark=RowMark(waiting.digest, last) if waiting.digest else None)
+
+    def end(self) -> None:
+        """There are no more rows."""
+        for index in list(self._waiting):
+            self._send_waiting(index, last=True)
 
     def _cuts(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[int, int]]:
         """Row ranges of one wire batch each: of about ``batch_bytes``, and of one schema version."""

@@ -105,7 +105,9 @@ def _to_topic(
         connect(options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s)
     ) as client:
         partition = lane.partition if target.keep_partitions else None
-        publisher = Publisher(client, options, name, spread=lane.partition, partition=partition)
+        publisher = Publisher(
+            client, options, name, spread=lane.partition, partition=partition, ends=False
+        )  # the source may have more when it comes again
         progress = publisher.progress
         try:
             for batch in rows:

@@ -13,8 +13,7 @@ from danube.client.blocking_client import Client
 from danube.client.blocking_numbered import NumberedProducer
 from danube.core.checksum import key_hash
 from danube.errors import Conflict, InvalidArgument, RecordTooLarge
-from danube.limits import DEDUP_BATCHES_KEPT
-from danube.spark.passed_over import read_back
+from danube.spark.passed_over import stored_rows
 from danube.spark.publishing import ROWS_TOGETHER, Progress, Publisher, PublishOptions
 from tests.broker_process import BrokerProcess
 
@@ -39,9 +38,11 @@ def rows(**columns: Any) -> Any:
 
 
 def publish(
-    client: Client, batches: list[Any], name: str = "job", round_number: int = 0, **options: Any
-) -> Progress:
-    publisher = Publisher(client, PublishOptions(broker="", **options), name, round_number)
+    client: Client, batches: list[Any], name: str = "job", round_number: int = 0, ends: bool = True,
+    **options: Any,
+) -> Progress:  # fmt: skip
+    """One attempt; without ``ends`` it does not say that it was the whole."""
+    publisher = Publisher(client, PublishOptions(broker="", **options), name, round_number, ends=ends)
     try:
         for batch in batches:
             publisher.publish(batch)
@@ -137,7 +138,7 @@ def test_the_same_rows_again_are_passed_over(client: Client, topic: str) -> None
             for a in range(0, 9000, size)
         ]
 
-    first = publish(client, cut(1000)[:6], topic=topic, partitions=3)
+    first = publish(client, cut(1000)[:6], topic=topic, partitions=3, ends=False)
     assert (first.rows, first.passed_over) == (6000, 0)
     again = publish(client, cut(1700), topic=topic, partitions=3)
     assert (again.rows, again.passed_over) == (9000, 6000)
@@ -149,7 +150,7 @@ def test_the_same_rows_again_are_passed_over(client: Client, topic: str) -> None
 
 def test_other_rows_under_the_same_name_are_refused_before_any_is_stored(client: Client, topic: str) -> None:
     """As a task gets them where its job is cut into other tasks."""
-    publish(client, [rows(payload=[str(number) for number in range(500)])], topic=topic)
+    publish(client, [rows(payload=[str(number) for number in range(500)])], topic=topic, ends=False)
     with pytest.raises(Conflict, match=r"rows 0 to 500 of job are not those"):
         publish(client, [rows(payload=[str(number) for number in range(1, 900)])], topic=topic)
     keyed = rows(payload=[str(number) for number in range(900)], key=["k"] * 900)
@@ -179,18 +180,47 @@ def test_rows_that_cannot_be_read_back_are_passed_over_as_they_come(client: Clie
     assert again.passed_over == 2
 
 
-def test_only_the_end_is_read_back_and_what_expired_is_not(client: Client, topic: str) -> None:
-    batches = [rows(payload=[f"{part}-{number}" for number in range(4000)]) for part in range(30)]
-    publish(client, batches, topic=topic)
-    producer = NumberedProducer(client, topic, "job").open()
-    partition, known = producer.stored_batches(0)
-    assert producer.stored(0) == 120_000 and len(known) == DEDUP_BATCHES_KEPT
-    held = read_back(client, topic, partition, 0, known)
-    assert held and held[-1].first + len(held[-1].payloads) == 120_000
-    assert sum(len(one.payloads) for one in held) <= 65_536 or len(held) == 1
-    assert read_back(client, topic, partition, 0, [(0, 500_000, 10)]) == []
-    assert read_back(client, topic, partition, 0, []) == []
-    producer.close()
+@pytest.mark.parametrize("column", ["payload", "key", "attributes"])
+def test_one_other_row_is_found_however_many_there_are(client: Client, topic: str, column: str) -> None:
+    """The first row differs, and hundreds of batches follow it."""
+    count = 20_000
+    values: dict[str, list[Any]] = {
+        "payload": [str(number) for number in range(count)],
+        "key": [f"k{number}" for number in range(count)],
+        "attributes": [{"n": str(number)} for number in range(count)],
+    }
+
+    def shaped(upto: int) -> Any:
+        types = {"attributes": MAPPING}
+        return rows(**{name: pa.array(one[:upto], types.get(name)) for name, one in values.items()})
+
+    publish(client, [shaped(10_000)], topic=topic, batch_bytes=512, ends=False)
+    values[column][0] = {"n": "other"} if column == "attributes" else "other"
+    with pytest.raises(Conflict, match="rows 0 to 10000 of job are not those"):
+        publish(client, [shaped(count)], topic=topic)
+    (part,) = client.admin.describe_topic(topic).partitions
+    assert part["log_end"] == 10_000, "nothing was sent behind them"
+
+
+def test_a_task_that_was_done_has_no_more_rows(client: Client, topic: str) -> None:
+    """As where a job is cut into fewer tasks, whose rows begin alike."""
+    publish(client, [rows(payload=["a", "b"])], topic=topic)
+    with pytest.raises(Conflict, match="job was done with the 2 rows"):
+        publish(client, [rows(payload=["a", "b", "c"])], topic=topic)
+    assert publish(client, [rows(payload=["a", "b"])], topic=topic).passed_over == 2
+    assert len(read(client, topic)) == 2
+
+
+def test_the_newest_batch_that_is_there_is_compared(client: Client, topic: str) -> None:
+    publish(client, [rows(payload=["a", "b"]), rows(payload=["c"])], topic=topic)
+    with NumberedProducer(client, topic, "job") as producer:
+        partition, known = producer.stored_batches(0)
+    assert known == ((0, 0, 2), (2, 2, 1))
+    newest, first = (stored_rows(client, partition, batches) for batches in (known, known[:1]))
+    assert newest is not None and (newest.end, newest.last) == (3, True)
+    assert first is not None and (first.end, first.last) == (2, False) and first.digest != newest.digest
+    assert stored_rows(client, partition, [(0, 500_000, 10)]) is None
+    assert stored_rows(client, partition, []) is None
 
 
 def test_another_round_is_other_work(client: Client, topic: str) -> None:

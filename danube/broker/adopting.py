@@ -101,7 +101,7 @@ def _adopt(data: DataDir, raft_addr: str) -> Adopted:
     for record, index in kept_partitions(state):
         log_ends[record.topic_id, index] = _open(data.path, state, since, record, index, incarnation)
         directory = partition_directory(data.path / PARTITIONS, record.topic_id, index)
-        write_owner(directory, KeptOwner(broker_id, epoch, epoch))
+        write_owner(directory, KeptOwner(broker_id, epoch, epoch, incarnation))
     unbroken.end(data.path)
     plan = adopt(data.path, adopted(state, broker_id, epoch, log_ends), raft_addr, rebind)
     told = {"topics": state.topic_count, "partitions": state.partition_count, "logs": len(log_ends)}

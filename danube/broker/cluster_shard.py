@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube import clock, telemetry
 from danube.broker.leaving import Leaving
-from danube.broker.opening import partition_directory
+from danube.broker.opening import ANY_EPOCH, after_cut, lost_before, partition_directory
 from danube.broker.reserving import reserved_fields
 from danube.broker.shard import REOPENS_PER_INCARNATION, Shard
 from danube.core.ownership import DELETED
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from danube.core.cluster_commands import Ownership
     from danube.core.commands import TopicRecord
     from danube.core.offset_budget import OffsetBudget
+    from danube.wal.local_holes import Ahead
 
 RESERVE_NS: Final = 500_000_000
 OPEN_AGAIN_NS: Final = 2_000_000_000
@@ -314,6 +315,7 @@ class ClusterShard(Shard):
             "topic_id": record.topic_id, "partition": index, "topic": record.topic, "epoch": epoch,
             "directory": str(partition_directory(self._root, record.topic_id, index)),
             "broker_id": self._directory.broker_id, "owner_epoch": epoch // REOPENS_PER_INCARNATION,
+            "incarnation": self._incarnation, "lost_before": lost_before(self.unbroken_since, record),
             **reserved_fields(self._directory.reservation(*place)),
         }  # fmt: skip
 
@@ -328,6 +330,13 @@ class ClusterShard(Shard):
                     Shard.open(self, name, then)
 
         tiers.inherit(fields, inherited)
+
+    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+        """Of what is on this host only; else offsets are reserved, and inheritance goes on behind them."""
+        epoch = self._owning.log_epoch((record.topic_id, index))
+        if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # nobody has had it before
+            return None
+        return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
 
     def _opened(self, name: str, done: Any) -> None:
         """Nobody is told of a partition before it may give offsets."""

@@ -5,8 +5,10 @@ step can be repeated, and a crash between two of them loses nothing:
 
 1.  A local directory is *continued* where it is the one that the reservation was made for and nobody has
     named a hole over it since.  Only that one has every record that was given.  Where somebody else
-    owned the partition in between, a manifest under the new epoch keeps it from naming one later.  After
-    metadata was lost (:mod:`danube.core.recovered`) the reservation is nobody's, and none is continued.
+    owned the partition in between, a manifest under the new epoch keeps it from naming one later.  One that
+    the end of the machine may have taken records from is not continued, though its owner comes back:
+    somebody may have seen their offsets.  After metadata was lost (:mod:`danube.core.recovered`) the
+    reservation is nobody's, and none is continued.
 2.  Any other local directory is set aside below ``returning``, for its tail to come back
     (:mod:`danube.broker.returning`).  It is never appended to.
 3.  A manifest under the new epoch fences the former owner.  Where that one may have given offsets that the
@@ -47,23 +49,30 @@ _log = telemetry.events("inheritance")
 
 
 class KeptOwner(msgspec.Struct, frozen=True):
-    """The file ``owner``: epochs of the ownership, not of the log."""
+    """The file ``owner``: epochs of the ownership, not of the log.
+
+    ``incarnation`` is that of the worker that opened it last; 0 where a former version wrote the file.
+    """
 
     broker_id: int
     first_epoch: int
     last_epoch: int
+    incarnation: int = 0
 
 
 class Heir(NamedTuple):
     """Who opens the partition: ``owner`` has the epoch of its log, ``epoch`` is that of the ownership.
 
-    ``reservation`` is what the metadata knows at that epoch.
+    ``reservation`` is what the metadata knows at that epoch.  ``incarnation`` is that of its worker, and what
+    an earlier one than ``lost_before`` wrote last may have been lost with the machine.
     """
 
     owner: Ownership
     broker_id: int
     epoch: int
     reservation: Reservation
+    incarnation: int = 0
+    lost_before: int = 0
 
 
 class Inherited(NamedTuple):
@@ -112,6 +121,8 @@ def continues(kept: KeptOwner | None, holds: bool, heir: Heir, manifest: Manifes
     mine = range(kept.first_epoch, kept.last_epoch + 1)
     if reservation.broker_id and (reservation.broker_id != heir.broker_id or reservation.epoch not in mine):
         return False
+    if reservation.broker_id and kept.incarnation < heir.lost_before:
+        return False
     return not any(
         hole.open and hole.broker_id == heir.broker_id and hole.epoch // LOG_EPOCHS in mine
         for hole in manifest.all_holes()
@@ -140,7 +151,7 @@ def _inherit(store: ObjectStore, heir: Heir, data_dir: Path, now_us: int) -> Inh
     if continues(kept, holds, heir, manifest):
         files.make_directory(directory)
         first = kept.first_epoch if kept is not None else heir.epoch
-        write_owner(directory, KeptOwner(heir.broker_id, first, heir.epoch))
+        write_owner(directory, KeptOwner(heir.broker_id, first, heir.epoch, heir.incarnation))
         return Inherited(True, 0, 0)
     set_aside(directory, data_dir)
     made = data_dir / INHERITING / directory.name
@@ -206,5 +217,5 @@ def _fill(store: ObjectStore, heir: Heir, manifest: Manifest, made: Path) -> Non
         _log.warning("cursors are not what they were", topic=owner.topic, why=str(error))
     except ObjectMissing as error:  # a newer copy took its place since it was listed
         raise StoreUnavailable(f"cursors of {owner.topic} cannot be read now", why=str(error)) from error
-    write_owner(made, KeptOwner(heir.broker_id, heir.epoch, heir.epoch))
+    write_owner(made, KeptOwner(heir.broker_id, heir.epoch, heir.epoch, heir.incarnation))
     files.fsync_directory(made)

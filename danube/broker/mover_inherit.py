@@ -77,7 +77,14 @@ def heir_of(frame: Frame) -> Heir:
         frame["closed"],
     )  # fmt: skip
     owner = Ownership(frame["topic"], identity, frame["epoch"], Path(frame["directory"]))
-    return Heir(owner, frame["broker_id"], frame["owner_epoch"], reservation)
+    return Heir(
+        owner,
+        frame["broker_id"],
+        frame["owner_epoch"],
+        reservation,
+        frame["incarnation"],
+        frame["lost_before"],
+    )
 
 
 def _answer(link: Link, frame: Frame, error: DanubeError | None) -> None:

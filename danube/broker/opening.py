@@ -30,6 +30,7 @@ from danube.wal.witness import Witness, load_witness, remove_witness
 
 _log = telemetry.events("opening")
 LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard
+ANY_EPOCH = 1 << 32  # above all epochs of logs
 CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
 
 
@@ -109,18 +110,23 @@ def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
     return Ahead(history.first_epoch, history.since_us, history.why)
 
 
-def after_cut(since: Since, record: TopicRecord, ahead: Ahead | None) -> Ahead | None:
+def lost_before(since: Since, record: TopicRecord) -> int:
+    """What an earlier incarnation wrote of this topic may have been lost with the machine; 0: nothing."""
+    return 0 if record.policy.level >= Durability.FSYNC else since.incarnation
+
+
+def after_cut(
+    since: Since, record: TopicRecord, ahead: Ahead | None, *, first_epoch: int = 0
+) -> Ahead | None:
     """The same, and where a log goes on that was last written before the machine ended.
 
     At most UNSYNCED_RECORDS_MAX records were shown or acknowledged above what was synced; at fsync none.
+    ``first_epoch``: of logs that were opened since then; 0: as on one host, where the incarnation tells it.
     """
-    if (
-        not since.incarnation
-        or record.policy.level >= Durability.FSYNC
-        or record.created_us >= since.moment_us
-    ):
+    incarnation = lost_before(since, record)
+    if not incarnation or record.created_us >= since.moment_us:
         return ahead
-    first_epoch = since.incarnation * LOG_EPOCHS
+    first_epoch = first_epoch or incarnation * LOG_EPOCHS
     cut = Ahead(first_epoch, since.moment_us, "the machine ended before all was synced", UNSYNCED_RECORDS_MAX)
     return cut if ahead is None else msgspec.structs.replace(ahead, also=cut)
 

@@ -93,6 +93,7 @@ class Shard:
         self.ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None  # where its older logs go on
         self.on_subscriptions_changed: Callable[[HostedPartition], None] = lambda hosted: None  # on disk, too
         self._root = root
+        self._incarnation = incarnation
         self._epoch = incarnation * REOPENS_PER_INCARNATION
         self._find_topic = find_topic
         self._log_options = log_options
@@ -370,14 +371,17 @@ class Shard:
         self._opening[name] = [then]
         future = self._executor.submit(
             open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
-            self.counters, self._budget_of(record, index),
-            after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id)),
+            self.counters, self._budget_of(record, index), self._ahead(record, index),
             tiered=self.tiers is not None,
         )  # fmt: skip
         future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
 
     def _epoch_of(self, record: TopicRecord, index: int) -> int:
         return self._epoch  # higher than every earlier one of the partition
+
+    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+        """Where the log goes on, if it is older than a history or than the end of the machine."""
+        return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
 
     def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
         """Which offsets may be given: all, where nobody else can ever own the partition."""

@@ -143,8 +143,7 @@ class Supervisor:
                 self._end_all()
                 if self._controller_side is None:
                     note_place(self._data.path)
-            if self._controller_side is None:
-                unbroken.end(self._data.path)
+            unbroken.end(self._data.path)
         finally:
             close_listeners(self._listeners)
             self._data.close()
@@ -230,8 +229,7 @@ class Supervisor:
     def _start_first(self) -> None:
         """Number all workers before any runs, so that none sees another as restarted."""
         first = self._data.next_incarnations(self._count)
-        if self._controller_side is None:  # else offsets are reserved
-            self._unbroken_since = unbroken.begin(self._data.path, first)
+        self._unbroken_since = unbroken.begin(self._data.path, first)
         for worker in self._workers:
             worker.incarnation = first + worker.index
             self._region.announce(worker.index, worker.incarnation)

@@ -169,7 +169,7 @@ class Worker:
         shard.storage.sync_lag_max_ns = self.config.wal.sync_lag_max_ms * 1_000_000
         if self.cluster is None:
             shard.ahead_of = lambda topic_id: ahead_of(self.metadata.state, topic_id)
-            shard.unbroken_since = self.context.unbroken_since
+        shard.unbroken_since = self.context.unbroken_since
         return shard
 
     def _silence(self) -> None:

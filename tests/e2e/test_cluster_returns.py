@@ -86,3 +86,34 @@ def test_an_operator_gives_up_what_a_lost_disk_had(tmp_path: Path) -> None:
             assert told["given_up_offsets"] >= 50
             numbers = client.admin.describe_subscription(TOPIC, "s").partitions[0]
             assert (numbers["withheld"], numbers["lag"]) == (0, 0) and numbers["ack_floor"] > 150
+
+
+def test_a_member_whose_machine_ended_gives_no_offset_twice(tmp_path: Path) -> None:
+    """It stays the owner: it goes on behind what was reserved, and what its disk has comes back."""
+    (tmp_path / "store").mkdir()
+
+    def publish(count: int) -> list[int]:
+        with sync.connect(member.address) as client, client.producer(TOPIC) as producer:
+            return [producer.send(b"x").offset for _ in range(count)]
+
+    with BrokerCluster(tmp_path, 1, arguments=["--storage", f"file://{tmp_path}/store"]) as cluster:
+        [member] = cluster.brokers
+        with sync.connect(member.address) as client:
+            client.admin.create_topic(TOPIC)
+        assert publish(3) == [0, 1, 2]
+        member.kill()
+        cluster.start([member])
+        assert publish(2) == [3, 4], "the end of a process leaves nothing out"
+        member.kill()
+        host = member.data_dir / "host"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        assert boot in host.read_bytes()
+        host.write_bytes(host.read_bytes().replace(boot, boot[::-1]))  # as the next boot would find it
+        cluster.start([member])
+        [behind] = publish(1)
+        assert behind >= 1 << 25
+        with (
+            sync.connect(member.address) as client,
+            client.consumer(TOPIC, "s", start="earliest") as consumer,
+        ):
+            assert sorted(offset for offset, _ in receive(consumer, 6, 60)) == [0, 1, 2, 3, 4, behind]

@@ -14,6 +14,7 @@ import numpy as np
 from danube.broker.backup import put_cursors
 from danube.broker.inheritance import LOG_EPOCHS, Heir, Inherited, inherit, set_aside
 from danube.broker.returning import Memory, Outcome, asides, give_back, newest_manifest
+from danube.core.batch import read_header
 from danube.core.cluster_commands import Reservation
 from danube.core.cursor import CursorState
 from danube.core.grants import Mode
@@ -68,6 +69,8 @@ class Host:
         self.data_dir = data_dir
         self.directory = data_dir / "partitions" / IDENTITY.directory_name
         self.epoch = 0
+        self.incarnation = 1
+        self.lost_before = 0  # see Heir
         self.log: Log | None = None
         self.uploader: Uploader | None = None
         self.subscription: HoledSubscription | None = None
@@ -91,7 +94,9 @@ class Host:
         """What the mover and then the worker do."""
         cluster = self.cluster
         owner = Ownership(TOPIC, IDENTITY, self.epoch * LOG_EPOCHS, self.directory)
-        heir = Heir(owner, self.broker_id, self.epoch, cluster.reservation)
+        heir = Heir(
+            owner, self.broker_id, self.epoch, cluster.reservation, self.incarnation, self.lost_before
+        )
         self.inherited = inherit(cluster.store, heir, self.data_dir, NOW_US)
         self.log = Log.open(self.directory, IDENTITY, owner.epoch, SMALL)
         self.cursors = CursorStore(self.directory, IDENTITY)
@@ -123,6 +128,22 @@ class Host:
         self.log = self.uploader = self.subscription = self.cursors = None
         if self.cluster.owner is self:
             self.cluster.owner = None
+
+    def cut_power(self, lost_from: int) -> None:
+        """The machine ends: the log has lost its records from this offset on, and the next start knows."""
+        assert self.log is not None and self.log.active is not None
+        path = self.directory / self.log.active.name
+        self.crash()
+        data, position = path.read_bytes(), HEADER_BYTES
+        while data[position : position + 4] == b"DNB1":
+            header = read_header(data, position)
+            if header.base_offset >= lost_from:
+                break
+            position += header.size
+        path.write_bytes(data[:position])
+        (self.directory / "mark").unlink()
+        self.incarnation += 1
+        self.lost_before = self.incarnation
 
     def restart(self) -> None:
         """It is there again and owns nothing: what it has of the partition is to come back."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from danube import clock
 from danube.broker import shard
 from danube.broker.cluster_shard import DEPARTED_NS, OPEN_AGAIN_NS, STALE_NS, ClusterShard
 from danube.broker.directory import Directory
+from danube.broker.mover_inherit import heir_of
+from danube.broker.opening import lost_before
 from danube.broker.owning import WITHOUT_LEASE_NS, Owning
 from danube.broker.reserving import Reserving
 from danube.broker.shard import REOPENS_PER_INCARNATION
 from danube.broker.shared_lease import SharedLease
+from danube.broker.unbroken import Since
 from danube.cluster.local_log import LocalLog
 from danube.core.cluster_commands import (
     AssignPartitions,
@@ -37,6 +42,7 @@ from danube.errors import (
     TopicNotFound,
     Unavailable,
 )
+from danube.limits import UNSYNCED_RECORDS_MAX
 from danube.wal.log import LogOptions
 from danube.wal.syncer import Syncer
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, batch
@@ -469,6 +475,37 @@ def test_what_was_taken_over_is_opened_again_until_it_is_open(
     bench.executor.step()
     bench.shard.tick()
     assert bench.hosted.core.epoch == 2 * REOPENS_PER_INCARNATION
+
+
+def test_what_is_on_this_host_only_goes_on_behind_a_hole_after_the_end_of_the_machine(
+    bench: ClusterBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once; nobody has reserved anything, and a partition that nobody had before has lost nothing."""
+    bench.hold(30)
+    bench.cluster_shard.unbroken_since = Since(5, 5)
+    bench.assign()
+    assert Kind.PUBLISHED in open_and_publish(bench) and bench.hosted.core.log_end == 1
+    for since, log_end in ((9, 2 + UNSYNCED_RECORDS_MAX), (9, 3 + UNSYNCED_RECORDS_MAX)):
+        later = ClusterBench(tmp_path, monkeypatch)
+        later.cluster_shard.unbroken_since = Since(since, since)
+        later.hold(30)
+        while later.epoch <= bench.epoch:
+            later.assign()
+        assert Kind.PUBLISHED in open_and_publish(later) and later.hosted.core.log_end == log_end
+        bench = later
+
+
+def test_the_mover_is_told_what_the_end_of_the_machine_may_have_taken(bench: ClusterBench) -> None:
+    asked: list[dict[str, Any]] = []
+    bench.shard.tiers = cast(Any, SimpleNamespace(inherit=lambda fields, then: asked.append(fields)))
+    bench.cluster_shard.unbroken_since = Since(5, 5)
+    bench.hold(30)
+    bench.assign()
+    bench.ask(bench.session, Kind.OPEN_PRODUCER, {"partition": TOPIC, "name": "p"}, 1)
+    heir = heir_of(asked[0] | {"id": 1})
+    assert (heir.incarnation, heir.lost_before) == (1, 5)
+    synced = msgspec.structs.replace(bench.record, policy=TopicPolicy(durability="fsync"))
+    assert lost_before(Since(5, 5), synced) == 0
 
 
 def test_a_topic_that_is_deleted_while_it_moves_leaves_nothing(

@@ -11,6 +11,7 @@ import pytest
 
 from danube.broker.inheritance import KeptOwner, continues, read_owner
 from danube.broker.returning import asides
+from danube.core.cluster_commands import Reservation
 from danube.errors import Fenced, ObjectMissing
 from danube.wal.holes import Hole
 from danube.wal.manifest import Manifest
@@ -82,7 +83,45 @@ def test_an_owner_that_starts_again_goes_on_with_its_own_log(hosts: list[Host]) 
     first.publish(b"11")
     assert sorted(first.cluster.given) == list(range(12)) and first.cluster.holes() == []
     kept = read_owner(first.directory)
-    assert kept == KeptOwner(1, 1, 2)
+    assert kept == KeptOwner(1, 1, 2, 1)
+
+
+def test_an_owner_whose_machine_ended_gives_no_offset_twice(hosts: list[Host]) -> None:
+    """It stays the owner, and goes on behind what was reserved; what its disk kept comes back."""
+    first = hosts[0]
+    exposed(first)  # 0 .. 8 are synced, and somebody has seen 8, 9 and 10
+    first.take().open()
+    first.publish(b"11")
+    first.publish(b"12")
+    reserved_end = first.cluster.reservation.end
+    first.cut_power(12)
+    inherited = first.take().open()
+    assert not inherited.continued and inherited.start == inherited.hole_end == reserved_end
+    first.publish(b"next")
+    assert reserved_end in first.cluster.given, "what was lost stands for no other record"
+    first.ack(first.deliver())
+    for _ in range(4):
+        first.bring_back()
+        first.take_back()
+    drained(first)
+    assert first.cluster.acked == first.cluster.given.keys() - {12}, "and nothing else is lost"
+    assert first.cluster.holes() == [(12, reserved_end, "unused")]
+    first.publish(b"more")
+    first.crash()
+    first.incarnation += 1
+    assert first.take().open().continued, "a process that was killed leaves nothing out"
+    assert read_owner(first.directory) == KeptOwner(1, 3, 4, 3)
+    sound(first.cluster)
+
+
+def test_what_was_never_reserved_is_continued_also_after_the_end_of_the_machine(hosts: list[Host]) -> None:
+    first = hosts[0]
+    first.take().open()
+    first.publish(b"0")
+    first.release()
+    first.cluster.reservation = Reservation(*IDENTITY, 0, 0, 0)
+    first.incarnation, first.lost_before = 2, 2
+    assert first.take().open().continued
 
 
 def test_an_object_that_is_gone_does_not_keep_the_partition_from_its_next_owner(hosts: list[Host]) -> None:
@@ -333,15 +372,16 @@ def _owner(host: Host) -> object:
 
 def test_which_directory_is_continued(hosts: list[Host]) -> None:
     from danube.broker.inheritance import Heir
-    from danube.core.cluster_commands import Reservation
 
     def asked(
-        kept: KeptOwner | None, reserved: tuple[int, int], *, holds: bool = True, hole: Hole | None = None
-    ) -> bool:
+        kept: KeptOwner | None, reserved: tuple[int, int], *,
+        holds: bool = True, hole: Hole | None = None, lost_before: int = 0,
+    ) -> bool:  # fmt: skip
         manifest = Manifest.empty("/default/t", IDENTITY, 9 * 256, 10)
         if hole is not None:
             manifest = manifest.with_holes([hole])
-        heir = Heir(_owner(hosts[0]), 1, 9, Reservation(*IDENTITY, 50 if reserved[0] else 0, *reserved))  # type: ignore[arg-type]
+        reservation = Reservation(*IDENTITY, 50 if reserved[0] else 0, *reserved)
+        heir = Heir(_owner(hosts[0]), 1, 9, reservation, 9, lost_before)  # type: ignore[arg-type]
         return continues(kept, holds, heir, manifest)
 
     mine = KeptOwner(1, 4, 6)
@@ -353,6 +393,9 @@ def test_which_directory_is_continued(hosts: list[Host]) -> None:
     assert not asked(mine, (1, 5), holds=False), "its segments are gone"
     assert not asked(mine, (1, 5), hole=Hole(10, 20, 1, 5 * 256 + 255))
     assert asked(mine, (1, 5), hole=Hole(10, 20, 1, 3 * 256 + 255)), "that was another disk's"
+    assert not asked(mine, (1, 5), lost_before=7), "of a version that did not note who wrote it"
+    assert not asked(KeptOwner(1, 4, 6, 6), (1, 5), lost_before=7)
+    assert asked(KeptOwner(1, 4, 6, 7), (1, 5), lost_before=7) and asked(mine, (0, 0), lost_before=7)
 
 
 # -- crashes ---------------------------------------------------------------------------------------

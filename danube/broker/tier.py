@@ -18,6 +18,7 @@ from danube.wal.cold_segment import BLOCK_BYTES, ColdSegment, Missing
 from danube.wal.manifest import Manifest, SegmentEntry
 from danube.wal.manifest_keys import segment_key
 from danube.wal.reading import Chunk, OffsetRange
+from danube.wal.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from danube.wal.segment import NO_HASH, LogIdentity
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class PartitionTier:
         entry = manifest.entry(number)
         segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
         now_ns = clock.monotonic_ns()
+        self._prove(segment, now_ns)
         try:
             found = segment.read(offset, end, bytes_max)
         except StoreDamaged as error:
@@ -201,6 +203,21 @@ class PartitionTier:
         following = manifest.entry(number).base_offset if number < len(manifest) else self.log.start
         end = min([following, *(one.start for one in manifest.all_holes() if one.start > offset)])
         return Chunk(b"", offset, end, (OffsetRange(offset, end),))
+
+    def _prove(self, segment: ColdSegment, now_ns: int) -> None:
+        """Ask for the object's header, once for each object; FetchPending until it is there.
+
+        Together with the footer, which every first read needs: nobody waits for two answers.
+        """
+        if not segment.unproven:
+            return
+        footer = Missing(segment.data_end, segment.size_bytes)
+        span = Missing(0, SEGMENT_HEADER_BYTES)
+        if segment.size_bytes <= WHOLE_BYTES_MAX and not segment.footer_there:
+            span = Missing(0, segment.size_bytes)
+        elif not segment.footer_there:
+            self._cache.need(segment, footer, now_ns)
+        raise self._pending(segment, self._cache.need(segment, span, now_ns))
 
     def _need(self, segment: ColdSegment, missing: Missing, offset: int, now_ns: int) -> Ticket:
         if not segment.footer_there and missing.start >= segment.data_end:
@@ -264,6 +281,7 @@ class PartitionTier:
                 return None
             segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
             now_ns = clock.monotonic_ns()
+            self._prove(segment, now_ns)
             try:
                 found = segment.offset_at_time(time_us)
             except StoreDamaged as error:

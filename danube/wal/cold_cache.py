@@ -33,7 +33,7 @@ from danube.wal.index import index_cache
 from danube.wal.manifest import SegmentEntry
 from danube.wal.manifest_keys import segment_key
 from danube.wal.reading import OffsetRange
-from danube.wal.segment import NO_LOG, LogIdentity
+from danube.wal.segment import HEADER_BYTES, NO_LOG, LogIdentity
 
 FETCH_BYTES_MAX: Final = 4 * MIB
 FETCHES_MAX: Final = 16
@@ -69,7 +69,9 @@ class Fetch:
 
     @property
     def blocks(self) -> range:
-        """Numbers of the blocks that it brings; none for a footer."""
+        """Numbers of the blocks that it brings; none for a footer, or for a header alone."""
+        if self.end <= HEADER_BYTES:
+            return range(0)
         end = min(self.end, self.segment.data_end)
         return range(self.start // BLOCK_BYTES, -(-end // BLOCK_BYTES)) if self.start < end else range(0)
 
@@ -277,6 +279,8 @@ class ColdCache:
     def _ask(self, segment: ColdSegment, span: Missing, *, urgent: bool) -> list[Fetch]:
         """Fetches that bring ``span``, those under way included."""
         asked: list[Fetch] = []
+        if span.end <= HEADER_BYTES:  # whose the object is: no block is worth that
+            return [self._fetch(segment, Missing(0, HEADER_BYTES), [-2], urgent)]
         if span.end > segment.data_end and not segment.footer_there:
             asked.append(self._fetch(segment, Missing(segment.data_end, segment.size_bytes), [-1], urgent))
         blocks: list[int] = []
@@ -300,7 +304,7 @@ class ColdCache:
         return self._fetch(segment, Missing(blocks[0] * BLOCK_BYTES, end), blocks, urgent)
 
     def _fetch(self, segment: ColdSegment, span: Missing, blocks: list[int], urgent: bool) -> Fetch:
-        """A new fetch; block -1 is the footer."""
+        """A new fetch; block -1 is the footer, block -2 the header alone."""
         under_way = self._by_block.get((segment.key, blocks[0]))
         if under_way is not None:
             return self._promote(under_way, urgent)
@@ -424,7 +428,7 @@ class ColdCache:
         segment = fetch.segment
         if fetch.end > segment.data_end:
             return  # footers are few and small: they count by SEGMENTS_MAX
-        for block in range(fetch.start // BLOCK_BYTES, -(-fetch.end // BLOCK_BYTES)):
+        for block in fetch.blocks:
             held = (segment.key, block)
             if held not in self._blocks:
                 self.bytes_used += _block_size(segment, block)

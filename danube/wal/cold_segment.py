@@ -70,7 +70,7 @@ class Bad(NamedTuple):
 class ColdSegment(StoredSegment):
     """``entry`` is what the manifest says; ``blocks`` holds the numbers of the blocks that are there."""
 
-    __slots__ = ("again", "blocks", "entry", "footer_there", "key", "log_id", "places")
+    __slots__ = ("again", "blocks", "entry", "footer_there", "header_seen", "key", "log_id", "places")
 
     def __init__(self, path: Path, identity: LogIdentity, entry: SegmentEntry, key: str) -> None:
         super().__init__(path.parent, identity, entry.base_offset, entry.epoch)
@@ -92,6 +92,7 @@ class ColdSegment(StoredSegment):
         self.again: set[int] = set()  # blocks that were fetched a second time; -1: the footer
         self.footer_there = False
         self.log_id = NO_LOG  # whose reader asks, once it is known
+        self.header_seen = False
         self.places: OrderedDict[int, tuple[Place, int]] = OrderedDict()  # by offset; how far ahead was asked
 
     @property
@@ -101,6 +102,11 @@ class ColdSegment(StoredSegment):
 
     # -- what is there ----------------------------------------------------------------------------
 
+    @property
+    def unproven(self) -> bool:
+        """Whose log the object is of is to be known before any of it is served; its header tells."""
+        return not self.header_seen and self.log_id != NO_LOG
+
     def take(self, start: int, end: int) -> None:
         """Bytes ``start .. end`` were fetched; raises StoreDamaged where the footer is another's."""
         if end > self.data_end:
@@ -109,6 +115,9 @@ class ColdSegment(StoredSegment):
         if start < self.data_end:
             if start == 0:
                 self._check_header()
+                self.header_seen = True
+            if end <= SEGMENT_HEADER_BYTES:
+                return
             self.blocks.update(range(start // BLOCK_BYTES, -(-min(end, self.data_end) // BLOCK_BYTES)))
 
     def drop(self, block: int) -> Missing:

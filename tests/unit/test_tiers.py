@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube import clock
+from danube.broker import tier as tier_module
 from danube.broker.housekeeping import Housekeeping
 from danube.broker.tier_retention import LocalRetention
 from danube.broker.tiers import TierOptions
@@ -31,6 +32,7 @@ from danube.errors import (
 from danube.wal import cold_cache, cold_segment
 from danube.wal.manifest import Manifest
 from danube.wal.manifest_keys import segment_key
+from danube.wal.segment import HEADER_BYTES, pack_header, read_header
 from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench
 from tests.unit.wal_samples import memory_directory
@@ -1013,3 +1015,67 @@ def _schedule(bench: TieredBench, steps: list[str], mode: str) -> None:
     bench.mover.step()
     found += drain(bench, session, turns=200)
     assert found == expected(0, published)
+
+
+def with_many_batches(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> tuple[TieredBench, RecordingSession]:
+    """One object of 30 batches of a record each, most of which its index names, and one record behind it."""
+    monkeypatch.setattr(tier_module, "WHOLE_BYTES_MAX", 0 if large else 1 << 20)
+    monkeypatch.setattr("danube.wal.index.ENTRY_EVERY_BYTES", 64)
+    monkeypatch.setattr("danube.wal.writer.ENTRY_EVERY_BYTES", 64)
+    bench, session = TieredBench(root), RecordingSession()
+    bench.open_producer(session)
+    for number in range(30):
+        publish(bench, session, number, 1)
+    bench.seal()
+    publish(bench, session, 30, 1)
+    bench.evict()
+    session.take()
+    return bench, session
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("begins_at", [0, 10, 29])
+def test_an_object_of_another_log_is_refused_wherever_a_read_begins(
+    tmp_path: Path,
+    time: Time,
+    monkeypatch: pytest.MonkeyPatch,
+    small_blocks: None,
+    large: bool,
+    begins_at: int,
+) -> None:
+    bench, session = with_many_batches(tmp_path, monkeypatch, large=large)
+    store, key = bench.mover.store, segment_key(bench.tier.identity, bench.entry(0))
+    kept = store.get(key)
+    header = read_header(kept[:HEADER_BYTES])
+    assert any(header.log_id) and bench.entry(0).end_offset == 30
+    store.put(key, pack_header(header._replace(log_id=b"x" * 16)) + kept[HEADER_BYTES:])
+    bench.subscribe(session, start="offset", start_value=begins_at)
+    for _ in range(10):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == []
+    assert ["another broker's" in str(one) for one in bench.tiers.cache.errors(bench.tier.identity)] == [True]
+    store.put(key, kept)
+    for _ in range(200):
+        time.pass_s(1)
+        bench.tiers.tick()
+        bench.turn()
+    assert session.records() == expected(begins_at, 31)
+
+
+def test_an_object_is_asked_for_its_header_once(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+) -> None:
+    bench, session = with_many_batches(tmp_path, monkeypatch, large=True)
+    asked: list[tuple[int, int]] = []
+    send = bench.tiers.cache._send
+    monkeypatch.setattr(
+        bench.tiers.cache, "_send", lambda fetch: (asked.append((fetch.start, fetch.end)), send(fetch))[1]
+    )
+    for number in (2, 3, 4):
+        bench.subscribe(session, handle=number, name=f"s{number}", start="offset", start_value=25)
+        drain(bench, session)
+    assert asked.count((0, HEADER_BYTES)) == 1 and [start for start, _ in asked].count(0) == 1

@@ -206,7 +206,7 @@ def _fill(store: ObjectStore, heir: Heir, manifest: Manifest, made: Path) -> Non
     """What a log, its producers and its subscriptions go on from."""
     owner, end = heir.owner, manifest.uploaded_end
     created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
-    create_empty(made, owner.identity, owner.epoch, end, created_us)
+    create_empty(made, owner.identity, owner.epoch, end, created_us, owner.log_id)
     try:
         restore_producers(store, owner, manifest, made)
     except (Damage, ObjectMissing) as error:  # one object less must not end the whole partition

@@ -42,7 +42,7 @@ from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
 from danube.wal.objects import ObjectStore
 from danube.wal.reserve import reserve
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 from danube.wal.uploader import Ownership, Uploader
 
 if TYPE_CHECKING:
@@ -253,7 +253,8 @@ class Mover:
 
     def _attach(self, link: OwnerLink, frame: Frame) -> None:
         identity = LogIdentity(frame["topic_id"], frame["partition"])
-        owner = Ownership(frame["topic"], identity, frame["epoch"], Path(frame["directory"]))
+        place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
+        owner = Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
         before = self._partitions.get(identity)
         if before is not None and owner.epoch < before.owner.epoch:
             error = str(Fenced(f"{owner.topic} has a newer owner", why=f"its epoch is {before.owner.epoch}"))

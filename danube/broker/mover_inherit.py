@@ -14,7 +14,7 @@ from danube.cluster.node_files import NODE_FILE, load_node
 from danube.core.cluster_commands import Reservation
 from danube.errors import DanubeError, StoreUnavailable
 from danube.wal.objects import ObjectStore
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 from danube.wal.store_binding import share, take_over
 from danube.wal.uploader import Ownership
 
@@ -76,7 +76,8 @@ def heir_of(frame: Frame) -> Heir:
         *identity, frame["reserved_end"], frame["reserved_broker_id"], frame["reserved_epoch"],
         frame["closed"],
     )  # fmt: skip
-    owner = Ownership(frame["topic"], identity, frame["epoch"], Path(frame["directory"]))
+    place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
+    owner = Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
     return Heir(
         owner,
         frame["broker_id"],

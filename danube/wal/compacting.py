@@ -24,6 +24,7 @@ from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange, opened
 from danube.wal.objects import local_failure
+from danube.wal.origin import refuse_stranger
 from danube.wal.segment import file_name
 from danube.wal.uploader import Change, Uploader, replacing
 
@@ -139,6 +140,7 @@ class _Compaction:
             self._uploader.store.get_to(key, 0, entry.size_bytes, fd, 0)
         finally:
             os.close(fd)
+        refuse_stranger(path, self._uploader.owner.log_id)
         return path
 
     def _group(self, sources: Sequence[SegmentEntry], keys: KeysRead) -> tuple[int, SegmentEntry | None]:

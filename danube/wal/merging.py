@@ -17,6 +17,7 @@ from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange, merge
 from danube.wal.objects import local_failure
+from danube.wal.origin import refuse_stranger
 from danube.wal.segment import file_name
 from danube.wal.uploader import Uploader
 
@@ -60,6 +61,7 @@ def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange
         uploader.store.get_to(key, 0, entry.size_bytes, fd, 0)
     finally:
         os.close(fd)
+    refuse_stranger(path, uploader.owner.log_id)
     return SealedRange(path)
 
 

@@ -32,6 +32,7 @@ from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import Original, SealedRange, opened, runs_of
 from danube.wal.objects import local_failure
+from danube.wal.origin import refuse_stranger
 from danube.wal.segment import HASH_BYTES, HEADER_BYTES, SUMMARY_BYTES, file_name, read_summary, split_footer
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ def fetched(uploader: Uploader, made: SegmentEntry, key: str, work: Path) -> Pat
         uploader.store.get_to(key, 0, made.size_bytes, fd, 0)
     finally:
         os.close(fd)
+    refuse_stranger(path, uploader.owner.log_id)
     return path
 
 

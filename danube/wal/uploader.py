@@ -39,6 +39,7 @@ from danube.wal.manifest_keys import (
     segment_key,
 )
 from danube.wal.objects import PARALLEL, PART_BYTES, ObjectStore, Progress
+from danube.wal.origin import refuse_stranger, why_foreign
 from danube.wal.sealed_files import SealedFile, examine
 from danube.wal.segment import NO_LOG, LogIdentity
 
@@ -128,7 +129,7 @@ class Uploader:
         listed = self._list()
         newest = listed.newest
         self._check_newest(listed)
-        copy = self._read_copy()
+        copy = self._own_copy()
         if copy is not None and _name(copy) > newest:
             # The store forgot it or lists it late.  It was confirmed, so it is true; say it again soon.
             _log.warning(
@@ -143,8 +144,28 @@ class Uploader:
             self.manifest = Manifest.empty(owner.topic, owner.identity, owner.epoch, log_start)
         else:
             self.manifest = self._get(newest, copy)
+            self._refuse_foreign(self.manifest)
         self._claimed = listed.owner == self.owner.epoch
         return self.manifest
+
+    def _own_copy(self) -> Manifest | None:
+        """The local copy, unless another broker's was put there."""
+        copy = self._read_copy()
+        owner = self.owner
+        why = why_foreign(copy, owner.directory, self.store, owner.log_id) if copy is not None else ""
+        if why:
+            _log.error("the copy of a manifest is not used", topic=owner.topic, file=str(self._copy), why=why)
+            return None
+        return copy
+
+    def _refuse_foreign(self, manifest: Manifest) -> None:
+        why = why_foreign(manifest, self.owner.directory, self.store, self.owner.log_id)
+        if why:
+            key = self._key(manifest)
+            raise StoreDamaged(
+                f"manifest {key} is another broker's, whose topic has the same name and id", why=why,
+                hint="use another prefix, or put the broker's own manifest and objects back", key=key,
+            )  # fmt: skip
 
     def _get(self, name: Name, copy: Manifest | None) -> Manifest:
         key = manifest_key(self.identity, *name)
@@ -219,6 +240,7 @@ class Uploader:
         try:
             rest = self._rests()
             sealed = examine(path, self.identity, rest)
+            refuse_stranger(path, self.owner.log_id)
             key = segment_key(self.identity, sealed.summary)
             if not (resumed and self._same(key, sealed, rest)):
                 self.store.put_file(key, path, part_bytes=part_bytes, parallel=parallel, progress=rest)

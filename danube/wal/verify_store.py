@@ -431,11 +431,28 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
         verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
     if manifest is None:
         return
+    if copy is not None:
+        _compare_copy(local, copy, manifest, verified)
     if local.segments and local.start > manifest.uploaded_end:
         what = f"neither the store nor {local.directory} holds these offsets"
         for start, end in local.missing(manifest.uploaded_end, local.start):
             verified.findings.append(Finding(FindingKind.GAP, stored.where, what, -1, start, end))
     _compare_batches(local, stored, manifest, verified)
+
+
+def _compare_copy(
+    local: LocalPartition, copy: ManifestFacts, manifest: ManifestFacts, verified: Verified
+) -> None:
+    """The copy is an older manifest of the same log: what both name as it was uploaded is the same."""
+    rewritten = COMPACTED | MERGED
+    named = {(one.base_offset, one.end_offset): one for one in manifest.entries if not one.flags & rewritten}
+    for entry in copy.entries:
+        span = (entry.base_offset, entry.end_offset)
+        if not entry.flags & rewritten and named.get(span, entry).content_hash != entry.content_hash:
+            what = "it names other records than the store's manifest: it is of another log"
+            where = str(local.directory / "manifest")
+            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, -1, *span))
+            return
 
 
 def _compare_batches(

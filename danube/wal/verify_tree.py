@@ -601,6 +601,24 @@ def _verify_copy(partition: LocalPartition, verified: Verified) -> None:
     if not problems:
         partition.manifest = facts
         _check_identity(facts.identity, partition.identity, path, verified)
+        _verify_named(partition, facts, path, verified)
+
+
+def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path, verified: Verified) -> None:
+    """A manifest does not say whose log it is of; the segments that it names do."""
+    hashes = {
+        (one.base_offset, one.end_offset): one.content_hash for one in facts.entries if not one.flags & 6
+    }
+    for name, segment in partition.segments:
+        span = (segment.base_offset, segment.end_offset)
+        if (
+            segment.sealed
+            and not segment.compacted
+            and hashes.get(span, segment.content_hash) != segment.content_hash
+        ):
+            what = f"it names other records than {name} holds: it is of another log"
+            verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, -1, *span))
+            return
 
 
 def topic_id_of(directory: Path, topic: str) -> int:

@@ -23,8 +23,10 @@ from danube.wal.manifest import Manifest
 from danube.wal.manifest_keys import cursors_key, metadata_key, segment_key
 from danube.wal.memory_store import MemoryStore
 from danube.wal.merge import SealedRange, merge
+from danube.wal.merging import merge_objects
+from danube.wal.returned import examine_returned
 from danube.wal.segment import NO_LOG, LogIdentity, file_name, log_id_of, read_header
-from danube.wal.uploader import Ownership
+from danube.wal.uploader import Ownership, Uploader, adding
 from danube.wal.verify_bytes import FindingKind
 from danube.wal.verify_store import verify_store
 from danube.wal.verify_tree import Verified, verify_tree
@@ -180,6 +182,68 @@ def test_copies_of_cursors_in_the_store_name_their_log(tmp_path: Path) -> None:
     store.put(key, held.copy())
     assert identities(store) == [key]
     held.close()
+
+
+def uploaded(store: MemoryStore, directory: Path, log_id: bytes) -> Uploader:
+    """Offsets 0 .. 4 of a log, uploaded by the owner of epoch 1."""
+    uploader = Uploader(store, Ownership(TOPIC, IDENTITY, 1, directory, log_id))
+    uploader.load()
+    entries = [uploader.upload(directory / file_name(base)) for base in (0, 2)]
+    uploader.install(adding([entry for entry in entries if entry is not None]))
+    return uploader
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["beside segments", "alone"])
+def test_the_copy_of_a_strangers_manifest_is_told_and_not_used(tmp_path: Path, local: bool) -> None:
+    ours, theirs = filled(tmp_path / "a", OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
+    store, strange = MemoryStore(), MemoryStore()
+    uploaded(store, ours, OURS)
+    other = uploaded(strange, theirs, THEIRS)
+    other.install(lambda manifest: manifest)
+    for info in strange.list(""):  # the objects came with it
+        if info.key.endswith(".seg"):
+            store.put(info.key, strange.get(info.key))
+    if not local:
+        for path in ours.glob("*.seg"):
+            path.unlink()
+    shutil.copy(theirs / "manifest", ours / "manifest")
+    assert ((FindingKind.IDENTITY, "manifest") in found_in(ours)) is local
+    verified = Verified()
+    verify_store(store, NOW_US, verified, verify_tree(tmp_path / "a", verified))
+    assert "manifest" in [
+        Path(one.where).name for one in verified.findings if one.kind is FindingKind.IDENTITY
+    ]
+    again = Uploader(store, Ownership(TOPIC, IDENTITY, 2, ours, OURS))
+    manifest = again.load()
+    assert [manifest.entry(number).content_hash for number in range(2)] == [
+        entry_for((filled(tmp_path / "c", OURS, b"a") / file_name(base)).read_bytes()).content_hash
+        for base in (0, 2)
+    ]
+
+
+def test_a_strangers_manifest_in_the_store_is_refused(tmp_path: Path) -> None:
+    theirs = filled(tmp_path / "b", THEIRS, b"b")
+    store = MemoryStore()
+    uploaded(store, theirs, THEIRS)
+    for directory in (tmp_path / "empty", filled(tmp_path / "a", OURS, b"a")):
+        with pytest.raises(StoreDamaged, match="another broker's"):
+            Uploader(store, Ownership(TOPIC, IDENTITY, 2, directory, OURS)).load()
+    for log_id in (THEIRS, NO_LOG):
+        assert len(Uploader(store, Ownership(TOPIC, IDENTITY, 2, theirs, log_id)).load()) == 2
+
+
+def test_the_mover_takes_no_segment_of_another_log(tmp_path: Path) -> None:
+    theirs = filled(tmp_path / "b", THEIRS, b"b")
+    other = uploaded(MemoryStore(), theirs, THEIRS)
+    entries = [other.manifest.entry(number) for number in range(2)]
+    strange = Uploader(other.store, Ownership(TOPIC, IDENTITY, 2, tmp_path / "ours", OURS))
+    with pytest.raises(Damage, match="another broker"):
+        strange.upload(theirs / file_name(0))
+    with pytest.raises(StoreDamaged, match="another broker"):
+        merge_objects(strange, entries, tmp_path / "work")
+    with pytest.raises(Damage, match="another broker"):
+        examine_returned(strange, entries[0], tmp_path / "returned")
+    assert len(other.manifest) == 2 and merge_objects(other, entries, tmp_path / "work").end_offset == 4
 
 
 def machine(created_us: int = 1_000) -> Metadata:

@@ -30,6 +30,8 @@ from danube.wal.index import SparseIndex
 from danube.wal.local_store import LocalStore
 from danube.wal.segment import (
     HEADER_BYTES,
+    NO_LOG,
+    STRANGER,
     SUMMARY_BYTES,
     LogIdentity,
     read_header,
@@ -40,6 +42,7 @@ from danube.wal.walk import Place, intact_header
 
 _INDEXES_MAX: Final = 64
 _PLACES_MAX: Final = 256
+_PROVEN_MAX: Final = 4_096
 _STEP_BYTES: Final = 1 * MIB
 
 
@@ -215,6 +218,10 @@ def _index_in_file(fd: int, segment: SegmentRef, where: str) -> SparseIndex:
 
 # -- objects ----------------------------------------------------------------------------------------
 
+_proven: OrderedDict[str, None] = (
+    OrderedDict()
+)  # objects of which a piece was read, and whose header was right
+
 
 def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fetched:
     segment, store = piece.segment, place.store()
@@ -227,6 +234,11 @@ def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fet
     data = store.get(segment.key, begin, end) if mapped is None else mapped
     if begin == 0:
         _check_header(bytes(data[:HEADER_BYTES]), identity, segment, where)
+    elif segment.log_id != NO_LOG and where not in _proven:
+        _check_header(store.get(segment.key, 0, HEADER_BYTES), identity, segment, where)
+        _proven[where] = None
+        while len(_proven) > _PROVEN_MAX:
+            _proven.popitem(last=False)
     start = HEADER_BYTES if begin == 0 else 0
     return Fetched(piece, np.frombuffer(data, np.uint8), begin, start, offset, where, boundaries)
 
@@ -254,6 +266,10 @@ def _check_header(data: bytes, identity: LogIdentity, segment: SegmentRef, where
             f"{where} belongs elsewhere",
             why=f"its header names {header.identity.directory_name}, offset {header.base_offset}",
             file=where,
+        )
+    if header.stranger_to(segment.log_id):
+        raise Damage(
+            f"{where} belongs elsewhere", why=STRANGER, hint="`danube verify` names what is wrong", file=where
         )
 
 

@@ -18,7 +18,7 @@ from danube.spark.decode import Decoder, Losses, Skipped
 from danube.spark.fetch import Fetcher
 from danube.spark.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
 from danube.spark.tail import Tail
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,8 @@ def _read_run(
 def _found_again(run: Run, start: int, places: Sequence[AnyPlace], losses: Losses) -> list[Piece]:
     """Pieces for the rest of a run, from what the places hold now."""
     identity = LogIdentity(run.topic_id, run.partition)
-    histories = tuple(place.history(identity) for place in places)
+    log_ids = [piece.segment.log_id for piece in run.pieces]
+    histories = tuple(place.history(identity).of_log((*log_ids, NO_LOG)[0]) for place in places)
     selection = Selection(run.topic, run.topic_id, run.partition, start, run.end, histories)
     pieces, lost = pieces_of(selection)
     reached = pieces[-1].end if pieces else start

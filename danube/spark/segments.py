@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from danube.wal.holes import Hole
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 
 
 class SegmentRef(NamedTuple):
@@ -13,6 +13,7 @@ class SegmentRef(NamedTuple):
 
     ``key``: the file's name or the object's key.  ``base_offset`` and ``end_offset``: as the segment says;
     ``start`` is more where records have expired, ``end`` less where the next segment takes over.
+    ``log_id``: of danube.wal.segment, of the log that this is to be of; zeros where it is not known.
     ``size_bytes``: with the footer.  ``hole_before``: records in front of it are lost.  Times are append
     times in microseconds, 0 where they are not known.  ``data_end`` of an unsealed segment is a bound.
     """
@@ -31,6 +32,7 @@ class SegmentRef(NamedTuple):
     sealed: bool
     compacted: bool
     hole_before: bool
+    log_id: bytes = NO_LOG
 
 
 class PartitionHistory(NamedTuple):
@@ -43,6 +45,10 @@ class PartitionHistory(NamedTuple):
     start_offset: int
     segments: list[SegmentRef]
     holes: tuple[Hole, ...] = ()
+
+    def of_log(self, log_id: bytes) -> PartitionHistory:
+        """The same; whoever reads a segment refuses it where it is of another log."""
+        return self._replace(segments=[one._replace(log_id=log_id) for one in self.segments])
 
     @property
     def end_offset(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from danube import telemetry
 from danube.config_sections import StorageSettings
+from danube.core.commands import TopicRecord
 from danube.core.metadata import Metadata
 from danube.core.recovered import History, recovery_of
 from danube.errors import Conflict, InvalidArgument, NotFound, TopicNotFound
@@ -22,7 +23,7 @@ from danube.spark.plan import Piece, Selection
 from danube.spark.segments import PartitionHistory, SegmentRef
 from danube.spark.tail import PartitionEnds, Tail
 from danube.wal.holes import Hole, HoleKind
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
 
 _log = telemetry.events("spark")
 
@@ -82,6 +83,7 @@ class Catalogue:
         self.places = places_of(options)
         self._tail = Tail(options.broker) if options.broker else None
         self._histories: tuple[History, ...] = ()  # as the places knew them last
+        self._log_ids: dict[int, bytes] = {}  # by topic id
         self._gone: set[str] = set()  # topics of which it was told that they are not there
 
     def close(self) -> None:
@@ -101,6 +103,7 @@ class Catalogue:
             self._histories = max(self._histories, recovery_of(metadata).histories, key=len)
             for record in metadata.topics():
                 self._note(known, record.topic, record.topic_id, record.partition_count, place.name)
+                self._note_log(record, place.name)
         if self._tail is not None:
             for info in self._tail.topics():
                 self._note(known, info.topic, info.topic_id, len(info.partitions), self.options.broker)
@@ -131,6 +134,18 @@ class Catalogue:
             )
         known[topic] = (topic_id, max(partitions, before[1] if before else 0))
 
+    def _note_log(self, record: TopicRecord, where: str) -> None:
+        """Two brokers may give the same id to topics of the same name, and still they are two."""
+        if not self.options.wants(record.topic):
+            return
+        log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+        if self._log_ids.setdefault(record.topic_id, log_id) != log_id:
+            raise Conflict(
+                f"topic {record.topic} in {where} is another one than elsewhere",
+                why=f"both have the id {record.topic_id}, and they were made at different moments",
+                hint="name places of one broker",
+            )
+
     def partitions(self, *, unsynced: bool, under_way: bool = False) -> list[Known]:
         """Every partition that was asked for, as it is now; see topics()."""
         found: list[Known] = []
@@ -156,7 +171,8 @@ class Catalogue:
             return []
 
     def histories(self, identity: LogIdentity, *, unsynced: bool) -> tuple[PartitionHistory, ...]:
-        return tuple(place.history(identity, unsynced=unsynced) for place in self.places)
+        log_id = self._log_ids.get(identity.topic_id, NO_LOG)
+        return tuple(place.history(identity, unsynced=unsynced).of_log(log_id) for place in self.places)
 
     def recorded_histories(self, known: Iterable[Known]) -> Sequence[History]:
         """The histories that followed the first one, of whoever knows most of them."""

@@ -36,7 +36,7 @@ class ControllerClient:
         A request that can be sent again without harm is, until the deadline.
         """
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
-        sent = False
+        sent, failure = False, None
         while True:
             try:
                 self._connect(deadline_ns)
@@ -49,8 +49,10 @@ class ControllerClient:
                 raise
             except OSError as error:
                 self.close()
+                if failure is None or not isinstance(error, TimeoutError):
+                    failure = error  # this is told, also where time runs out in the pause behind it
                 if monotonic_ns() + int(RETRY_S * 1e9) >= deadline_ns:
-                    raise self._given_up(sent, timeout_s, error) from None
+                    raise self._given_up(sent, timeout_s, failure) from None
                 sleep(RETRY_S)
                 continue
             if isinstance(answer, Failed):

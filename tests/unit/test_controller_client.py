@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from danube.cluster.calls import Barrier, Change, Changed, Reached, decode_reque
 from danube.cluster.controller_client import ControllerClient
 from danube.cluster.engine import Members
 from danube.cluster.link_frames import Frame, FrameReader, Kind, Lane, pack_frame
-from danube.errors import ProtocolError
+from danube.errors import ConnectionFailed, ProtocolError
 
 Answer = Callable[[Frame], bytes]
 
@@ -68,6 +69,15 @@ def test_a_change_that_is_sent_again_says_so(tmp_path: Path) -> None:
         assert client.ask(Change("remove", "2"), 10) == gone
         client.close()
     assert seen == [Change("remove", "2"), Change("remove", "2", repeated=True)]
+
+
+def test_why_it_was_not_reached_is_told_where_time_ran_out_between_two_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that shares its processor may sleep through the deadline."""
+    monkeypatch.setattr("danube.cluster.controller_client.sleep", lambda _: time.sleep(0.3))
+    with pytest.raises(ConnectionFailed, match="No such file"):
+        ControllerClient(str(tmp_path / "s")).ask(Barrier(), 0.2)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 64, pack_frame(Kind.ANSWER, b"\xc1", 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 
 import grpc
 from official import connect, expect, numbers, open_inbox, producing, receiving, refused, run
@@ -11,6 +12,7 @@ from official import connect, expect, numbers, open_inbox, producing, receiving,
 from danube import SubType
 
 COUNT = 36
+TASKS = 200
 
 
 async def exclusive(url: str, topic: str) -> None:
@@ -49,6 +51,32 @@ async def shared(url: str, topic: str) -> None:
         for inbox in inboxes:
             await inbox.silent(0.1)
             await inbox.consumer.close()
+
+
+async def shared_work(url: str, topic: str) -> None:
+    """Two workers with tasks of 50 ms, the second 2 s late: each has its part, nothing is done twice."""
+    clients = [await connect(url), await connect(url)]
+    done: list[list[int]] = [[], []]
+
+    async def work(index: int) -> None:
+        await asyncio.sleep(2 * index)
+        async with receiving(clients[index], topic, f"worker-{index}", kind=SubType.SHARED) as inbox:
+            while sum(map(len, done)) < TASKS:
+                with suppress(TimeoutError):
+                    message = await asyncio.wait_for(inbox.queue.get(), 0.5)
+                    await asyncio.sleep(0.05)
+                    await inbox.consumer.ack(message)
+                    done[index] += numbers([message])
+            await inbox.silent()
+
+    async with producing(clients[0], topic) as producer:
+        async with receiving(clients[0], topic, "worker-0", kind=SubType.SHARED):
+            pass  # the subscription is there before the tasks are
+        for number in range(TASKS):
+            await producer.send(b"%d" % number)
+        await asyncio.gather(work(0), work(1))
+    expect(sorted(done[0] + done[1]) == list(range(TASKS)), "each task once", done)
+    expect(min(map(len, done)) >= 0.35 * TASKS, "at least 35 of 100 each", *map(len, done))
 
 
 async def shared_survivor(url: str, topic: str) -> None:

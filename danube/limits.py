@@ -47,6 +47,7 @@ TOPICS_MAX = 200_000  # of all partitions: a topic that is not partitioned count
 NAMESPACES_MAX = 10_000
 SUBSCRIPTIONS_PER_PARTITION_MAX = 1_000
 CONSUMERS_PER_SUBSCRIPTION_MAX = 10_000
+CONSUMER_NAMES_LISTED_MAX = 1_000  # of a subscription; how many it has is told beside them
 MAX_UNACKED_DEFAULT = 262_144
 MAX_UNACKED_LIMIT = 4_194_304
 KEY_FILTERS_MAX = 100

@@ -6,6 +6,8 @@ sessions of its consumers: the core decides who gets which offsets, the host tur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +21,7 @@ from danube.core.ranges import without
 from danube.core.rate import RecordRate
 from danube.core.wire import DeliveryFlag, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
-from danube.limits import READ_CHUNK_BYTES
+from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
@@ -87,6 +89,11 @@ class ConsumerLink:
             self.session.send(head, *parts)
         self.credit_bytes -= size
         return size
+
+
+def names_of(links: Iterable[ConsumerLink]) -> list[str]:
+    """Names for people: of the first thousand, as a list of subscriptions has them once for each."""
+    return [link.name for link in islice(links, CONSUMER_NAMES_LISTED_MAX)]
 
 
 class SubscriptionHost:
@@ -353,5 +360,5 @@ class SubscriptionHost:
             **core.statistics(),
             "lag": self.hosted.lag_from(core.settled_end),
             "state": self._pending_state() or core.explain(now_ns),
-            "consumer_names": [link.name for link in self.links.values()],
+            "consumer_names": names_of(self.links.values()),
         }

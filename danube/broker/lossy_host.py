@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from danube.broker.chunks import Chunk
+from danube.broker.consumers import names_of
 from danube.core.grants import Mode
 from danube.core.lossy import LossySubscription
 
@@ -62,5 +63,5 @@ class LossyHost:
     def statistics(self, now_ns: int) -> dict[str, Any]:
         return {
             **self.core.statistics(),
-            "consumer_names": [link.name for link in self.links.values()],
+            "consumer_names": names_of(self.links.values()),
         }

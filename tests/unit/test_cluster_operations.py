@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_brokers_are_listed_with_what_is_known_of_them(lopsided: Broker) -> None
         ("1", "Cluster_Leader"),
         ("2", "Cluster_Follower"),
     ]
+
+
+def test_brokers_come_in_pages_in_the_order_of_their_numbers() -> None:
+    broker = Broker(Site(brokers=12))
+    whole = broker.cluster("brokers")
+    assert [one["broker_id"] for one in whole] == [str(number) for number in range(1, 13)]
+    pages: list[Any] = []
+    after: str | None = ""
+    while after is not None:
+        page = broker.cluster("brokers", after=after, limit=5)
+        pages.append(page["entries"])
+        after = page["after"]
+    assert [len(page) for page in pages] == [5, 5, 2] and list(chain(*pages)) == whole
 
 
 def test_a_dead_broker_is_shown_and_not_listed_over_grpc(lopsided: Broker) -> None:

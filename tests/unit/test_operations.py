@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from danube.broker import consumers
 from danube.broker import questions as questions_module
 from danube.broker.paging import listed
 from danube.broker.questions import Questions
@@ -523,6 +524,16 @@ def test_the_subscriptions_of_a_partition_have_pages(bench: Asked) -> None:
     assert [one["subscription"] for one in page["entries"]] == ["s1"] and page["after"] == "s1"
     page = bench.ask("list_subscriptions", TOPIC, limit=5, prefix="s", after="s1")
     assert [one["subscription"] for one in page["entries"]] == ["s2"] and page["after"] is None
+
+
+def test_a_subscription_names_few_consumers_and_counts_all(
+    bench: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "CONSUMER_NAMES_LISTED_MAX", 2)
+    for handle in range(2, 6):
+        bench.join("s", handle)
+    [one] = bench.ask("list_subscriptions", TOPIC, limit=5)["entries"]
+    assert len(one["consumer_names"]) == 2 and one["consumers"] == 4
 
 
 def test_a_page_ends_where_it_grows_large() -> None:

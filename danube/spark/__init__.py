@@ -35,8 +35,9 @@ def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSess
 def register(spark: SparkSession) -> None:
     """Make ``format("danube")`` known to a session that was made elsewhere."""
     from danube.spark.source import DanubeDataSource
+    from danube.spark.travelling import covered
 
-    spark.dataSource.register(DanubeDataSource)
+    spark.dataSource.register(covered(DanubeDataSource))
 
 
 def read(spark: SparkSession, options: Mapping[str, Any], columns: Sequence[str] | None = None) -> DataFrame:

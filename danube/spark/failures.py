@@ -12,6 +12,8 @@ from danube.errors import DanubeError
 
 _RAISED: Final = re.compile(r"^(?:\w+\.)*danube\.errors\.(\w+): (.*)$", re.MULTILINE)
 
+_MISSING: Final = re.compile(r"(Danube cannot be imported by .*) \((.*)\): (install it .*)")
+
 
 @contextmanager
 def hinted() -> Iterator[None]:
@@ -28,6 +30,9 @@ def told_by_spark(error: BaseException) -> DanubeError | None:
     """The DanubeError that a failed task or planner raised; None for anything else."""
     if isinstance(error, DanubeError) or not type(error).__module__.startswith(("pyspark", "py4j")):
         return None
+    missing = _MISSING.search(str(error))
+    if missing is not None:
+        return errors.ConfigInvalid(missing[1], why=missing[2], hint=missing[3])
     found = _RAISED.findall(str(error))
     if not found:
         return None

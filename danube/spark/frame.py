@@ -23,6 +23,7 @@ from danube.spark.places import AnyPlace
 from danube.spark.plan import Split
 from danube.spark.selecting import places_of
 from danube.spark.source import DanubeDataSource, DanubeReader, PlanReader, SplitPartition, offered_columns
+from danube.spark.travelling import Travelling, covered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +53,7 @@ class SplitReader(DanubeReader):
             yield pa.RecordBatch.from_arrays([split], names=["split"])
 
 
-class RowsOfSplits:
+class RowsOfSplits(Travelling):
     """What a task does with the splits that reach it."""
 
     def __init__(self, reader: PlanReader, places: Sequence[AnyPlace]) -> None:
@@ -82,7 +83,7 @@ def read_frame(
         options = read_options(words, streaming=False)
         schema = _chosen(offered_columns(options), columns)
         rows = RowsOfSplits(PlanReader(options, schema), places_of(options))
-    spark.dataSource.register(SplitSource)
+    spark.dataSource.register(covered(SplitSource))
     splits = spark.read.format(SplitSource.name()).options(**words).load()
     return splits.mapInArrow(rows, schema)
 

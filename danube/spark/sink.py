@@ -26,6 +26,7 @@ from danube.spark.failures import hinted
 from danube.spark.passed_over import HINT
 from danube.spark.publishing import Publisher, PublishOptions
 from danube.spark.sink_options import SinkOptions, check_columns, read_sink_options
+from danube.spark.travelling import Travelling
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -53,7 +54,7 @@ def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     return DanubeArrowWriter(read)
 
 
-class DanubeArrowWriter(DataSourceArrowWriter):
+class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
     """Publishes each partition of a DataFrame by a task of its own."""
 
     def __init__(self, options: SinkOptions) -> None:

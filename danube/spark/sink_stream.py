@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from danube.errors import InvalidArgument, NotSupported
 from danube.spark.sink import Published, current_task, publish_rows
 from danube.spark.sink_options import SinkOptions, check_columns, read_sink_options
+from danube.spark.travelling import Travelling
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -41,7 +42,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return DanubeStreamArrowWriter(read)
 
 
-class DanubeStreamArrowWriter(DataSourceStreamArrowWriter):
+class DanubeStreamArrowWriter(Travelling, DataSourceStreamArrowWriter):
     """Publishes each partition of each batch by a task of its own."""
 
     def __init__(self, options: SinkOptions) -> None:

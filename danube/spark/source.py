@@ -19,6 +19,7 @@ from danube.spark.schema import VALUE, check_requested, columns_of
 from danube.spark.selecting import Catalogue, Known
 from danube.spark.stream_plan import Range, cut_ranges, pieces_between
 from danube.spark.tail_runs import tail_runs
+from danube.spark.travelling import Travelling
 from danube.spark.typed_rows import TypedRows
 from danube.spark.values import Schemas, find_schemas
 
@@ -37,7 +38,7 @@ class SplitPartition(InputPartition):
         self.places = places
 
 
-class DanubeDataSource(DataSource):
+class DanubeDataSource(Travelling, DataSource):
     """Reads history from segments and objects, and writes through a broker."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -96,7 +97,7 @@ def _schemas(options: ReadOptions) -> Schemas | None:
         catalogue.close()
 
 
-class PlanReader:
+class PlanReader(Travelling):
     """What batch reads and streams have in common: a selection's splits, and reading one of them."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:

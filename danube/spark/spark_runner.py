@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from danube.spark.reading import speak_up
 from danube.spark.running import Work, rested
+from danube.spark.travelling import Travelling, covered
 
 WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two looks at what came back
 
@@ -30,7 +31,7 @@ class JobTask(InputPartition):
         self.task = task
 
 
-class JobReader(DataSourceReader):
+class JobReader(Travelling, DataSourceReader):
     """Runs one task where Spark puts it."""
 
     def __init__(self, work: Work, tasks: Sequence[tuple[int, Any]]) -> None:
@@ -52,7 +53,7 @@ class JobReader(DataSourceReader):
         yield pyarrow.RecordBatch.from_arrays(columns, names=["number", "result"])
 
 
-class JobSource(DataSource):
+class JobSource(Travelling, DataSource):
     """Made anew for each run: what is registered carries the tasks with it."""
 
     source_name: ClassVar[str] = "danube.job"
@@ -84,7 +85,7 @@ class SparkRunner:
         for first in range(0, len(numbered), step):
             wave = numbered[first : first + step]
             members = {"source_name": name, "work": staticmethod(work), "tasks": wave}
-            self._spark.dataSource.register(type("JobSource", (JobSource,), members))
+            self._spark.dataSource.register(covered(type("JobSource", (JobSource,), members)))
             rows = self._spark.read.format(name).load().collect()
             for row in rows:
                 yield int(row["number"]), bytes(row["result"])

@@ -325,12 +325,6 @@ class FetchPending(Unavailable):
         self.cause = cause  # what keeps the bytes from coming, where that is known
 
 
-class EpochsUsed(StorageFailed):
-    """A log was opened anew as often as one life of a worker has epochs for it: restart the broker."""
-
-    code = 1215
-
-
 class LimitExceeded(CallerError):
     """A hard limit of frame, batch, connection or topic; facts name it."""
 

@@ -34,7 +34,7 @@ from danube.broker.process import alive, identity_of
 from danube.clock import monotonic_ns
 from danube.core.checksum import crc32c
 from danube.core.recovered import INCARNATIONS_AHEAD
-from danube.errors import AlreadyRunning, Damage, StorageFailed, StorageIncompatible
+from danube.errors import AlreadyRunning, Damage, LimitExceeded, StorageFailed, StorageIncompatible
 from danube.wal.reserve import Reserve
 
 FORMAT: Final = 1
@@ -50,7 +50,6 @@ _FORMAT_DIGITS_MAX: Final = 9
 _log: Final = telemetry.events("broker.data_dir")
 _ORPHANS_WAIT_NS: Final = 5_000_000_000
 _EPOCHS_END: Final = 1 << 24  # a log has 256 epochs for each, and 32 bits
-_INCARNATION_MAX: Final = (1 << 32) - 1
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -163,11 +162,17 @@ class DataDir:
     def next_incarnations(self, count: int) -> int:
         """Draw ``count`` fresh numbers and return the first; they are on disk before this returns.
 
-        Raises Damage when the stored number is not readable and StorageFailed when it cannot be stored.
+        Raises Damage when the stored number is not readable, StorageFailed when it cannot be stored and
+        LimitExceeded when none is left.
         """
         first = self._stored_incarnation() + 1
-        if first + count > _INCARNATION_MAX:
-            raise Damage("the incarnations of this data directory are used up", file=INCARNATION_NAME)
+        if first + count > _EPOCHS_END:
+            raise LimitExceeded(
+                f"workers were started {first - 1} times on {self.path}, and it has no number for one more",
+                why=f"a log has 32 bits for its epoch, 256 times that number: the end is {_EPOCHS_END}",
+                hint="replay the object store to a broker with a new data directory: danube spark replay",
+                limit=_EPOCHS_END,
+            )
         self._store_incarnation(first + count - 1)
         return first
 

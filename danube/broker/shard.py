@@ -39,7 +39,6 @@ from danube.core.wire import Admin, Frame, FrameFlag, Kind, Nack, OpenProducer, 
 from danube.errors import (
     ClosedError,
     DanubeError,
-    EpochsUsed,
     FetchPending,
     InvalidArgument,
     OwnerMoved,
@@ -423,13 +422,9 @@ class Shard:
         return hosted
 
     def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
-        epoch = hosted.core.epoch + 1
-        if epoch % REOPENS_PER_INCARNATION == 0:  # that epoch is the next incarnation's
-            raise EpochsUsed(
-                f"{hosted.name} cannot be written until its worker starts again",
-                why=f"its log failed and was opened anew {REOPENS_PER_INCARNATION - 1} times since then",
-                hint="look at its disk, then restart the broker; other partitions go on",
-            )
+        # The next epoch, or the last of this incarnation as often as is needed: recovery takes every file for
+        # a former owner's, and the thread that drops a spare is the one that makes the next.
+        epoch = min(hosted.core.epoch + 1, hosted.core.epoch | REOPENS_PER_INCARNATION - 1)
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
             hosted.budget, self.ahead_of(hosted.topic_id),

@@ -17,7 +17,7 @@ from danube.broker.hosted import HostedPartition
 from danube.broker.opening import OpenedStorage
 from danube.broker.removing import remove_directory
 from danube.core.policy import Durability
-from danube.errors import ClosedError, DanubeError, EpochsUsed, InvalidArgument, StorageFailed, StorageFull
+from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
 from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
 
 if TYPE_CHECKING:
@@ -339,10 +339,7 @@ class Storage:
             if not isinstance(error, DanubeError | OSError):
                 raise error
             _log.warning("reopen failed", partition=hosted.name, error=str(error))
-            if isinstance(error, EpochsUsed):
-                hosted.failure = hosted.refusal = error
-            else:
-                self._schedule_reopen(hosted)
+            self._schedule_reopen(hosted)
             return
         opened: OpenedStorage = done.result()
         if hosted.deleted:

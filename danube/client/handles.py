@@ -21,8 +21,10 @@ class Handles:
         self.owner = self._owners.get  # for every frame with batches
 
     def give(self, opened: Opened) -> int:
-        """A number that was never used on this connection."""
-        number = next(self._numbers) & 0xFFFFFFFF or next(self._numbers) & 0xFFFFFFFF
+        """A number that was not used lately on this connection, and is nobody's."""
+        number = next(self._numbers) & 0xFFFFFFFF
+        while not number or number in self._owners:  # 32 bits begin again after some time
+            number = next(self._numbers) & 0xFFFFFFFF
         self._owners[number] = opened
         self._of.setdefault(opened, []).append(number)
         return number

@@ -10,7 +10,17 @@ from danube.core.begun import Begun
 from danube.core.grants import DeadLetter, Offsets
 from danube.core.policy import FailurePolicy
 from danube.core.redelivery import MS, DeadLetters, Timetable, redelivery_delay_ms
-from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, IN_FLIGHT, READY, RETRY, Window
+from danube.core.window import (
+    ACKED,
+    BLOCKED,
+    BURIED,
+    DEAD,
+    DELIVERIES_MAX,
+    IN_FLIGHT,
+    READY,
+    RETRY,
+    Window,
+)
 
 
 class Failures:
@@ -85,7 +95,7 @@ class Failures:
         """Records in flight were nacked or are late; True when the cursor may have moved."""
         window = self._window
         deliveries = window.deliveries[offsets & window.mask].astype(np.int64)
-        exhausted = deliveries > self.policy.max_redelivery_count
+        exhausted = deliveries > min(self.policy.max_redelivery_count, DELIVERIES_MAX - 1)
         moved = False
         if exhausted.any():
             moved = self._poison(offsets[exhausted], reason)

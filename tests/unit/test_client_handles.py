@@ -33,6 +33,14 @@ def test_the_number_0_means_none_and_is_left_out() -> None:
     assert [handles.give(opened()) for _ in range(2)] == [2**32 - 1, 1]
 
 
+def test_a_number_that_is_in_use_is_passed_when_they_begin_again() -> None:
+    handles, one, other = Handles(), opened(), opened()
+    assert handles.give(one) == 1
+    handles._numbers = iter(range(2**32 - 1, 2**32 + 9))  # type: ignore[assignment]
+    assert [handles.give(other) for _ in range(2)] == [2**32 - 1, 2]
+    assert handles.owner(1) is one
+
+
 def test_all_numbers_of_one_are_dropped_and_nothing_of_it_is_left() -> None:
     handles, one, other = Handles(), opened(), opened()
     mine = [handles.give(one) for _ in range(3)]

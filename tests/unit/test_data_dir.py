@@ -13,9 +13,10 @@ from danube import files, telemetry
 from danube.broker.data_dir import BrokerState, DataDir, broker_state
 from danube.broker.proposals import open_metadata
 from danube.broker.refusal import Refusal
+from danube.broker.shard import REOPENS_PER_INCARNATION
 from danube.cluster.local_log import LocalLog
 from danube.core.recovered import INCARNATIONS_AHEAD
-from danube.errors import Damage, StorageFailed, StorageIncompatible
+from danube.errors import Damage, LimitExceeded, StorageFailed, StorageIncompatible
 from tests.unit.store_samples import fill_directory
 from tests.unit.wal_samples import open_log
 
@@ -108,6 +109,17 @@ def test_a_damaged_incarnation_names_its_file_and_a_number_that_is_safe(
     remedy = raised.value.hint.rpartition(": ")[2]
     subprocess.run(["sh", "-c", remedy], check=True)
     assert data.next_incarnations(1) == 700 + INCARNATIONS_AHEAD + 1
+    data.close()
+
+
+def test_the_last_number_is_one_that_a_log_has_epochs_for(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    data.advance_incarnation((1 << 24) - 3)
+    last = data.next_incarnations(2) + 1
+    assert last * REOPENS_PER_INCARNATION + REOPENS_PER_INCARNATION - 1 == (1 << 32) - 1
+    with pytest.raises(LimitExceeded) as raised:
+        data.next_incarnations(1)
+    assert "16777215 times" in raised.value.what and str(tmp_path) in raised.value.what and raised.value.hint
     data.close()
 
 

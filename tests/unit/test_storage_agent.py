@@ -12,11 +12,11 @@ import pytest
 
 from danube import files
 from danube.broker import opening, storage
-from danube.broker.shard import REOPENS_PER_INCARNATION
 from danube.core import wire
 from danube.core.wire import FrameFlag, Kind
 from danube.errors import ClosedError, StorageFailed, StorageFull
 from danube.wal.jobs import SealJob
+from danube.wal.log import Log, LogIdentity
 from danube.wal.segment import spare_epoch_of
 from danube.wal.spare import KEPT_US, DropJob, SpareJob
 from danube.wal.syncer import Syncer
@@ -244,21 +244,42 @@ def test_a_topic_deleted_before_its_log_reopens_is_left_alone(
     assert list(tmp_path.iterdir()) == [] and bench.later == []
 
 
-def test_epochs_that_run_out_end_one_partition_and_not_the_worker(
-    fsync: Bench, session: RecordingSession
+def test_a_log_may_fail_more_often_than_an_incarnation_has_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsync.open_producer(session)
-    fsync.publish(session, numbered(1))
-    fsync.turn()
-    fsync.syncer.step(EIO)
-    fsync.hosted.core.epoch = 2 * REOPENS_PER_INCARNATION - 1
-    fsync.run_later()
-    assert fsync.later == [], "trying again gives the same answer"
-    session.take()
-    fsync.publish(session, numbered(1, start=1))
-    error = session.only(Kind.ERROR).error
-    assert isinstance(error, StorageFailed) and "restart the broker" in error.hint
-    assert "255 times" in error.why
+    """Its last epoch is used again and again: what was acknowledged stays, and what was not is refused."""
+    monkeypatch.setattr("danube.broker.shard.REOPENS_PER_INCARNATION", 4)
+    for policy in ({}, {"durability": "fsync"}):
+        bench = Bench(tmp_path / str(len(policy)), **policy)
+        session = RecordingSession()
+        bench.open_producer(session)
+        epochs, expected_count = [], 0
+        for number in range(12):
+            bench.publish(session, numbered(3, bench.hosted.core.log_end))
+            bench.turn()
+            kept = 0 if policy else 3  # a written record was acknowledged, and one at fsync is refused
+            if not policy:
+                bench.shard.storage.sync_written()
+            bench.syncer.step(EIO)
+            bench.run_later()
+            epochs.append(bench.hosted.core.epoch)
+            expected_count += kept
+            assert bench.hosted.failure is None and bench.hosted.high_watermark == expected_count
+            bench.publish(session, numbered(2, expected_count))
+            bench.turn()
+            bench.syncer.step()
+            expected_count += 2
+            if number % 4 == 3:
+                bench.shard.storage.roll(bench.hosted)
+                bench.sealer.step()
+            assert bench.stored() == expected(0, expected_count), number
+        assert epochs == [5, 6, *[7] * 10]
+        directory = bench.hosted.directory
+        bench.shard.close()
+        assert directory is not None
+        log = Log.open(directory, LogIdentity(bench.record.topic_id, 0), 8, SMALL)
+        assert (log.log_end, list(log.recovery.damaged)) == (expected_count, [])
+        log.close()
 
 
 def test_a_newer_owner_fences_publishes_without_losing_their_answers(

@@ -10,6 +10,7 @@ import pytest
 from danube.core.cursor import CursorState
 from danube.core.policy import FailurePolicy
 from danube.core.subscription import Grant, Mode, Subscription
+from danube.core.window import DELIVERIES_MAX
 from danube.errors import InvalidArgument, LimitExceeded, SubscriptionBusy, SubscriptionNotFound
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
 from tests.processor_time import processor_time_within
@@ -100,6 +101,17 @@ def test_exclusive_refuses_another_name_only_while_one_is_connected() -> None:
         subscription.join(2, "bert", now_ns=0)
     subscription.leave(1, 0)
     assert subscription.join(2, "bert", now_ns=0).active
+
+
+def test_a_count_of_deliveries_that_cannot_grow_is_too_many_whatever_the_policy_allows() -> None:
+    one = make(Mode.SHARED, max_redelivery_count=2**32 - 1, base_redelivery_delay_ms=0, poison="drop")
+    join(one, "anna")
+    one.grant(1, 0)
+    one._window.deliveries[0] = DELIVERIES_MAX - 1
+    assert one.nack(1, ranges((0, 1)), 0, "", 0) == 1
+    assert [grant.redelivery_count for grant in one.due(0, 9)] == [DELIVERIES_MAX - 1]
+    assert one.nack(1, ranges((0, 1)), 0, "", 0) == 1
+    assert one.due(0, 9) == [] and one.statistics()["dropped"] == 1 and one.ack_floor == 1
 
 
 def test_a_standby_takes_over_in_order_beginning_with_what_was_in_flight() -> None:

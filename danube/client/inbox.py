@@ -50,6 +50,7 @@ class Inbox(Generic[M, B]):
         for partition in partitions:
             partition.when_ready = self._on_ready
             partition.when_reset = self._on_reset
+            partition.when_repeated = self._on_repeated
 
     def _on_ready(self, partition: PartitionConsumer) -> None:
         if partition.ready and partition not in self._ready_since_ns:
@@ -64,6 +65,19 @@ class Inbox(Generic[M, B]):
         if self._current is partition:
             self._current = None
             self.messages = self._coming = iter(())
+
+    def _on_repeated(self, partition: PartitionConsumer) -> None:
+        """What is here of records whose acks were sent again is not handed out."""
+        if self._current is partition:
+            self._set_current_aside()
+        part = self._rest.pop(partition, None)
+        left = None if part is None else partition.rest_of(part.batch, part.start)
+        if part is not None and left is part.batch:
+            self._rest[partition] = part
+        elif left is not None:
+            self._rest[partition] = Part(left, 0, left.record_count)
+        elif not partition.ready and self._ready_since_ns.pop(partition, None) is not None:
+            self._ready.remove(partition)
 
     def _wake(self) -> None:
         if self._waiter is not None:
@@ -144,15 +158,19 @@ class Inbox(Generic[M, B]):
 
     def begin_batches(self, records_max: int | None) -> None:
         """Go over to batches: what is left of ``messages`` comes first."""
+        self._set_current_aside()
+        if records_max is not None:
+            for partition in self.partitions:
+                partition.widen(2 * records_max)
+
+    def _set_current_aside(self) -> None:
+        """What is left of ``messages`` waits before everything else of its partition."""
         message: Any = next(chain(self.messages, self._coming), None)
         if message is not None and self._current is not None:
             batch = message._source.batch
             self._put_rest(self._current, Part(batch, message._index, batch.record_count))
         self._current = None
         self.messages = self._coming = iter(())
-        if records_max is not None:
-            for partition in self.partitions:
-                partition.widen(2 * records_max)
 
     def _put_rest(self, partition: PartitionConsumer, part: Part) -> None:
         self._rest[partition] = part

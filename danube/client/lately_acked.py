@@ -1,8 +1,8 @@
 """Records that this client acked a moment ago, so that a redelivery which crossed the ack is not handed out.
 
-The broker sends a record again when its ack comes late.  Both copies may be here: the ack of the first one
-then answers for the second.  Only a moment is kept, and nothing beyond a first delivery that goes back:
-somebody wants to see those records again.
+The broker sends a record again when its ack comes late, or was lost with a connection.  Both copies may be
+here: the ack of the first one then answers for the second.  Only a moment is kept, and nothing beyond a first
+delivery that goes back: somebody wants to see those records again.
 """
 
 from __future__ import annotations
@@ -47,23 +47,33 @@ class LatelyAcked:
     def acked(self, ranges: Ranges, now_ns: int) -> None:
         self._rounds.append((now_ns, ranges))
         self._range_count += len(ranges)
+        self._expire(now_ns)
+
+    def _expire(self, now_ns: int) -> None:
         rounds = self._rounds
         while rounds and (
             rounds[0][0] < now_ns - KEPT_NS or len(rounds) > ROUNDS_MAX or self._range_count > RANGES_MAX
         ):
             self._range_count -= len(rounds.popleft()[1])
 
-    def split(self, batch: ReceivedBatch) -> tuple[ReceivedBatch | None, Ranges]:
-        """What of a redelivered batch was not acked (None: nothing), and the ranges that were."""
+    def split(self, batch: ReceivedBatch, now_ns: int, start: int = 0) -> tuple[ReceivedBatch | None, Ranges]:
+        """What of a batch from record ``start`` on was not acked (None: nothing), and the ranges that were.
+
+        The batch itself where all of it is left.
+        """
+        self._expire(now_ns)
         offsets = batch.offsets
         acked = self._among(offsets)
-        if not acked.any():
+        acked[:start] = False
+        left = ~acked
+        left[:start] = False
+        if left.all():
             return batch, []
-        ranges = ranges_of(offsets[acked])
-        if acked.all():
+        ranges = ranges_of(offsets[acked]) if acked.any() else []
+        if not left.any():
             return None, ranges
         whole = pack_header(batch.header)[:BODY_CRC_START] + batch.body
-        chosen = select(whole, batch.header, np.flatnonzero(~acked))
+        chosen = select(whole, batch.header, np.flatnonzero(left))
         return take_batch(memoryview(chosen), 0, batch.redelivery_count, compacted=batch.compacted), ranges
 
     def _among(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:

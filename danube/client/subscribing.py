@@ -69,6 +69,7 @@ class PartitionConsumer:
         self.shell: Any = None  # of the blocking client: its lock guards this against other threads
         self.when_ready: Callable[[PartitionConsumer], None] = _nothing
         self.when_reset: Callable[[PartitionConsumer], None] = _nothing
+        self.when_repeated: Callable[[PartitionConsumer], None] = _nothing  # acks that a connection had lost
         self._body = body
         self._reliable = reliable
         self._handle = 0
@@ -97,6 +98,8 @@ class PartitionConsumer:
         self._closing: Reply | None = None  # acks have to be sent before it can be closed
         self._lost_acks = False  # it failed with acks that were not sent
         self._lately_acked = LatelyAcked()
+        self._late_end = 0  # below it are acks that were sent late or again, and are not confirmed yet
+        self._doubtful = 0  # the oldest ``ready`` batches, which came before they were
 
     def start(self) -> None:
         """Subscribe on the session's connection, now or when there is one."""
@@ -155,11 +158,18 @@ class PartitionConsumer:
         self.ready_bytes -= batch.header.size
         self._handed_records += batch.record_count
         self._taken_bytes += batch.header.size
-        return self._without_acked(batch) if batch.redelivery_count else batch
+        if batch.redelivery_count or batch.header.base_offset < self._late_end or self._doubtful:
+            self._doubtful = max(0, self._doubtful - 1)
+            return self._without_acked(batch)
+        return batch
+
+    def rest_of(self, batch: ReceivedBatch, start: int) -> ReceivedBatch | None:
+        """What of a batch that was handed out up to record ``start`` was not acked; None: nothing."""
+        return self._lately_acked.split(batch, self.session.now_ns(), start)[0]
 
     def _without_acked(self, batch: ReceivedBatch) -> ReceivedBatch | None:
         self.write_acks()
-        rest, acked = self._lately_acked.split(batch)
+        rest, acked = self._lately_acked.split(batch, self.session.now_ns())
         if acked:
             self.ack_ranges(acked)  # the first time it may have come too late
         return rest
@@ -285,6 +295,13 @@ class PartitionConsumer:
         if len(merged) >= ACKED_OFFSETS_MAX and self._subscribed:
             self._write_ranges()
 
+    def _pending_end(self) -> int:
+        """Above the acks that wait for a connection: the broker may send their records before it hears it."""
+        if self._ack_end != self._ack_start:
+            self._close_range()
+        self._merge()
+        return self._acked_ranges[-1][1] if self._acked_ranges else 0
+
     def write_acks(self) -> None:
         """Queue everything pending; the session calls this before it hands out its output."""
         if not self._subscribed:
@@ -326,8 +343,12 @@ class PartitionConsumer:
         self._syncs = [one for one in self._syncs if not one.settled]
         if not self._syncs or not self._subscribed or self._syncing is not None:
             return
-        self._acked_ranges += self._sent_acks.take_lost()
+        lost = self._sent_acks.take_lost()
+        self._acked_ranges += lost
         self.write_acks()
+        if lost:  # until it answers it may send their records again, as new ones where it was killed
+            self._late_end = max(self._late_end, *(end for _, end in lost))
+            self.when_repeated(self)
         last, self._asked, self._syncs = self._sent_acks.begin_sync(), self._syncs, []
         if last is None:  # records were given back, and none was acknowledged
             self._answer_syncs(None)
@@ -345,6 +366,8 @@ class PartitionConsumer:
             self._syncs, self._asked = self._asked + self._syncs, []  # asked again where it subscribes next
             return
         self._sent_acks.end_sync(error is None)
+        if self._late_end and error is None:
+            self._late_end, self._doubtful = 0, len(self.ready)
         self._answer_syncs(error)
         self._sync()
 
@@ -399,6 +422,7 @@ class PartitionConsumer:
             self._attempts = 0
             self._refused_since_ns, self._told_refusal = -1, ""
             self.last_error = self.waiting = None
+            self._late_end = self._pending_end()
             self._subscribed = True
             self.active = request.value.active
             self._body.epoch = request.value.epoch  # who comes back does not make it anew
@@ -467,6 +491,7 @@ class PartitionConsumer:
             self._syncs, self._asked = self._asked + self._syncs, []
         self._sent_acks.lose()
         self._lately_acked.clear()
+        self._late_end = self._doubtful = 0
         self.waiting = None
         self.ready.clear()
         self.ready_records = self.ready_bytes = 0

@@ -10,6 +10,7 @@ import numpy as np
 from danube.client.inbox import Inbox
 from danube.client.lately_acked import KEPT_NS, RANGES_MAX, LatelyAcked
 from danube.client.message import Batch, Message
+from danube.client.reply import Reply
 from danube.client.session import Session
 from danube.client.subscribing import PartitionConsumer
 from danube.core import wire
@@ -17,7 +18,8 @@ from danube.core.batch import read_header, stamp
 from danube.core.columns import encode
 from danube.core.consumer_window import WINDOW_FIRST, ConsumerWindow
 from danube.core.selection import select
-from danube.core.wire import Kind
+from danube.core.wire import FrameFlag, Kind
+from danube.errors import ConnectionFailed
 
 SECOND = 1_000_000_000
 
@@ -32,12 +34,24 @@ class Line:
         body = wire.Subscribe("/default/t", "s", "c", credit_records=WINDOW_FIRST, credit_bytes=1 << 20)
         self.consumer = PartitionConsumer(self.session, body, 0, True, ConsumerWindow(WINDOW_FIRST))
         self.inbox: Inbox[Any, Any] = Inbox("/default/t", [self.consumer], Message, Batch)
-        self.feed(wire.control_frame(Kind.WELCOME, wire.Welcome()))
         self.consumer.start()
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        self.feed(wire.control_frame(Kind.WELCOME, wire.Welcome()))
         frame = next(frame for frame, _ in self.sent() if frame.kind == Kind.SUBSCRIBE)
         self.handle = frame.handle
         answer = wire.Subscribed(ack_timeout_ms=800)
         self.feed(wire.control_frame(Kind.SUBSCRIBED, answer, frame.correlation, frame.handle))
+
+    def reconnect(self) -> None:
+        """The broker was killed: it knows neither the last acks nor what it had delivered."""
+        self.session.disconnected(ConnectionFailed("it was killed"))
+        self.session.connected()
+        self.subscribe()
+
+    def confirm(self, correlation: int) -> None:
+        self.feed(wire.result_frame(None, correlation))
 
     def feed(self, data: bytes) -> None:
         self.session.received(memoryview(bytearray(data)), 0, len(data))
@@ -122,6 +136,96 @@ def test_records_that_somebody_wants_to_see_again_are_handed_out() -> None:
     line.deliver(0)  # the subscription was set back
     line.deliver(1, 2, again=1)
     assert [message.offset for message in line.messages()] == [0, 1, 2]
+
+
+def asked_to_store(line: Line) -> tuple[Reply, int]:
+    """Ask for a sync; its reply, and the number that the broker answers to."""
+    (reply,) = line.inbox.synced()
+    (correlation,) = [frame.correlation for frame, _ in line.sent() if frame.flags & FrameFlag.SYNC]
+    return reply, correlation
+
+
+def test_what_was_acked_before_a_broker_was_killed_does_not_come_after_the_ack_is_confirmed() -> None:
+    line = Line()
+    line.deliver(0, 1, 2, 3, 4)
+    messages = line.messages()
+    for _ in range(3):
+        next(messages).ack_nowait()
+    line.acks()  # they left, and nobody stored them
+    line.reconnect()
+    line.deliver(0, 1)
+    line.deliver(2, 3, 4)
+    again = line.messages()
+    assert next(again).offset == 0, "no ack was confirmed yet"
+    reply, correlation = asked_to_store(line)
+    line.deliver(5, 6)
+    line.confirm(correlation)
+    assert reply.value is None and reply.settled
+    assert [message.offset for message in again] == [3, 4, 5, 6]
+
+
+def test_batches_leave_out_what_was_acked_before_a_broker_was_killed() -> None:
+    line = Line()
+    line.deliver(0, 1, 2, 3)
+    line.inbox.next_batch(3, 0)[0].ack_nowait()
+    line.acks()
+    line.reconnect()
+    line.deliver(0, 1, 2, 3)
+    assert line.inbox.next_batch(1, 0)[0].offsets.tolist() == [0]
+    _, correlation = asked_to_store(line)
+    line.confirm(correlation)
+    assert line.inbox.next_batch(10, 0)[0].offsets.tolist() == [3]
+
+
+def test_no_empty_batch_is_made_of_what_was_acked_before_a_broker_was_killed() -> None:
+    line = Line()
+    line.deliver(0, 1, 2)
+    line.batch().ack_nowait()
+    line.acks()
+    line.reconnect()
+    line.deliver(1, 2)
+    _, correlation = asked_to_store(line)
+    line.confirm(correlation)
+    assert line.inbox.next_batch(10, 0) == (None, None)
+
+
+def test_what_was_acked_while_there_was_no_connection_does_not_come_again() -> None:
+    line = Line()
+    line.deliver(0, 1, 2, 3)
+    handed = [next(line.messages()) for _ in range(4)]
+    line.session.disconnected(ConnectionFailed("it was killed"))
+    handed[2].ack_nowait()
+    handed[0].ack_nowait()
+    line.session.connected()
+    line.subscribe()
+    line.deliver(0, 1, 2, 3)
+    assert [message.offset for message in line.messages()] == [1, 3]
+
+
+def test_acks_that_were_sent_late_do_not_answer_for_ever() -> None:
+    line = Line()
+    line.deliver(0, 1, 2)
+    message = next(line.messages())
+    line.session.disconnected(ConnectionFailed("it was killed"))
+    message.ack_nowait()
+    line.session.connected()
+    line.subscribe()
+    line.acks()
+    line.now_ns += KEPT_NS + 1
+    line.deliver(0, 1, 2)  # set back before anything came
+    assert [message.offset for message in line.messages()] == [0, 1, 2]
+
+
+def test_what_is_sought_back_to_after_acks_were_sent_again_is_handed_out() -> None:
+    line = Line()
+    line.deliver(0, 1, 2)
+    line.batch().ack_nowait()
+    line.acks()
+    line.reconnect()
+    _, correlation = asked_to_store(line)
+    line.confirm(correlation)
+    line.deliver(0, 1, 2)
+    assert line.batch().offsets.tolist() == [0, 1, 2]
 
 
 def test_only_a_moment_is_kept() -> None:

@@ -109,7 +109,8 @@ class Tiers:
         hosted = tier.hosted
         self._send(
             "attach", tier, topic=hosted.record.topic, epoch=hosted.core.epoch,
-            directory=str(hosted.directory), log_start=tier.log.start, log_id=tier.log.options.log_id,
+            directory=str(hosted.directory), log_start=tier.log.holes.start_below(tier.log.start),
+            log_id=tier.log.options.log_id,
         )  # fmt: skip
         if tier.trimmed:
             self._send("trim", tier, start_offset=tier.trimmed)

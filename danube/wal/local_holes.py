@@ -94,8 +94,19 @@ class LocalHoles:
         files.replace_durably(self._path, _encode(self._rows))
 
     def forget_below(self, offset: int) -> None:
-        """Drop those that end below the first segment, once something else is to be written."""
-        self._rows = [row for row in self._rows if row.end >= offset]
+        """Drop those that end below the first segment, once something else is to be written.
+
+        What reaches up to it stays, in however many pieces: no record was ever there that could have expired.
+        """
+        start = self.start_below(offset)
+        self._rows = [row for row in self._rows if row.end > start or row.start >= offset]
+
+    def start_below(self, offset: int) -> int:
+        """Where the offsets begin that nobody gave, up to ``offset``: at a hole before it, or there."""
+        for row in reversed(self._rows):
+            if row.start < offset <= row.end:
+                offset = row.start
+        return offset
 
     def uncovered(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of ``start .. end`` that lie in no hole."""

@@ -210,6 +210,26 @@ def test_holes_decode_to_what_was_written(tmp_path: Path) -> None:
     assert list(holes.uncovered(4, 6)) == []
 
 
+def test_holes_that_nobody_wrote_between_stay_until_what_is_behind_them_is_in_the_store(
+    tmp_path: Path,
+) -> None:
+    holes = LocalHoles(tmp_path)
+    for start, end in ((0, 100), (100, 200), (210, 300), (300, 400)):
+        holes.add(start, end, 7, Ahead(7, end, "cut"))
+    assert [holes.start_below(offset) for offset in (0, 100, 200, 205, 210, 400, 405)] == [
+        0, 0, 0, 205, 210, 210, 405,
+    ]  # fmt: skip
+    manifest = Manifest.empty("/default/t", IDENTITY, 512, holes.start_below(200))
+    first = adding([entry_at(200, 210)], holes)(manifest)
+    assert first is not None and [hole[:2] for hole in first.all_holes()] == [(0, 200)]
+    holes.forget_below(400)  # what was before them has left the disk, and nothing came before the next cut
+    assert [hole[:2] for hole in holes] == [(210, 300), (300, 400)]
+    second = adding([entry_at(400, 401)], holes)(first)
+    assert second is not None and [hole[:2] for hole in second.all_holes()] == [(0, 200), (210, 400)]
+    holes.forget_below(405)
+    assert not holes
+
+
 def test_the_manifest_names_the_hole_with_the_first_segment_behind_it(tmp_path: Path) -> None:
     lived(tmp_path)
     log = opened(tmp_path, 512, AHEAD)

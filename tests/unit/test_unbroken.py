@@ -178,6 +178,30 @@ def test_also_where_the_file_itself_is_lost(tmp_path: Path, lost: str) -> None:
     bench.shard.close()
 
 
+def test_a_topic_without_a_record_is_passed_over_by_nobody_after_several_cuts(tmp_path: Path) -> None:
+    session = RecordingSession()
+    bench = Bench(tmp_path)
+    bench.subscribe(session, start="earliest", mode="exclusive")
+    bench.turn()
+    bench.shard.store_cursors()
+    for cut in (5, 6, 7):
+        bench = opened(tmp_path, cut, cut)
+    end = 3 * UNSYNCED_RECORDS_MAX
+    assert holes(bench)[0][0] == 0 and holes(bench)[-1][1] == end == bench.hosted.core.log_end
+    session = RecordingSession(2)
+    bench.open_producer(session)
+    bench.publish(session, numbered(2))
+    bench.subscribe(session, start="earliest", mode="exclusive")
+    received: list[tuple[int, bytes]] = []
+    for _ in range(4):
+        bench.turn()
+        received += session.records()
+    assert received == [(end, b"0"), (end + 1, b"1")]
+    counts = bench.hosted.subscriptions["s"].statistics(0)
+    assert (counts["expired"], counts["damaged"]) == (0, 0)
+    bench.shard.close()
+
+
 def test_fsync_topics_and_later_topics_leave_nothing_out(tmp_path: Path) -> None:
     filled(tmp_path / "fsync", durability="fsync")
     bench = opened(tmp_path / "fsync", 5, 5, durability="fsync")

@@ -158,9 +158,12 @@ class BrokerProcess:
         return [self.pid, *descendants(self.pid)]
 
     def processes(self) -> dict[str, int]:
-        """Process ids by role: ``supervisor``, ``worker-0``, ``mover``; only what runs at this moment."""
-        found = {"supervisor": self.pid} if alive(self.pid) else {}
-        for pid in descendants(self.pid):
+        """Process ids by role: ``supervisor``, ``worker-0``, ``mover``; only what runs at this moment.
+
+        All but the supervisor are there too while it starts.
+        """
+        found = {"supervisor": self.pid} if self.ready and alive(self.pid) else {}
+        for pid in self._own_pids()[1:]:
             with suppress(OSError):
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
                 if name.startswith("danube-") and alive(pid):

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces on a bridge; needs root and ``ip``.
+"""Hosts on one machine: network namespaces on a bridge; needs root, ``ip`` and ``nsenter``.
 
 A *cable* joins a host to the bridge: cut, nothing passes to or from it.  A *way* leads from one host to
 another: blocked, that host's packets to the other go to a hardware address that nobody has, so they are
@@ -19,7 +19,7 @@ _NOBODY = "02:00:00:00:00:01"  # made up locally, so no cable has it
 
 def available() -> bool:
     """Whether namespaces can be made here."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
         return False
     name = f"dn{secrets.token_hex(3)}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
@@ -44,7 +44,7 @@ class Hosts:
         try:
             _ip("link", "add", self._name, "type", "bridge")
             if reached:
-                _ip("address", "add", f"{self._network}.254/24", "dev", self._name)
+                _ip("address", "add", f"{self.bridge}/24", "dev", self._name)
             _ip("link", "set", self._name, "up")
             for place in range(count):
                 _ip("netns", "add", self.namespace(place))
@@ -75,6 +75,11 @@ class Hosts:
 
     def host(self, place: int) -> str:
         return f"{self._network}.{place + 1}"
+
+    @property
+    def bridge(self) -> str:
+        """The address of this process on the bridge, where it is ``reached``."""
+        return f"{self._network}.254"
 
     def prefix(self, place: int) -> list[str]:
         """What runs a command on this host; `ip netns exec` would mount its disk anew, as a cut does."""

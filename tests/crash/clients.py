@@ -2,8 +2,9 @@
 
 ``prepare`` makes the topics and subscriptions, ``produce`` and ``consume`` work until a line comes
 on standard input (or, with ``steps``, that many sends), ``read_log`` reads every topic from its start
-(or from ``since_us``) through a fresh subscription.  Each reopens what an error closed, as an
-application would.  A client is native unless its ``via`` says ``grpc`` (:mod:`tests.crash.grpc_clients`).
+(or from ``since_us``) through a fresh subscription, ``stands`` asks where every subscription stands.
+Each reopens what an error closed, as an application would.  A client is native unless its ``via`` says
+``grpc`` (:mod:`tests.crash.grpc_clients`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ FAILURE = {
 }
 IDLE_S = 2.5  # longer than the ack timeout: what was held has come again
 STALL_S = 20.0
+CONFIRM_EVERY_S = 0.2
+STUCK_S = 60.0
+GAP_S = 1.0  # how long a consumer that makes gaps gives a record back for
 KEYS = 12
+LEFT_OUT = ("expired", "damaged", "dropped", "dead_lettered", "lag")
 
 
 @asynccontextmanager
@@ -216,13 +221,20 @@ class Receiver:
         self.mode: str = one["mode"]
         self.name: str = one["consumer"]
         self.batched: bool = one["batched"]
+        self.cold: bool = one.get("cold", False)  # comes when all others take the rest
+        self.gaps: bool = one.get("gaps", False)  # acks above many records that it takes later
+        self.confirms: bool = options.get("confirms", False)
         self.random = random.Random(f"{options['seed']} {self.subscription} {self.name}")
         file = f"consumer-{self.subscription}-{self.name}-{options['part']}.jsonl"
         self.journal = Journal(Path(options["journals"]) / file)
         self.load = load
         self.received = 0
+        self.unconfirmed: list[tuple[int, int]] = []
+        self.confirmed_s = 0.0
 
     async def run(self) -> int:
+        if self.cold:
+            await self.load.begun.wait()
         while not self.load.finished.is_set():
             try:
                 await self.work()
@@ -241,7 +253,9 @@ class Receiver:
             ) as consumer,
             self.load.counting(client),
         ):
+            self.unconfirmed.clear()  # of a consumer that an error closed
             await self.until_finished(self.take_batches(consumer) if self.batched else self.take(consumer))
+            await self.confirm(consumer, at_once=True)
 
     async def until_finished(self, taking: Coroutine[Any, Any, None]) -> None:
         """Run ``taking`` until it fails or nothing comes any more."""
@@ -268,10 +282,26 @@ class Receiver:
     def fate(self) -> str:
         """What to do with a record: leave it until it comes again, nack it, ack it; at the end ack all."""
         drawn = self.random.random() if not self.load.draining else 1.0
+        if self.gaps:
+            return "nack" if drawn < 0.3 else "ack"
         return "leave" if drawn < 0.02 else "nack" if drawn < 0.05 else "ack"
 
     def note_ack(self, partition: int, offset: int) -> None:
         self.journal.write("ack", self.subscription, self.topic, partition, offset)
+        if self.confirms:
+            self.unconfirmed.append((partition, offset))
+
+    async def confirm(self, consumer: Any, *, at_once: bool = False) -> None:
+        """Every now and then wait until the broker has stored the acks, and write down which."""
+        if not self.unconfirmed or (time.monotonic() - self.confirmed_s < CONFIRM_EVERY_S and not at_once):
+            return
+        await consumer.flush()
+        moment_ns = time.monotonic_ns()
+        for partition in {partition for partition, _ in self.unconfirmed}:
+            offsets = [offset for one, offset in self.unconfirmed if one == partition]
+            self.journal.write("confirmed", self.subscription, self.topic, partition, offsets, moment_ns)
+        self.unconfirmed.clear()
+        self.confirmed_s = time.monotonic()
 
     async def take(self, consumer: Any) -> None:
         async for message in consumer:
@@ -281,10 +311,11 @@ class Receiver:
             if fate == "leave":
                 continue
             if fate == "nack":
-                await message.nack(delay=0.02, reason="crash check")
+                await message.nack(delay=GAP_S if self.gaps else 0.02, reason="crash check")
                 continue
             await message.ack()
             self.note_ack(message.partition, message.offset)
+            await self.confirm(consumer)
 
     async def take_batches(self, consumer: Any) -> None:
         async for batch in consumer.batches(max_records=100, max_wait=0.01):
@@ -298,14 +329,33 @@ class Receiver:
             await batch.ack()
             for offset in batch.offsets:
                 self.note_ack(batch.partition, int(offset))
+            await self.confirm(consumer)
+
+
+async def nothing_left(options: dict[str, Any]) -> bool:
+    """Whether every subscription stands at the end of its topic, by the broker's word."""
+    try:
+        async with connected(options) as client:
+            for one in options["subscriptions"]:
+                found = await client.admin.describe_subscription(one["topic"], one["subscription"])
+                if any(part["lag"] or part["in_flight"] for part in found.partitions):
+                    return False
+    except DanubeError:
+        return False
+    return True
 
 
 class Draining:
-    """The end of a run: first take everything that is left, then stop when nothing comes any more."""
+    """The end of a run: first take everything that is left, then stop when nothing comes any more.
 
-    def __init__(self, idle_s: float) -> None:
-        self.idle_s = idle_s
-        self.draining = False
+    With ``asks`` the broker must say, too, that there is nothing left.  After ``STUCK_S`` that is not waited
+    for: what did not come by then is a matter for the checker.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.idle_s: float = options.get("idle_s", IDLE_S)
+        self.begun = asyncio.Event()
         self.finished = asyncio.Event()
         self.moment = time.monotonic()
         self._clients: set[Any] = set()
@@ -319,19 +369,29 @@ class Draining:
         finally:
             self._clients.discard(client)
 
+    @property
+    def draining(self) -> bool:
+        return self.begun.is_set()
+
     async def watch(self, asked: asyncio.Event) -> None:
         await asked.wait()
-        self.draining = True
+        self.begun.set()
         self.moment = time.monotonic()
-        while time.monotonic() - self.moment < self.idle_s:
+        while not await self.ended():
             if not all(client.connected for client in self._clients):
                 self.moment = time.monotonic()
             await asyncio.sleep(0.05)
         self.finished.set()
 
+    async def ended(self) -> bool:
+        idle_s = time.monotonic() - self.moment
+        if idle_s < self.idle_s:
+            return False
+        return idle_s > STUCK_S or not self.options.get("asks") or await nothing_left(self.options)
+
 
 async def consume(options: dict[str, Any]) -> dict[str, Any]:
-    load = Draining(options.get("idle_s", IDLE_S))
+    load = Draining(options)
     watching = asyncio.ensure_future(load.watch(told()))
     receivers = [kind_of(one, Receiver)(options, one, load) for one in options["consumers"]]
     print("ready", flush=True)
@@ -361,6 +421,19 @@ async def read_log(options: dict[str, Any]) -> dict[str, Any]:
             records += await read_topic(client, topic["topic"], options, journal)
     journal.close()
     return {"records": records}
+
+
+async def stands(options: dict[str, Any]) -> dict[str, Any]:
+    """Write down what every subscription left out, and what it has not got yet."""
+    journal = Journal(Path(options["journals"]) / f"stands-{options['part']}.jsonl")
+    async with connected(options) as client:
+        for one in options["subscriptions"]:
+            found = await client.admin.describe_subscription(one["topic"], one["subscription"])
+            for number, part in enumerate(found.partitions):
+                counts = {name: int(part[name]) for name in LEFT_OUT}
+                journal.write("stands", one["subscription"], one["topic"], number, counts)
+    journal.close()
+    return {}
 
 
 def end_of_records(partition: dict[str, Any]) -> int:
@@ -397,7 +470,7 @@ async def read_topic(client: Any, topic: str, options: dict[str, Any], journal: 
     return records
 
 
-ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log}
+ROLES = {"prepare": prepare, "produce": produce, "consume": consume, "read_log": read_log, "stands": stands}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from danube.core.load_report import DECIDING_KEY
 from danube.core.metadata import Metadata
 from danube.errors import DanubeError
 from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
+from tests.crash.power import PowerDisk
+from tests.crash.storage_run import s3_proxy
 from tests.network_namespaces import Hosts
 
 RAFT_PORT = 7650
@@ -37,13 +39,30 @@ class ClusterOnHosts:
         size: int = 3,
         workers: int = 1,
         rough: bool = False,
+        power: bool = False,
+        store: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        store = directory / "store"
-        store.mkdir(parents=True, exist_ok=True)
+        """With ``power`` each broker has a disk whose power can be cut.  With ``store`` an S3 server behind a
+        proxy is the store, else a directory."""
+        directory.mkdir(parents=True, exist_ok=True)
         self.size = size
+        self._stack = ExitStack()
         self.hosts = Hosts(size + 1, reached=True, rough=rough)
+        self._stack.callback(self.hosts.close)
         self.clients_place = size
+        self.disks = [PowerDisk(directory / f"b{place}") for place in range(size)] if power else []
+        environment, words = dict(environment or {}), []
+        try:
+            if store:
+                self.proxy, more = self._stack.enter_context(s3_proxy(0, self.hosts.bridge))
+                environment |= more
+            else:
+                (directory / "store").mkdir(exist_ok=True)
+                words = ["--storage", f"file://{directory / 'store'}"]
+        except BaseException:
+            self._stack.close()
+            raise
         seeds = ",".join(f"{self.hosts.host(place)}:{RAFT_PORT}" for place in range(size))
         self.brokers = [
             BrokerProcess(
@@ -54,7 +73,8 @@ class ClusterOnHosts:
                 environment=environment,
                 arguments=[
                     *("--raft-addr", f"{self.hosts.host(place)}:{RAFT_PORT}"),
-                    *("--seed-nodes", seeds, "--storage", f"file://{store}"),
+                    *("--seed-nodes", seeds),
+                    *words,
                 ],
             )
             for place in range(size)
@@ -64,6 +84,10 @@ class ClusterOnHosts:
 
     def __enter__(self) -> ClusterOnHosts:
         try:
+            for disk in self.disks:
+                self._stack.enter_context(disk)
+            for broker in self.brokers:
+                self._stack.callback(broker.kill)
             self.start(range(self.size))
         except BaseException:
             self.close()
@@ -76,10 +100,9 @@ class ClusterOnHosts:
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
+        self._logs.clear()
         self.resume()
-        for broker in self.brokers:
-            broker.kill()
-        self.hosts.close()
+        self._stack.close()
 
     def start(self, places: Iterable[int]) -> None:
         """Start brokers side by side, as none is ready before a majority runs."""
@@ -88,6 +111,13 @@ class ClusterOnHosts:
             broker.launch()
         for broker in wanted:
             broker.wait_ready(READY_S)
+
+    def power_back(self, place: int) -> None:
+        """The disk is mounted again; the broker on it has ended."""
+        log = self._logs.pop(place, None)
+        if log is not None:
+            log.close()
+        self.disks[place].back()
 
     def pause(self, place: int) -> None:
         """SIGSTOP to every process of a broker."""

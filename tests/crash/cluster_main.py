@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,13 @@ def run_round(
     """One cluster; its report stays in ``options.directory``."""
     left_s = None if deadline is None else deadline - time.monotonic()
     seconds = round_seconds(options, left_s)
-    make = ClusterPlan.on_rough_cables if options.rough else ClusterPlan
-    faults = ROUGH if options.rough else SHORT_FAULTS
+    make: Callable[..., ClusterPlan] = ClusterPlan
+    faults: tuple[str, ...] = SHORT_FAULTS
+    if options.rough:
+        make, faults = ClusterPlan.on_rough_cables, ROUGH
+    elif options.power or options.store:
+        make = partial(ClusterPlan.with_storage, power=options.power, store=options.store)
+        faults = ("power_cut",) * options.power + ("takeover_with_stopped_movers",) * options.store
     plan = make(
         seed=seed,
         directory=directory,

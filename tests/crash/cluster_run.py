@@ -20,16 +20,19 @@ from tests.child_process import Child
 from tests.crash import linearizability
 from tests.crash.checker import Expectation, Ranges, Verdict, check
 from tests.crash.cluster_hosts import ClusterOnHosts
-from tests.crash.cluster_nemesis import ROUGH_WEIGHTS, WEIGHTS, ClusterNemesis, Step, plan_of
+from tests.crash.cluster_nemesis import ROUGH_WEIGHTS, Step, plan_of
+from tests.crash.cluster_storage import StorageNemesis, weights_of
 from tests.crash.cluster_times import ROUGH, histogram, summary, times_of
 from tests.crash.journal import Journal, read_journals
 from tests.crash.run import CLIENTS, Load, members
+from tests.crash.storage_run import TIERED, add_late_and_gaps, alone
 
 METADATA_CLIENTS = "tests/crash/metadata_clients.py"
 CLIENT_TIMEOUT_S = 300.0
 STEPS_MAX = 10_000
 # Longer than what came to a consumer of a busy machine lies unseen: after that it is a redelivery.
 ACK_TIMEOUT_S = 6.0
+ACK_COPY_S = 20.0  # confirmed acks of a lost owner: copied every ten seconds, and uploads are held up
 STALL_MAX_S = 10.0  # of a partition, on a network that only loses and delays packets
 SETTINGS = {"DANUBE_STORAGE__SEAL_AFTER": "3s", "DANUBE_WAL__SEGMENT_SIZE": "16MiB"}
 
@@ -43,7 +46,8 @@ ROUGH_SIZES = (0,)
 class ClusterPlan:
     """What a run does: ``faults`` first, then drawn ones, ``count`` in all or until ``seconds`` are over.
 
-    With ``rough`` cables the drawn faults are those of a bad network.
+    With ``rough`` cables the drawn faults are those of a bad network; with ``power`` and ``store`` those of
+    storage are among them.
     """
 
     seed: int
@@ -54,6 +58,8 @@ class ClusterPlan:
     size: int = 3
     workers: int = 1
     rough: bool = False
+    power: bool = False
+    store: bool = False
     sizes: tuple[int, ...] = ()
     pause_s: float = 0.05
     settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
@@ -63,9 +69,16 @@ class ClusterPlan:
         """A run on a bad network, with the settings for one."""
         return cls(rough=True, settings=dict(ROUGH_SETTINGS), sizes=ROUGH_SIZES, **fields)
 
+    @classmethod
+    def with_storage(cls, *, power: bool, store: bool, **fields: Any) -> ClusterPlan:
+        """A run whose disks lose power, or whose store fails and has all that is a second old alone."""
+        settings = SETTINGS | (TIERED if store else {})
+        return cls(power=power, store=store, settings=settings, **fields)
+
     def steps(self) -> list[Step]:
         count = self.count or (STEPS_MAX if self.seconds else len(self.faults))
-        return plan_of(self.seed, count, self.faults, ROUGH_WEIGHTS if self.rough else WEIGHTS)
+        weights = ROUGH_WEIGHTS if self.rough else weights_of(self.power, self.store)
+        return plan_of(self.seed, count, self.faults, weights)
 
 
 def cluster_load() -> Load:
@@ -106,6 +119,8 @@ class ClusterRun:
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
         self.load = cluster_load()
+        if plan.power or plan.store:
+            add_late_and_gaps(self.load)
         self.topics = [one["topic"] for one in self.load.topics]
         self.journals = plan.directory / "journals"
         self.journals.mkdir(parents=True)
@@ -114,6 +129,8 @@ class ClusterRun:
             size=plan.size,
             workers=plan.workers,
             rough=plan.rough,
+            power=plan.power,
+            store=plan.store,
             environment=plan.settings,
         )
         self.unused: dict[tuple[str, int], Ranges] = {}
@@ -144,6 +161,8 @@ class ClusterRun:
             "idle_s": ACK_TIMEOUT_S + 1,
             "failure": {"ack_timeout_ms": int(ACK_TIMEOUT_S * 1000)},
             "sizes": self.plan.sizes,
+            "confirms": True,
+            "asks": True,
             "topics": self.load.topics,
             "subscriptions": self.load.subscriptions,
             **more,
@@ -182,6 +201,7 @@ class ClusterRun:
         finished(producers)
         self.settle()
         finished(consumers)
+        self.client("stands").result(CLIENT_TIMEOUT_S)
         self.client("read_log").result(CLIENT_TIMEOUT_S)
         self.unused = {
             place: sorted((hole["start"], hole["end"]) for hole in holes)
@@ -194,7 +214,7 @@ class ClusterRun:
         deadline = time.monotonic() + self.plan.seconds if self.plan.seconds else None
         journal = Journal(self.journals / "nemesis.jsonl")
         self._stack.callback(journal.close)
-        nemesis = ClusterNemesis(self.cluster, journal, self.plan.seed)
+        nemesis = StorageNemesis(self.cluster, journal, self.plan.seed)
         for step in self.plan.steps():
             if deadline is not None and time.monotonic() > deadline:
                 break
@@ -228,6 +248,9 @@ class ClusterRun:
                 acknowledged_after_fault_min=1,
                 unused=self.unused,
                 delivered_stays=True,
+                levels={one["topic"]: one["durability"] for one in self.load.topics},
+                alone=alone(self.load),
+                ack_copy_s=ACK_COPY_S,
             ),
         )
         for sentence in broken:

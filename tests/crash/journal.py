@@ -10,6 +10,8 @@ directory than the broker's, before a request leaves and after its answer came.
     got    subscription, consumer, topic, partition, offset, producer, sequence, key, intact, moment_ns
     ack    subscription, topic, partition, offset                          after the call returned
     ack_unknown   the same, where the call failed: it may have had its effect
+    confirmed     subscription, topic, partition, offsets, moment_ns       the broker has stored these acks
+    stands subscription, topic, partition, counts    what the broker says that it left out of a subscription
     log    topic, partition, offset, producer, sequence, key, intact        the last, fresh reading
     fault  name, seed, started_ns, ended_ns, facts
 

@@ -21,6 +21,8 @@ from tests.broker_process import ROOT
 from tests.crash import cluster_main
 from tests.crash.checker import Verdict
 from tests.crash.run import Plan, crash_run
+from tests.crash.storage_run import SHORT_FAULTS as STORAGE_FAULTS
+from tests.crash.storage_run import Storage, missing_storage, storage_run
 from tests.crash.syscalls import Point, PointRun, dry_run, missing_tool, sample
 
 SHORT_FAULTS = ("kill_worker", "kill_all", "pause_worker", "terminate", "kill_supervisor")
@@ -40,6 +42,14 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="seed of the first cycle")
     parser.add_argument("--syscalls", action="store_true", help="kill at write-path system calls with strace")
     parser.add_argument("--cluster", action="store_true", help="brokers on hosts that are cut off too")
+    parser.add_argument(
+        "--power", action="store_true", help="power cuts, on ext4 on a loop device (needs root)"
+    )
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="an object store; movers and the store are slow or away at starts",
+    )
     parser.add_argument("--nodes", type=int, default=3, choices=(3, 5), help="brokers of a cluster")
     parser.add_argument(
         "--rough", action="store_true", help="of a cluster: its network loses, delays and holds back packets"
@@ -83,6 +93,20 @@ class Results:
         print(f"{state:6} {name} seed {seed} {seconds:.1f} s {json.dumps(shown)}", flush=True)
         if not verdict.passed:
             print(verdict, flush=True)
+        print(f"       {account(line['statistics'], line['violations'])}", flush=True)
+
+
+def account(totals: dict[str, Any], violations: dict[str, int]) -> str:
+    """What readers got of what was acknowledged, in a line."""
+    passed_over = violations.get("undelivered", 0) + violations.get("passed over", 0)
+    return (
+        f"{totals.get('cuts', 0)} power cuts, {sum(totals.get('faults', {}).values())} faults;"
+        f" acknowledged {totals.get('acknowledged', 0):,} (taken by cuts at `written`:"
+        f" {totals.get('taken_by_cuts', 0):,}), delivered {totals.get('deliveries', 0):,},"
+        f" acks confirmed {totals.get('confirmed', 0):,}; lost {violations.get('lost', 0)},"
+        f" passed over {passed_over}, given twice {violations.get('given twice', 0)},"
+        f" offsets used again {violations.get('reused', 0)}"
+    )
 
 
 Runner = Callable[[argparse.Namespace, Results, int], None]
@@ -114,19 +138,26 @@ def cycles(options: argparse.Namespace, results: Results) -> Iterator[int]:
         number += 1
 
 
+def storage_of(options: argparse.Namespace) -> Storage:
+    return Storage(power=options.power, store=options.store)
+
+
 def run_cycles(options: argparse.Namespace, results: Results, first_seed: int) -> None:
     for number in cycles(options, results):
         seed = first_seed + number
 
         def run(directory: Path, seed: int = seed) -> tuple[Verdict, bool]:
+            storage = storage_of(options)
+            short = STORAGE_FAULTS[storage] if storage.any else SHORT_FAULTS
             plan = Plan(
                 seed=seed,
                 directory=directory,
                 workers=options.workers,
-                faults=SHORT_FAULTS if options.short else (),
+                faults=short if options.short else (),
                 fault_count=options.faults,
+                rest_s=(0.5, 3.0) if storage.any else Plan.rest_s,
             )
-            return crash_run(plan), True
+            return storage_run(plan, storage) if storage.any else crash_run(plan), True
 
         run_one(results, options.directory / f"cycle-{seed}", "cycle", seed, run)
 
@@ -200,11 +231,16 @@ def markdown(kind: str, found: dict[str, Any]) -> str:
 
 def chosen(options: argparse.Namespace) -> tuple[str, str, Runner, str]:
     """What is run, where its results are, by whom, and why it cannot be run here (or nothing)."""
+    storage = storage_of(options)
+    what = "".join([", power cuts" * storage.power, ", a failing store" * storage.store])
+    name = "-power" * storage.power + "-store" * storage.store
     if options.syscalls:
         return "syscall points", "points.jsonl", run_points, missing_tool() or ""
+    missing = missing_storage(storage)
     if options.cluster:
-        return "a cluster", "clusters.jsonl", run_clusters, cluster_main.missing_hosts(options)
-    return "random faults", "cycles.jsonl", run_cycles, ""
+        missing = missing or cluster_main.missing_hosts(options)
+        return "a cluster" + what, f"clusters{name}.jsonl", run_clusters, missing
+    return "random faults" + what, f"cycles{name}.jsonl", run_cycles, missing
 
 
 def main(words: list[str] | None = None) -> int:
@@ -221,6 +257,7 @@ def main(words: list[str] | None = None) -> int:
     run(options, results, seed)
     found = summary(results)
     print(markdown(kind, found) if options.markdown else json.dumps(found))
+    print(account(found["totals"] | {"faults": found["faults"]}, found["violations"]))
     nothing_fired = found["runs"] and found["not_fired"] == found["runs"]
     return 1 if found["failed"] or nothing_fired else 0
 

@@ -296,3 +296,129 @@ def test_a_delivered_record_that_is_not_in_the_log_is_found() -> None:
     events.append(["got", "s", "c0", TOPIC, 0, 103, "p0", 4, None, True, False, 990])
     assert judged(events, unused=UNUSED).passed
     assert judged(events, unused=UNUSED, delivered_stays=True).counts == {"vanished": 1}
+
+
+SECOND_NS = 1_000_000_000
+
+
+def cut(moment_s: float, ended_s: float, **facts: Any) -> Event:
+    moments = [int(moment_s * SECOND_NS)]
+    return ["fault", "power_cut", 1, moments[0], int(ended_s * SECOND_NS), {"cut_ns": moments, **facts}]
+
+
+def before_a_cut(level: str, *moments_s: float, lost: set[int]) -> list[Event]:
+    """One record at each moment; all came to ``s``; some are not there after a power cut at 10 s."""
+    events: list[Event] = [cut(10, 12)]
+    for offset, moment_s in enumerate(moments_s):
+        moment_ns = int(moment_s * SECOND_NS)
+        events += [
+            ["try", "p", TOPIC, offset, offset + 1, None],
+            ["ok", "p", TOPIC, offset, offset + 1, 0, offset, level, moment_ns],
+            ["got", "s", "c0", TOPIC, 0, offset, "p", offset, None, True, False, moment_ns + 1],
+            ["ack", "s", TOPIC, 0, offset],
+        ]
+        if offset not in lost:
+            events.append(["log", TOPIC, 0, offset, "p", offset, None, True])
+    return events
+
+
+def kept(events: list[Event], level: str = "written", **expected: Any) -> Verdict:
+    return judged(events, delivered_stays=True, levels={TOPIC: level}, one_owner=True, **expected)
+
+
+def test_a_power_cut_takes_the_last_written_records_of_a_moment() -> None:
+    verdict = kept(before_a_cut("written", 5, 9.5, 9.9, 10.1, lost={2, 3}))
+    assert verdict.passed, verdict
+    assert (verdict.statistics["taken_by_cuts"], verdict.statistics["cuts"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("level", "moments_s", "lost"),
+    [
+        ("fsync", (5, 9.9, 9.95), {2}),  # synced
+        ("written", (5, 8.9, 8.95), {2}),  # too old for the cut
+        ("written", (5, 9.9, 12.5), {2}),  # after it
+        ("written", (5, 9.8, 9.9), {1}),  # from the middle
+    ],
+)
+def test_what_a_power_cut_may_not_take_is_found(
+    level: str, moments_s: tuple[float, ...], lost: set[int]
+) -> None:
+    assert "lost" in kept(before_a_cut(level, *moments_s, lost=lost), level).counts
+
+
+def test_a_power_cut_takes_what_a_killed_worker_left_while_nobody_has_opened_its_log_again() -> None:
+    events = [kill("kill_worker", 7.05, 8), *before_a_cut("written", 5, 7, lost={1})]
+    assert kept(events).passed
+    events = [kill("kill_worker", 7.05, 8), *before_a_cut("written", 5, 7, 8.5, lost={1, 2})]
+    assert {"lost", "vanished"} == set(kept(events).counts), (
+        "acknowledged again: the log was open, and synced"
+    )
+
+
+def test_a_delivered_record_that_was_synced_does_not_vanish_in_a_power_cut() -> None:
+    events = [one for one in before_a_cut("written", 5, 8, 9.9, lost={1}) if one[0] != "ok"]
+    assert kept(events, acknowledged_min=0).counts["vanished"] == 1
+
+
+def test_a_record_that_one_owner_stored_on_both_sides_of_a_power_cut_is_found() -> None:
+    events = [*honest(), ["log", TOPIC, 0, 20, "p1", 2, None, True]]
+    unused = {(TOPIC, 0): [(COUNT, 20)]}
+    assert judged(events, unused=unused, one_owner=True).counts == {"repeated": 1}
+
+
+def given_again(moment_s: float, *faults: Event) -> list[Event]:
+    """Record 2 was acked, that was confirmed at 20 s, and it comes again."""
+    events = honest()[:-1]
+    confirmed = ["confirmed", "s", TOPIC, 0, [1, 2], 20 * SECOND_NS]
+    again = ["got", "s", "c1", TOPIC, 0, 2, "p0", 1, None, True, True, int(moment_s * SECOND_NS)]
+    return [*events, *faults, confirmed, again]
+
+
+def kill(name: str, start_s: float, end_s: float, **facts: Any) -> Event:
+    return ["fault", name, 1, int(start_s * SECOND_NS), int(end_s * SECOND_NS), facts]
+
+
+ALONE = {"alone": frozenset({"s"})}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (given_again(20.1), ALONE),
+        (given_again(20.1, kill("kill_all", 0.0, 0.0)), ALONE),  # before it came
+        (given_again(60), {}),  # nobody holds a redelivery as long
+        (given_again(25, kill("kill_all", 21, 23)), {}),
+        (given_again(25, cut(21, 23, ended="all")), {}),
+        (given_again(90, kill("kill_broker", 60, 70)), ALONE | {"ack_copy_s": 20.0}),
+    ],
+)
+def test_a_record_that_comes_after_its_ack_was_confirmed_is_found(
+    events: list[Event], expected: dict[str, Any]
+) -> None:
+    assert judged(events, **expected).counts == {"given twice": 1}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (given_again(19.9), ALONE),  # before it was confirmed
+        (given_again(20.1), {}),  # another consumer had it already
+        (given_again(25, kill("kill_worker", 21, 23)), {}),  # and is connected to another worker
+        (given_again(60, kill("kill_broker", 25, 50)), ALONE | {"ack_copy_s": 20.0}),
+        (given_again(60, kill("kill_all", 18, 19)), ALONE),  # nobody had it when the ack was sent once more
+    ],
+)
+def test_a_record_that_was_on_its_way_is_not_given_twice(
+    events: list[Event], expected: dict[str, Any]
+) -> None:
+    verdict = judged(events, **expected)
+    assert verdict.passed, verdict
+
+
+def test_what_a_broker_says_that_it_left_out_is_found() -> None:
+    counts = {"expired": 0, "damaged": 0, "lag": 0}
+    assert judged([*honest(), ["stands", "s", TOPIC, 0, counts]]).passed
+    verdict = judged([*honest(), ["stands", "s", TOPIC, 0, counts | {"expired": 700}]])
+    assert verdict.counts == {"passed over": 1}
+    assert "expired 700" in verdict.examples[0]

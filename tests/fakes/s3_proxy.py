@@ -92,9 +92,12 @@ class Fault:
 class S3Proxy:
     """``endpoint`` is what a store is told; it stays the same over refuse() and resume()."""
 
-    def __init__(self, host: str, port: int, *, client: Any = None, seed: int = 0) -> None:
+    def __init__(
+        self, host: str, port: int, *, client: Any = None, seed: int = 0, listens: str = "127.0.0.1"
+    ) -> None:
         self.requests: list[Request] = []
         self._target = (host, port)
+        self._address = listens
         self._client = client  # a bare client of the server, for damage_stored
         self._faults: list[Fault] = []
         self._random = random.Random(seed)
@@ -107,11 +110,11 @@ class S3Proxy:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._address}:{self._port}"
 
     def start(self) -> S3Proxy:
         self._closing.clear()
-        self._server = _Server(self, self._port)
+        self._server = _Server(self, self._address, self._port)
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
@@ -335,9 +338,9 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, proxy: S3Proxy, port: int) -> None:
+    def __init__(self, proxy: S3Proxy, address: str, port: int) -> None:
         self.proxy = proxy
-        super().__init__(("127.0.0.1", port), _Connection)
+        super().__init__((address, port), _Connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         raise  # a bug in the proxy is told by the thread's own report

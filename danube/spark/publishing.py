@@ -65,7 +65,8 @@ class Publisher:
     """Publishes the rows of one task.
 
     ``spread`` (the task's number) is where rows without a key begin.  ``partition`` takes all rows, whatever
-    they say.  ``ends``: who comes again under the name has the same rows and no others.
+    they say.  ``ends``: who comes again under the name has the same rows and no others.  ``repeated``: this
+    may be who comes again, so partitions in which it has no row are looked at, too.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Publisher:
         partition: int | None = None,
         *,
         ends: bool = True,
+        repeated: bool = False,
     ) -> None:
         self.progress = Progress()
         self._client = client
@@ -87,6 +89,7 @@ class Publisher:
         self._spread = spread
         self._partition = partition
         self._ends = ends
+        self._repeated = repeated
         self._topics: dict[str, _Topic] = {}
 
     def publish(self, batch: pyarrow.RecordBatch) -> None:
@@ -103,7 +106,7 @@ class Publisher:
     def finish(self) -> Progress:
         """Wait until all is acknowledged; raise the first failure."""
         for topic in self._topics.values():
-            if self.progress.passed_over:
+            if self._repeated or self.progress.passed_over:
                 topic.check_all_came()
         for topic in self._topics.values():
             topic.end()

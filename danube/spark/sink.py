@@ -66,13 +66,14 @@ class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
         task = current_task()
         stem = f"spark/{self._job}/{task.partitionId()}"
         return publish_rows(
-            iterator, self._options.publish, stem, self._options.round_number, task.partitionId()
-        )
+            iterator, self._options.publish, stem, self._options.round_number, task.partitionId(),
+            repeated=bool(self._options.job) or task.attemptNumber() > 0,
+        )  # fmt: skip
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done, and what they published was acknowledged before."""
         told = [each for each in messages if isinstance(each, Published)]
-        if any(each.passed_over for each in told):
+        if self._options.job or any(each.passed_over for each in told):
             topics = {topic for each in told for topic in each.topics}
             refuse_more_tasks(self._options, f"spark/{self._job}/{len(messages)}", sorted(topics))
         _logger.info("job %s published %d rows", self._job, sum(each.rows for each in told))
@@ -99,14 +100,15 @@ def refuse_more_tasks(options: SinkOptions, name: str, topics: Iterable[str]) ->
 
 
 def publish_rows(
-    rows: Iterator[RecordBatch], options: PublishOptions, name: str, round_number: int, spread: int
-) -> Published:
-    """Publish a task's rows over a connection of its own."""
+    rows: Iterator[RecordBatch], options: PublishOptions, name: str, round_number: int, spread: int,
+    *, repeated: bool,
+) -> Published:  # fmt: skip
+    """Publish a task's rows over a connection of its own; ``repeated``: an earlier attempt may have been."""
     connection = connect(
         options.broker, token=options.token, name=f"danube-spark {name}", timeout=options.timeout_s
     )
     with hinted(), connection as client:
-        publisher = Publisher(client, options, name, round_number, spread)
+        publisher = Publisher(client, options, name, round_number, spread, repeated=repeated)
         try:
             for batch in rows:
                 publisher.publish(batch)

@@ -59,7 +59,10 @@ class DanubeStreamArrowWriter(Travelling, DataSourceStreamArrowWriter):
                 hint="use foreachBatch with the options jobId and batchId",
             )
         stem = f"spark/{query}/{task.partitionId()}"
-        return publish_rows(iterator, self._options.publish, stem, int(batch), task.partitionId())
+        return publish_rows(
+            iterator, self._options.publish, stem, int(batch), task.partitionId(),
+            repeated=task.attemptNumber() > 0,
+        )  # fmt: skip
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """The batch is published; Spark notes it in the checkpoint next."""

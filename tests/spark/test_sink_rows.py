@@ -39,10 +39,12 @@ def rows(**columns: Any) -> Any:
 
 def publish(
     client: Client, batches: list[Any], name: str = "job", round_number: int = 0, ends: bool = True,
-    **options: Any,
+    repeated: bool = False, **options: Any,
 ) -> Progress:  # fmt: skip
     """One attempt; without ``ends`` it does not say that it was the whole."""
-    publisher = Publisher(client, PublishOptions(broker="", **options), name, round_number, ends=ends)
+    publisher = Publisher(
+        client, PublishOptions(broker="", **options), name, round_number, ends=ends, repeated=repeated
+    )
     try:
         for batch in batches:
             publisher.publish(batch)
@@ -208,6 +210,14 @@ def test_a_task_that_was_done_has_no_more_rows(client: Client, topic: str) -> No
     with pytest.raises(Conflict, match="job was done with the 2 rows"):
         publish(client, [rows(payload=["a", "b", "c"])], topic=topic)
     assert publish(client, [rows(payload=["a", "b"])], topic=topic).passed_over == 2
+    assert len(read(client, topic)) == 2
+
+
+def test_rows_that_go_to_other_partitions_are_others(client: Client, topic: str) -> None:
+    """Nothing is passed over, and nothing is sent, since the last batch waits for the look."""
+    publish(client, [rows(payload=["a", "b"], partition=[0, 0])], topic=topic, partitions=2)
+    with pytest.raises(Conflict, match="holds 2 rows of job, which has only 0 now"):
+        publish(client, [rows(payload=["c", "d"], partition=[1, 1])], topic=topic, repeated=True)
     assert len(read(client, topic)) == 2
 
 

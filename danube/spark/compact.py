@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,7 @@ import numpy as np
 from danube.clock import wall_us
 from danube.config_sections import parse_boolean
 from danube.core.tier_plan import TierSettings, merge_next
-from danube.errors import DanubeError, Fenced, InvalidArgument
+from danube.errors import Damage, DanubeError, Fenced, InvalidArgument, NotFound
 from danube.limits import GIB, MIB
 from danube.quantities import parse_duration_ms, parse_size_bytes
 from danube.spark.compact_live import INSTALLED, REFUSED, UNANSWERED, LiveBroker, Outcome
@@ -61,7 +61,7 @@ from danube.wal.compacting import last_compacted, replacing_in_order
 from danube.wal.key_compaction import KEYS_MAX
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.manifest_keys import segment_key
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
 from danube.wal.staged import Staged, decode_staged
 from danube.wal.uploader import Change, Ownership, Uploader, in_turn, replacing
 
@@ -180,10 +180,12 @@ class _Job:
         self._work = work
         self._live = live
         self._keys = bool(options.get("keys", False))
+        self._log_ids: dict[int, bytes] = {}  # by topic id
 
     def run(self) -> None:
         options, report = self._options, self._report
         manifests = self._manifests()
+        self._learn_logs()
         tasks = [task for manifest in manifests for task in self._tasks(manifest)]
         sources = [entry for task in tasks for group in task.groups for entry in group]
         report.count("partitions", len(manifests))
@@ -202,6 +204,13 @@ class _Job:
         known = {manifest.identity: manifest for manifest in manifests}
         for identity, objects in sorted(made.items()):
             self._finish(known[identity], sorted(objects, key=lambda one: one.made.base_offset))
+
+    def _learn_logs(self) -> None:
+        """Whose the objects must be; a store without a copy of the metadata cannot say."""
+        with suppress(NotFound, Damage):
+            for record in self._place.metadata().topics():
+                log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+                self._log_ids[record.topic_id] = log_id
 
     def _manifests(self) -> list[Manifest]:
         found = [
@@ -242,6 +251,7 @@ class _Job:
         return CompactTask(
             self._place, manifest.topic, manifest.identity, manifest.epoch, groups,
             self._keys, options.get("keysMax", KEYS_MAX), before_us, self._work,
+            self._log_ids.get(manifest.topic_id, NO_LOG),
         )  # fmt: skip
 
     def _merge_groups(self, manifest: Manifest) -> Iterator[tuple[SegmentEntry, ...]]:

@@ -22,7 +22,8 @@ from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange
 from danube.wal.merging import merge_objects
 from danube.wal.objects import local_failure
-from danube.wal.segment import SUMMARY_BYTES, LogIdentity, file_name, read_summary
+from danube.wal.origin import refuse_stranger
+from danube.wal.segment import NO_LOG, SUMMARY_BYTES, LogIdentity, file_name, read_summary
 from danube.wal.staged import Staged, encode_staged, staged
 from danube.wal.uploader import Ownership, Uploader
 
@@ -43,6 +44,7 @@ class CompactTask(NamedTuple):
     keys_max: int
     tombstones_before_us: int
     work: str
+    log_id: bytes = NO_LOG  # of danube.wal.segment
 
 
 def stage(task: CompactTask) -> bytes:
@@ -51,7 +53,7 @@ def stage(task: CompactTask) -> bytes:
     work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
     work.mkdir(parents=True, mode=0o700)
     try:
-        owner = Ownership(task.topic, task.identity, task.epoch, work)
+        owner = Ownership(task.topic, task.identity, task.epoch, work, task.log_id)
         uploader = Uploader(task.place.store(), owner)
         made = _stage_keys(task, uploader, work) if task.keys else _stage_merges(task, uploader, work)
         return encode_staged(made)
@@ -130,6 +132,7 @@ def _at_hand(task: CompactTask, uploader: Uploader, entry: SegmentEntry, work: P
         path = work / f"source-{entry.base_offset:020d}"
         with path.open("xb") as target:
             uploader.store.get_to(key, 0, entry.size_bytes, target.fileno(), 0)
+    refuse_stranger(path, task.log_id)
     return SealedRange(path)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from danube.spark.findings import FINDINGS_PER_FILE_MAX, Damage, Finding, finding
+from danube.wal.segment import NO_LOG
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a segment before it is read.
 
-    ``synced``: bytes below it were on disk once, so they cannot be an unfinished write.
+    ``synced``: bytes below it were on disk once, so they cannot be an unfinished write.  ``log_id``: of
+    danube.wal.segment, zeros where it is not known.
     """
 
     where: str
@@ -19,6 +21,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True):
     base_offset: int
     sealed: bool = False
     synced: int = 0
+    log_id: bytes = NO_LOG
 
 
 class SegmentFacts(msgspec.Struct, array_like=True):

@@ -48,6 +48,7 @@ from danube.spark.validate_directory import (
 )
 from danube.spark.validate_order import check_schemas
 from danube.spark.validate_store import (
+    Listed,
     StorePlan,
     check_copies,
     check_other,
@@ -58,7 +59,8 @@ from danube.spark.validate_store import (
     plan_store,
 )
 from danube.spark.validate_task import SegmentWork, ValidateTask, decode, validate
-from danube.wal.segment import LogIdentity
+from danube.wal.objects import ObjectStore
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,6 +111,7 @@ class _Job:
         self._payloads = bool(options.get("payloads", False))
         self.report = Report(job="validate", fail_on=options.get("failOn", Severity.WARNING.value))
         self._names: dict[int, str] = {}
+        self._log_ids: dict[int, bytes] = {}  # both by topic id
 
     def run(self) -> Report:
         start_s = time.monotonic()
@@ -133,12 +136,23 @@ class _Job:
 
     def _learn_names(self, place: AnyPlace) -> None:
         try:
-            self._names = {record.topic_id: record.topic for record in place.metadata().topics()}
+            for record in place.metadata().topics():
+                self._names[record.topic_id] = record.topic
+                log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+                self._log_ids[record.topic_id] = log_id
         except (NotFound, DanubeError) as error:
             if isinstance(place, DataDirectory):
                 self._add(
                     [finding(Damage.METADATA_DAMAGED, f"{place.name}/metadata/metadata.log", str(error))]
                 )
+
+    def _log_id(self, identity: LogIdentity) -> bytes:
+        return self._log_ids.get(identity.topic_id, NO_LOG)
+
+    def _plan_store(
+        self, store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int
+    ) -> StorePlan:
+        return plan_store(store, identity, listed, now_us, self._log_id(identity))
 
     def _wanted(self, identity: LogIdentity, name: str = "") -> bool:
         if not self._options.get("topic"):
@@ -152,7 +166,9 @@ class _Job:
         self._check_wanted(bool(waiting))
         kept: dict[LogIdentity, list[SegmentFacts]] = {}
         for attempt in range(ATTEMPTS):
-            plans = [plan_directory(identity, directory) for identity, directory in waiting]
+            plans = [
+                plan_directory(identity, directory, self._log_id(identity)) for identity, directory in waiting
+            ]
             again: list[tuple[LogIdentity, Any]] = []
             for plan, segments in zip(plans, self._read(place, plans), strict=True):
                 there = [facts for facts in segments if not facts.gone]
@@ -194,7 +210,7 @@ class _Job:
                 plan
                 for identity, objects in waiting.items()
                 if identity is not None
-                and self._wanted(identity, (plan := plan_store(store, identity, objects, now_us)).topic)
+                and self._wanted(identity, (plan := self._plan_store(store, identity, objects, now_us)).topic)
             ]
             if not attempt:
                 self._check_wanted(bool(plans))

@@ -24,7 +24,7 @@ from danube.wal.local_holes import FILE_NAME as HOLES_NAME
 from danube.wal.local_holes import holes_in
 from danube.wal.manifest_keys import PARTITIONS_PREFIX, parse_partition
 from danube.wal.mark import Mark, read_mark
-from danube.wal.segment import LogIdentity, base_offset_of, spare_epoch_of
+from danube.wal.segment import NO_LOG, LogIdentity, base_offset_of, spare_epoch_of
 from danube.wal.verify_bytes import FileSource
 from danube.wal.verify_state import Cursors, read_cursors
 
@@ -64,7 +64,7 @@ def directories(place: DataDirectory) -> Iterator[tuple[LogIdentity, Path]]:
             yield identity, folder / name
 
 
-def plan_directory(identity: LogIdentity, directory: Path) -> DirectoryPlan:
+def plan_directory(identity: LogIdentity, directory: Path, log_id: bytes = NO_LOG) -> DirectoryPlan:
     """What there is to read; StorageFailed where the disk does not answer."""
     plan = DirectoryPlan(identity, directory)
     try:
@@ -81,7 +81,11 @@ def plan_directory(identity: LogIdentity, directory: Path) -> DirectoryPlan:
                 plan.remarks.append(f"{directory / name}: left by an opening, never read")
             continue
         expected = Expected(
-            str(directory / name), *identity, base_offset, synced=_synced(plan.mark, base_offset)
+            str(directory / name),
+            *identity,
+            base_offset,
+            synced=_synced(plan.mark, base_offset),
+            log_id=log_id,
         )
         plan.work.append(SegmentWork(expected, str(directory / name), size))
     return plan

@@ -20,6 +20,7 @@ from danube.spark.segment_walk import Footer, OnBatch, Walk
 from danube.wal.segment import (
     FOOTER_MAGIC,
     HEADER_BYTES,
+    STRANGER,
     SUMMARY_BYTES,
     LogIdentity,
     SegmentHeader,
@@ -67,6 +68,8 @@ def _read_head(source: Source, expected: Expected, facts: SegmentFacts) -> Segme
     facts.topic_id, facts.partition = header.identity
     facts.epoch = facts.first_epoch = header.epoch
     _check_identity(header.identity, expected, facts, 12)
+    if header.stranger_to(expected.log_id):
+        facts.note(Damage.WRONG_PARTITION, STRANGER, 44)
     if header.base_offset != expected.base_offset:
         detail = f"the header says that it begins at offset {header.base_offset}"
         facts.note(Damage.WRONG_NAME, detail, 24, header.base_offset)

@@ -22,7 +22,7 @@ from danube.spark.validate_task import SegmentWork
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.manifest_keys import KeyKind, StoreKey, parse_key, partition_prefix, segment_key
 from danube.wal.objects import ObjectInfo, ObjectStore
-from danube.wal.segment import LogIdentity
+from danube.wal.segment import NO_LOG, LogIdentity
 from danube.wal.verify_state import read_cursors
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
@@ -35,6 +35,7 @@ class StorePlan:
     """One partition in the store.  ``state``: keys of its manifests; they change when a mover works."""
 
     identity: LogIdentity
+    log_id: bytes = NO_LOG
     manifest: Manifest | None = None
     where: str = ""
     entries: dict[str, SegmentEntry] = field(default_factory=dict)  # by key
@@ -63,9 +64,11 @@ def manifest_names(listed: Listed) -> tuple[str, ...]:
     return tuple(info.key for info, key in listed if key is not None and key.kind is KeyKind.MANIFEST)
 
 
-def plan_store(store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int) -> StorePlan:
+def plan_store(
+    store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int, log_id: bytes = NO_LOG
+) -> StorePlan:
     """What there is to read, and what the listing and the manifests show already."""
-    plan = StorePlan(identity)
+    plan = StorePlan(identity, log_id)
     infos = {info.key: info for info, _ in listed}
     plan.state = manifest_names(listed)
     manifests = _read_manifests(store, plan)
@@ -123,7 +126,8 @@ def _plan_entries(store: ObjectStore, plan: StorePlan, infos: dict[str, ObjectIn
             byte = min(info.size, entry.size_bytes)
             plan.findings.append(finding(Damage.OBJECT_SIZE, key, detail, byte, entry.base_offset))
         plan.entries[key] = entry
-        plan.work.append(SegmentWork(Expected(key, *plan.identity, entry.base_offset, True), key, info.size))
+        expected = Expected(key, *plan.identity, entry.base_offset, True, log_id=plan.log_id)
+        plan.work.append(SegmentWork(expected, key, info.size))
 
 
 def _check_orphans(plan: StorePlan, listed: Listed, manifests: dict[str, Manifest], now_us: int) -> None:

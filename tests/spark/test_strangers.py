@@ -13,16 +13,23 @@ pytest.importorskip("pyarrow")
 from danube.cluster.local_log import LocalLog
 from danube.core.commands import CreateTopic
 from danube.core.policy import TopicPolicy
-from danube.errors import Conflict, Damage
+from danube.errors import Conflict, Damage, StoreDamaged
+from danube.spark.compact_task import CompactTask, stage
 from danube.spark.decode import Decoder, Losses
+from danube.spark.findings import Damage as Kind
 from danube.spark.options import read_options
 from danube.spark.places import StorePlace, open_place
 from danube.spark.plan import pieces_of, plan_splits
 from danube.spark.reading import read_split
+from danube.spark.segment_bytes import MemoryBytes
+from danube.spark.segment_facts import Expected
 from danube.spark.selecting import Catalogue
+from danube.spark.validate_directory import plan_directory
+from danube.spark.validate_segment import validate_segment
 from danube.wal.manifest import Manifest
 from danube.wal.manifest_keys import metadata_key, segment_key
 from danube.wal.segment import file_name
+from danube.wal.staged import decode_staged
 from tests.unit.store_samples import entry_for, put_manifest
 from tests.unit.test_log_identity import IDENTITY, OURS, THEIRS, TOPIC, filled, machine
 
@@ -93,3 +100,30 @@ def test_places_of_two_brokers_with_the_same_ids_are_refused(tmp_path: Path) -> 
     filled(places[1], THEIRS, b"b")
     with pytest.raises(Conflict, match="is another one than elsewhere"):
         read(",".join(str(place) for place in places))
+
+
+def test_validation_names_a_strangers_file(tmp_path: Path) -> None:
+    data = with_metadata(tmp_path / "a")
+    ours, theirs = filled(data, OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
+    for path, log_id, strange in ((ours, OURS, False), (theirs, OURS, True), (theirs, THEIRS, False)):
+        source = MemoryBytes((path / file_name(2)).read_bytes())
+        facts = validate_segment(source, Expected(file_name(2), *IDENTITY, 2, log_id=log_id))
+        assert [(one.kind, one.byte) for one in facts.findings] == [(Kind.WRONG_PARTITION, 44)] * strange
+    plan = plan_directory(IDENTITY, ours, OURS)
+    assert [work.expected.log_id for work in plan.work] == [OURS] * 3
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_compaction_takes_no_strangers_objects(tmp_path: Path, keys: bool) -> None:
+    (tmp_path / "store").mkdir()
+    place = open_place(f"file://{tmp_path / 'store'}")
+    assert isinstance(place, StorePlace)
+    directory, group = filled(tmp_path / "b", THEIRS, b"b"), []
+    for base in (0, 2):
+        data = (directory / file_name(base)).read_bytes()
+        group.append(entry_for(data))
+        place.store().put(segment_key(IDENTITY, group[-1]), data)
+    task = CompactTask(place, TOPIC, IDENTITY, 1, (tuple(group),), keys, 100, 0, str(tmp_path))
+    assert len(decode_staged(stage(task))) == 1
+    with pytest.raises((Damage, StoreDamaged), match="another broker"):
+        stage(task._replace(log_id=OURS))

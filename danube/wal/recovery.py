@@ -197,6 +197,7 @@ class Recovery:
         told = (start, end) if witness.holds_all else (end, end)
         self._note(file_name(start), 0, *told, f"{what}: a witness says that they were here")
         if witness.holds_all and start < end:
+            self._set_aside(inventory)  # a file of that name is replaced
             epoch = found[0].header.epoch if found and found[0].header is not None else 0
             create_empty(self._directory, self._identity, epoch, start, 0, self._log_id)
             inventory = take_inventory(self._directory, self._identity, self._epoch, self._log_id)
@@ -374,6 +375,14 @@ class Recovery:
         for path in inventory.temporary:
             with suppress(FileNotFoundError):  # a fenced log of this process may drop its spare meanwhile
                 files.unlink(path)
+        self._set_aside(inventory)
+        for file in reversed(removable):
+            files.unlink(file.path)
+        if inventory.foreign or removable:
+            files.fsync_directory(self._directory)
+
+    def _set_aside(self, inventory: Inventory) -> None:
+        """Keep files that belong elsewhere for a person to look at."""
         bases = [file.base_offset for file in inventory.files]
         for file, reason in inventory.foreign:
             aside = file.path.with_name(f"{file.path.name}{ASIDE_SUFFIX}")
@@ -383,10 +392,6 @@ class Recovery:
             following = min((base for base in bases if base > file.base_offset), default=file.base_offset)
             missing = file.base_offset < min(bases, default=0)  # elsewhere the hole itself is reported
             self._note(aside.name, 0, file.base_offset, following if missing else file.base_offset, reason)
-        for file in reversed(removable):
-            files.unlink(file.path)
-        if inventory.foreign or removable:
-            files.fsync_directory(self._directory)
 
     def _remove_unused(self, log_end: int) -> None:
         """Make way for the active segment of the new epoch."""

@@ -92,7 +92,7 @@ def test_a_data_directory_stays_what_it_is(tmp_path: Path) -> None:
     member = BrokerProcess(tmp_path / "alone", arguments=seeds)
     with pytest.raises(BrokerFailed, match="topics of a broker that was alone"):
         member.start()
-    assert member.exit_code == 4 and "danube spark replay --local" in member.output_tail()
+    assert member.exit_code == 4 and "danube cluster adopt" in member.output_tail()
     alone.start()
     assert [topic["topic"] for topic in danube("topics", "list", "-s", alone.address)] == ["/default/a"]
     alone.stop()

@@ -156,7 +156,10 @@ def test_a_spark_that_does_not_tell_the_batch(monkeypatch: pytest.MonkeyPatch, t
         writer.write(iter(()))
 
 
-def test_the_end_of_a_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_a_write_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "refuse_more_tasks", lambda *_: None)  # asks a broker
     done = sink.Published(3, 0, 30)
     writer = sink.arrow_writer({**TOPIC, "jobId": "load"}, schema("payload binary"), False)
     stream = sink_stream.stream_writer(TOPIC, schema("payload binary"), False)

@@ -104,7 +104,7 @@ def account(totals: dict[str, Any], violations: dict[str, int]) -> str:
         f" acknowledged {totals.get('acknowledged', 0):,} (taken by cuts at `written`:"
         f" {totals.get('taken_by_cuts', 0):,}), delivered {totals.get('deliveries', 0):,},"
         f" acks confirmed {totals.get('confirmed', 0):,}; lost {violations.get('lost', 0)},"
-        f" passed over {passed_over}, given twice {violations.get('given twice', 0)},"
+        f" passed over {passed_over}, given twice {totals.get('given_twice', 0)},"
         f" offsets used again {violations.get('reused', 0)}"
     )
 

@@ -11,6 +11,7 @@ from danube.core import http2_frames as frames
 from danube.core.http2_connection import Http2Settings
 from danube.core.http2_floods import CONTROL_BURST, RESETS_BURST, FloodGuard
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.limits import RECORD_BYTES_DEFAULT
 from tests.unit.http2_parts import BLOCK, SECOND, Door, data, headers, number, settings
 
 RST = frames.RST_STREAM
@@ -157,7 +158,10 @@ def test_headers_that_are_too_large_are_the_doors_to_refuse() -> None:
 
 def test_who_asks_and_does_not_read_is_given_up() -> None:
     door = Door()
-    door.machine.output_backlog_bytes = 5 << 20
+    door.machine.output_backlog_bytes = 3 * RECORD_BYTES_DEFAULT  # records that it is still reading
+    door.feed(frames.ping_frame(bytes(8), answer=False))
+    assert not door.machine.failed
+    door.machine.output_backlog_bytes = 5 * RECORD_BYTES_DEFAULT
     door.call()
     assert not door.machine.failed
     assert door.feed(frames.ping_frame(bytes(8), answer=False)).code == "ENHANCE_YOUR_CALM"

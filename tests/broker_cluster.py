@@ -143,8 +143,14 @@ class BrokerCluster:
 
     def owner(self, topic: str, partition: int = 0) -> BrokerProcess:
         """Who serves a partition, once somebody does."""
-        wait_until(lambda: self.ownership(topic, partition).broker_id != 0, 10, f"owner of {topic}")
-        return self.broker(self.ownership(topic, partition).broker_id)
+        seen: list[int] = []  # it may have none again a moment later
+
+        def owned() -> bool:
+            seen.append(self.ownership(topic, partition).broker_id)
+            return seen[-1] != 0
+
+        wait_until(owned, 10, f"owner of {topic}")
+        return self.broker(seen[-1])
 
     def others(self, broker: BrokerProcess) -> list[BrokerProcess]:
         return [one for one in self.brokers if one is not broker]

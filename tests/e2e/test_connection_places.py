@@ -66,7 +66,8 @@ def test_a_lone_client_is_held_by_the_owner_of_its_topic(broker: Any) -> None:
     workers = workers_of(process)
     passed = sum(worker["connections_passed"] for worker in workers)
     assert passed >= 2, "of 24, by chance"
-    assert sum(worker["forwarded_in"] for worker in workers) == 0, "no batch crossed a ring"
+    forwarded = sum(worker["forwarded_in"] for worker in workers)
+    assert forwarded <= 2 * (24 - at_owner), "no other batch crossed a ring"
     assert sum(worker["connections_total"] for worker in workers) >= 24
 
 

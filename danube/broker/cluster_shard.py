@@ -22,7 +22,7 @@ from danube.broker.reserving import reserved_fields
 from danube.broker.shard import REOPENS_PER_INCARNATION, Shard
 from danube.core.ownership import DELETED
 from danube.errors import DanubeError, OwnerMoved, TopicNotFound, Unavailable, broken
-from danube.wal.segment import log_id_of
+from danube.wal.segment import log_id_of_topic
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
@@ -315,7 +315,7 @@ class ClusterShard(Shard):
         fields = {
             "topic_id": record.topic_id, "partition": index, "topic": record.topic, "epoch": epoch,
             "directory": str(partition_directory(self._root, record.topic_id, index)),
-            "log_id": log_id_of(record.topic, record.topic_id, record.created_us),
+            "log_id": log_id_of_topic(record),
             "broker_id": self._directory.broker_id, "owner_epoch": epoch // REOPENS_PER_INCARNATION,
             "incarnation": self._incarnation, "lost_before": lost_before(self.unbroken_since, record),
             **reserved_fields(self._directory.reservation(*place)),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from danube import clock, telemetry
 from danube.broker import last_resort
 from danube.broker.mover_copies import Ended, Job, MetadataCopies, TopicDeletions, clean_uploads
-from danube.broker.mover_inherit import Heirs, claim_of
+from danube.broker.mover_inherit import Heirs, claim_of, ownership_of
 from danube.broker.mover_link import Frame
 from danube.broker.mover_partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover_returns import Returns
@@ -42,8 +42,8 @@ from danube.errors import DanubeError, Fenced
 from danube.wal.fetching import fetch
 from danube.wal.objects import ObjectStore
 from danube.wal.reserve import reserve
-from danube.wal.segment import NO_LOG, LogIdentity
-from danube.wal.uploader import Ownership, Uploader
+from danube.wal.segment import LogIdentity
+from danube.wal.uploader import Uploader
 
 if TYPE_CHECKING:
     from danube.broker.contexts import MoverContext
@@ -252,9 +252,8 @@ class Mover:
                 self.advance(partition)
 
     def _attach(self, link: OwnerLink, frame: Frame) -> None:
-        identity = LogIdentity(frame["topic_id"], frame["partition"])
-        place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
-        owner = Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
+        owner = ownership_of(frame)
+        identity = owner.identity
         before = self._partitions.get(identity)
         if before is not None and owner.epoch < before.owner.epoch:
             error = str(Fenced(f"{owner.topic} has a newer owner", why=f"its epoch is {before.owner.epoch}"))

@@ -69,15 +69,20 @@ class Heirs:
         self._mover.block(partial(inherit, self._mover.store, heir, self._data_dir, clock.wall_us()), ended)
 
 
+def ownership_of(frame: Frame) -> Ownership:
+    """Who owns the log that a frame is about."""
+    identity = LogIdentity(frame["topic_id"], frame["partition"])
+    place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
+    return Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
+
+
 def heir_of(frame: Frame) -> Heir:
     """Who is to own the partition, as its worker says."""
-    identity = LogIdentity(frame["topic_id"], frame["partition"])
+    owner = ownership_of(frame)
     reservation = Reservation(
-        *identity, frame["reserved_end"], frame["reserved_broker_id"], frame["reserved_epoch"],
+        *owner.identity, frame["reserved_end"], frame["reserved_broker_id"], frame["reserved_epoch"],
         frame["closed"],
     )  # fmt: skip
-    place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
-    owner = Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
     return Heir(
         owner,
         frame["broker_id"],

@@ -25,7 +25,7 @@ from danube.limits import UNSYNCED_RECORDS_MAX
 from danube.wal.cursors import CursorStore
 from danube.wal.local_holes import Ahead
 from danube.wal.log import Log, LogIdentity, LogOptions
-from danube.wal.segment import log_id_of
+from danube.wal.segment import log_id_of_topic
 from danube.wal.witness import Witness, load_witness, remove_witness
 
 _log = telemetry.events("opening")
@@ -58,7 +58,7 @@ def open_log(
     """
     directory = partition_directory(root, record.topic_id, index)
     identity = LogIdentity(record.topic_id, index)
-    options = options._replace(log_id=log_id_of(record.topic, record.topic_id, record.created_us))
+    options = options._replace(log_id=log_id_of_topic(record))
     log = Log.open(directory, identity, epoch, options, trusted_end=trusted_end, ahead=ahead, witness=witness)
     core = (
         Partition(name, epoch, record.policy, log.log_end)
@@ -86,7 +86,7 @@ def open_partition(
     if not record.policy.reliable:
         return HostedPartition(name, record, index, Partition(name, epoch, record.policy, 0), counters)
     directory = partition_directory(root, record.topic_id, index)
-    log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+    log_id = log_id_of_topic(record)
     witness: Witness | None = None
     if budget is None:  # in a cluster a partition's directory comes and goes
         witness = load_witness(directory, log_id, holds_all=not tiered)

@@ -53,7 +53,14 @@ from danube.wal.manifest_keys import (
 )
 from danube.wal.objects import ObjectStore
 from danube.wal.producers import Checkpoint, write_checkpoint
-from danube.wal.segment import HEADER_BYTES, SUMMARY_BYTES, LogIdentity, log_id_of, read_summary, split_footer
+from danube.wal.segment import (
+    HEADER_BYTES,
+    SUMMARY_BYTES,
+    LogIdentity,
+    log_id_of_topic,
+    read_summary,
+    split_footer,
+)
 from danube.wal.store_binding import StoreIdentity, bind, stored_identity
 from danube.wal.uploader import Ownership
 from danube.wal.witness import DIRECTORY as WITNESSES
@@ -283,7 +290,7 @@ def _restore_partition(store: ObjectStore, root: Path, record: TopicRecord, inde
     files.make_directory(directory)
     end = manifest.uploaded_end
     created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
-    log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+    log_id = log_id_of_topic(record)
     create_empty(directory, identity, manifest.epoch, end, created_us, log_id)
     owner = Ownership(name, identity, manifest.epoch, directory, log_id)
     try:

@@ -61,7 +61,7 @@ from danube.wal.compacting import last_compacted, replacing_in_order
 from danube.wal.key_compaction import KEYS_MAX
 from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.manifest_keys import segment_key
-from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of_topic
 from danube.wal.staged import Staged, decode_staged
 from danube.wal.uploader import Change, Ownership, Uploader, in_turn, replacing
 
@@ -209,7 +209,7 @@ class _Job:
         """Whose the objects must be; a store without a copy of the metadata cannot say."""
         with suppress(NotFound, Damage):
             for record in self._place.metadata().topics():
-                log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+                log_id = log_id_of_topic(record)
                 self._log_ids[record.topic_id] = log_id
 
     def _manifests(self) -> list[Manifest]:

@@ -130,9 +130,9 @@ def _at_hand(task: CompactTask, uploader: Uploader, entry: SegmentEntry, work: P
     path = local_path(task.place, key)
     if path is None:
         path = work / f"source-{entry.base_offset:020d}"
-        with path.open("xb") as target:
-            uploader.store.get_to(key, 0, entry.size_bytes, target.fileno(), 0)
-    refuse_stranger(path, task.log_id)
+        uploader.fetch(key, entry.size_bytes, path)
+    else:
+        refuse_stranger(path, task.log_id)
     return SealedRange(path)
 
 

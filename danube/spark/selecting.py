@@ -23,7 +23,7 @@ from danube.spark.plan import Piece, Selection
 from danube.spark.segments import PartitionHistory, SegmentRef
 from danube.spark.tail import PartitionEnds, Tail
 from danube.wal.holes import Hole, HoleKind
-from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of_topic
 
 _log = telemetry.events("spark")
 
@@ -138,7 +138,7 @@ class Catalogue:
         """Two brokers may give the same id to topics of the same name, and still they are two."""
         if not self.options.wants(record.topic):
             return
-        log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+        log_id = log_id_of_topic(record)
         if self._log_ids.setdefault(record.topic_id, log_id) != log_id:
             raise Conflict(
                 f"topic {record.topic} in {where} is another one than elsewhere",

@@ -60,7 +60,7 @@ from danube.spark.validate_store import (
 )
 from danube.spark.validate_task import SegmentWork, ValidateTask, decode, validate
 from danube.wal.objects import ObjectStore
-from danube.wal.segment import NO_LOG, LogIdentity, log_id_of
+from danube.wal.segment import NO_LOG, LogIdentity, log_id_of_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +138,7 @@ class _Job:
         try:
             for record in place.metadata().topics():
                 self._names[record.topic_id] = record.topic
-                log_id = log_id_of(record.topic, record.topic_id, record.created_us)
+                log_id = log_id_of_topic(record)
                 self._log_ids[record.topic_id] = log_id
         except (NotFound, DanubeError) as error:
             if isinstance(place, DataDirectory):

@@ -6,7 +6,6 @@ disk lie, at any time, the objects that become one and what they become.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange, opened
 from danube.wal.objects import local_failure
-from danube.wal.origin import refuse_stranger
 from danube.wal.segment import file_name
 from danube.wal.uploader import Change, Uploader, replacing
 
@@ -134,13 +132,7 @@ class _Compaction:
 
     def _fetch(self, entry: SegmentEntry) -> Path:
         path = self._work / f"source-{entry.base_offset}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            key = segment_key(self._uploader.identity, entry)
-            self._uploader.store.get_to(key, 0, entry.size_bytes, fd, 0)
-        finally:
-            os.close(fd)
-        refuse_stranger(path, self._uploader.owner.log_id)
+        self._uploader.fetch(segment_key(self._uploader.identity, entry), entry.size_bytes, path)
         return path
 
     def _group(self, sources: Sequence[SegmentEntry], keys: KeysRead) -> tuple[int, SegmentEntry | None]:

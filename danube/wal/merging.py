@@ -6,7 +6,6 @@ the working directory, which is emptied before each use.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from danube.wal.manifest import EntryFlag, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import SealedRange, merge
 from danube.wal.objects import local_failure
-from danube.wal.origin import refuse_stranger
 from danube.wal.segment import file_name
 from danube.wal.uploader import Uploader
 
@@ -55,13 +53,7 @@ def merge_objects(uploader: Uploader, sources: Sequence[SegmentEntry], work: Pat
 
 
 def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange:
-    key = segment_key(uploader.identity, entry)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        uploader.store.get_to(key, 0, entry.size_bytes, fd, 0)
-    finally:
-        os.close(fd)
-    refuse_stranger(path, uploader.owner.log_id)
+    uploader.fetch(segment_key(uploader.identity, entry), entry.size_bytes, path)
     return SealedRange(path)
 
 

@@ -44,11 +44,14 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from danube.core.batch import padded
 from danube.core.checksum import content_hasher, crc32c
 from danube.errors import Damage, StorageIncompatible
+
+if TYPE_CHECKING:
+    from danube.core.commands import TopicRecord
 
 VERSION: Final = 1
 MAGIC: Final = b"DANUBSEG"
@@ -140,6 +143,11 @@ def log_id_of(topic: str, topic_id: int, created_us: int) -> bytes:
     hasher = content_hasher()
     hasher.update(f"{topic}\0{topic_id}\0{created_us}".encode())
     return bytes(hasher.digest())
+
+
+def log_id_of_topic(record: TopicRecord) -> bytes:
+    """The same, of what the metadata knows."""
+    return log_id_of(record.topic, record.topic_id, record.created_us)
 
 
 def file_name(base_offset: int) -> str:

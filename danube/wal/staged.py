@@ -14,7 +14,6 @@ that are to be compacted, and for records and tombstones that their policy lets 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Container, Sequence
 from itertools import pairwise
@@ -32,7 +31,6 @@ from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.manifest_keys import segment_key
 from danube.wal.merge import Original, SealedRange, opened, runs_of
 from danube.wal.objects import local_failure
-from danube.wal.origin import refuse_stranger
 from danube.wal.segment import HASH_BYTES, HEADER_BYTES, SUMMARY_BYTES, file_name, read_summary, split_footer
 
 if TYPE_CHECKING:
@@ -241,12 +239,7 @@ def fetched(uploader: Uploader, made: SegmentEntry, key: str, work: Path) -> Pat
     if info.size != made.size_bytes:
         raise Damage(f"it has {info.size} bytes instead of {made.size_bytes}")
     path = work / file_name(made.base_offset)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        uploader.store.get_to(key, 0, made.size_bytes, fd, 0)
-    finally:
-        os.close(fd)
-    refuse_stranger(path, uploader.owner.log_id)
+    uploader.fetch(key, made.size_bytes, path)
     return path
 
 

@@ -18,6 +18,7 @@ the old process may still be on its way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,15 @@ class Uploader:
         return entry_of(
             sealed.summary, sealed.size_bytes, wall_us(), flags=int(flags), chain_hash=sealed.chain_hash
         )
+
+    def fetch(self, key: str, size_bytes: int, path: Path) -> None:
+        """Put the segment under ``key`` into a new file; Damage where it says that it is of another log."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self.store.get_to(key, 0, size_bytes, fd, 0)
+        finally:
+            os.close(fd)
+        refuse_stranger(path, self.owner.log_id)
 
     def _same(self, key: str, sealed: SealedFile, rest: Progress) -> bool:
         """Whether the object is the file, byte for byte; bounded memory."""

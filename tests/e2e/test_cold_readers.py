@@ -28,7 +28,7 @@ READERS = 250  # scripts/bench has 500
 CONNECTIONS = 10
 HISTORY_MIB = 32
 RECORD_BYTES = 1_024
-FURTHER = 1_280  # records: a fourth more than the client's window holds, so each reader went on from it
+FURTHER = 1_280  # records: a fourth more than a window of prefetch_bytes holds, so each reader went on
 CACHE_BYTES = 16 * limits.MIB  # the least that can be set
 STORE_BYTES_S = 1.5e6  # of each connection
 HOT = {
@@ -156,7 +156,7 @@ def test_cold_readers_leave_the_hot_path_alone_and_all_of_them_go_on(
     watch = Watch(process)
     options = {
         "url": process.address, "topic": TOPIC, "subscription": "cold", "readers": READERS,
-        "connections": CONNECTIONS, "prefetch_bytes": FURTHER * 4 // 5 * RECORD_BYTES,
+        "connections": CONNECTIONS, "prefetch_bytes": limits.MIB,
     }  # fmt: skip
     readers = Child("perf/tier_peer.py", "cold", options)
     request.addfinalizer(readers.stop)

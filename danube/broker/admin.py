@@ -92,7 +92,7 @@ def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[st
     if not isinstance(value, int):
         raise InvalidArgument("the place to seek to is not a number", why=f"value={value!r:.80}")
     offset = start_offset(hosted, str(args.get("kind", "")), value)
-    host.core.seek(offset, hosted.high_watermark, now_ns)
+    host.seek(offset, now_ns)
     return {"offset": offset, "lag": hosted.lag_from(offset)}
 
 

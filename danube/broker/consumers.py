@@ -14,10 +14,11 @@ import numpy as np
 
 from danube import telemetry
 from danube.broker.chunks import Chunk
+from danube.core.acks import Ranges, sound
 from danube.core.cursor import CursorState
 from danube.core.grants import Grant, Mode, Offsets
 from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
-from danube.core.ranges import without
+from danube.core.ranges import within, without
 from danube.core.rate import RecordRate
 from danube.core.wire import DeliveryFlag, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
@@ -40,6 +41,7 @@ class ConsumerLink:
     __slots__ = (
         "consumer_id",
         "credit_bytes",
+        "earlier_end",
         "handle",
         "hosted",
         "name",
@@ -65,6 +67,7 @@ class ConsumerLink:
         self.hosted = hosted
         self.subscription = subscription
         self.credit_bytes = 0
+        self.earlier_end = 0  # it comes back, and may have had what lies below, from an earlier owner too
         self.ready = True
         self.told = ""  # why it gets no records, as it was told
 
@@ -105,6 +108,7 @@ class SubscriptionHost:
         self.links: dict[int, ConsumerLink] = {}
         self.stored_version = -1
         self.deadline_ns: int | None = None
+        self.sought = False  # who comes back may have acked what somebody wants to see again
         self.rate = RecordRate()
         self.bytes_sent = 0
         self._read_bytes = READ_CHUNK_BYTES
@@ -120,6 +124,25 @@ class SubscriptionHost:
         if ready != link.ready:
             link.ready = ready
             self.core.set_ready(link.consumer_id, ready)
+
+    def ack(self, link: ConsumerLink, ranges: Ranges, now_ns: int) -> int:
+        """Ack what a consumer names; return how many records were.
+
+        Those that it may have had before it came back are acked wherever they are now.  They may have gone to
+        another consumer; and an owner that was not here then does not know that they were granted.  Whoever
+        flushes is told that all acks are stored.
+        """
+        result = self.core.ack(link.consumer_id, ranges, now_ns)
+        if not link.earlier_end or not result.ignored + result.refused:
+            return result.acked
+        return result.acked + self.core.ack_earlier(within(sound(ranges), 0, link.earlier_end))
+
+    def seek(self, offset: int, now_ns: int) -> None:
+        """Deliver again from ``offset`` on, whatever was acked."""
+        self.core.seek(offset, self.hosted.high_watermark, now_ns)
+        self.sought = True
+        for link in self.links.values():
+            link.earlier_end = 0
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
         """What is known of holes has changed: there may be records again where it had passed."""

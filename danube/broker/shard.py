@@ -154,8 +154,7 @@ class Shard:
         host = link.hosted.subscriptions.get(link.subscription)
         if host is not None:
             ranges = np.frombuffer(buffer[frame.start : frame.end], np.uint64).reshape(-1, 2)
-            acked = host.core.ack(link.consumer_id, ranges, clock.monotonic_ns())
-            self.counters.add("acks_in", acked.acked)
+            self.counters.add("acks_in", host.ack(link, ranges, clock.monotonic_ns()))
             self._deliveries.wake_one(link.hosted, link.subscription)
         if frame.flags & FrameFlag.SYNC:
             reply = wire.result_frame(None, frame.correlation)

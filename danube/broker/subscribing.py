@@ -150,6 +150,8 @@ def subscribe(
         _displace(host, joined.displaced)
     link = ConsumerLink(session, handle, consumer_id, request.consumer, hosted, request.subscription)
     link.credit_bytes = min(request.credit_bytes, DELIVER_CREDIT_BYTES_MAX)
+    if request.epoch and isinstance(host, SubscriptionHost) and not host.sought:
+        link.earlier_end = hosted.high_watermark
     host.links[consumer_id] = link
     session.consumers[handle] = link
     floor, ack_timeout_ms = hosted.high_watermark, 0

@@ -53,6 +53,15 @@ class SentAcks:
             self._lost = lost[-RANGES_KEPT_MAX:]
             self._asked, self._earlier, self._recent = [], [], []
 
+    def delivered_anew(self, start: int, end: int) -> None:
+        """These came as new ones on a subscribing that was beyond them: where it had acked some of them,
+        somebody has sought back to there, and no ack from ``start`` on may be sent again."""
+        if any(first < end and start < last for first, last in self._asked + self._earlier + self._recent):
+            self._lost, self._asked, self._earlier, self._recent = (
+                [(first, min(last, start)) for first, last in ranges if first < start]
+                for ranges in (self._lost, self._asked, self._earlier, self._recent)
+            )
+
     def take_lost(self) -> Ranges:
         """What is to be sent again before a sync."""
         lost, self._lost = self._lost, []

@@ -146,6 +146,7 @@ class PartitionConsumer:
     def _first_delivered(self, start: int, record_count: int) -> None:
         if start < self._lately_acked.delivered_end:
             self.write_acks()  # they belong to what was before
+            self._sent_acks.delivered_anew(start, start + record_count)
         self._lately_acked.delivered(start, start + record_count)
 
     def take(self) -> ReceivedBatch | None:

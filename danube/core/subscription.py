@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, by_owner, in_flight_at, offsets_in
+from danube.core.acks import ANY_SEAT, NO_SEAT, Ranges, acknowledge, by_owner, in_flight_at, offsets_in, sound
 from danube.core.ahead import Ahead
 from danube.core.consumers import Consumers
 from danube.core.cursor import CursorState
@@ -33,12 +33,13 @@ from danube.core.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, O
 from danube.core.key_ring import KeyRing
 from danube.core.key_table import SKIPPED, KeyTable
 from danube.core.policy import FailurePolicy, check_max_unacked
+from danube.core.ranges import joined
 from danube.core.redelivery import MS
 from danube.core.subscription_report import check_agreement, counts_of, progress, reason
 from danube.core.undelivered import forget_delivery, take_back
 from danube.core.window import ACKED, BLOCKED, BURIED, DEAD, FREE, HELD, IN_FLIGHT, READY, RETRY, Window
 from danube.errors import DanubeError, broken
-from danube.limits import MAX_UNACKED_DEFAULT
+from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 
@@ -427,6 +428,15 @@ class Subscription:
         counters["ack_ignored"] += ignored
         counters["ack_refused"] += refused
         return AckResult(acked, ignored, refused)
+
+    def ack_earlier(self, ranges: Ranges) -> int:
+        """Ack ranges that a consumer had before it came back, whoever has them now; return how many were not.
+
+        An earlier owner may have granted them, and nobody here.  Of very many only the lowest are kept, as in
+        a cursor.
+        """
+        kept = ACKED_RANGES_STORED_MAX - len(self._ahead.ranges)
+        return self.skip(joined(sound(ranges))[: max(kept, 0)], "acked")
 
     def _settled(self, owners: list[tuple[int, int, int]], now_ns: int) -> None:
         """Consumers settled records that they had in flight: ``(seat, lowest offset, records)``."""

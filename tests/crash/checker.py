@@ -63,8 +63,6 @@ class Expectation:
     one_owner: bool = False  # no other broker goes on with a log, so a resend is known in all of its lives
     alone: frozenset[str] = frozenset()  # subscriptions of one consumer that is never restarted
     on_its_way_s: float = 30.0  # a redelivery may lie with another consumer as long, beside the ack
-    acks_hold: bool = True  # where not, what is given twice is counted: an owner that was killed answers for
-    # acks that its clients repeat before it has handed their records out again, and keeps none of them
     ack_copy_s: float = 0.0  # confirmed acks that the loss of an owner may take, in a cluster
 
 
@@ -452,14 +450,7 @@ def _check_given_twice(ledger: _Ledger, subscription: str, expected: Expectation
     """
     faults = sorted((fault[2], fault[3], _ends_all(fault)) for fault in ledger.faults)
     alone = subscription in expected.alone
-    came: dict[Place, list[int]] = defaultdict(list)
-    for moment_ns, _, place, *_ in ledger.deliveries[subscription]:
-        came[place].append(moment_ns)
-    confirmed = {
-        place: min(kept)
-        for place, moments in ledger.confirmed[subscription].items()
-        if (kept := [one for one in moments if not _met_a_fault(came[place], one, faults)])
-    }
+    confirmed = {place: min(moments) for place, moments in ledger.confirmed[subscription].items()}
     for moment_ns, consumer, place, identity, _, _ in ledger.deliveries[subscription]:
         since_ns = confirmed.get(place)
         if since_ns is None or moment_ns <= since_ns:
@@ -472,24 +463,12 @@ def _check_given_twice(ledger: _Ledger, subscription: str, expected: Expectation
         if any(one[0] - copying <= since_ns <= one[1] and one[0] <= moment_ns for one in faults if copying):
             continue
         ledger.given_twice += 1
-        if not expected.acks_hold:
-            continue
         ledger.verdict.add(
             "given twice",
             f"{subscription} gave {identity} at {place} to {consumer}"
             f" {(moment_ns - since_ns) / SECOND_NS:.3f} s after its ack was confirmed,"
             f" {len(between)} faults between",
         )
-
-
-def _met_a_fault(came: list[int], confirmed_ns: int, faults: list[tuple[int, int, bool]]) -> bool:
-    """Whether a fault came between a delivery and the confirmation of its ack.
-
-    Who has a record no more cannot ack it: it went to another consumer, or a broker that was killed knows of
-    no delivery yet.  Such an ack counts for nothing, whatever is stored after it.
-    """
-    got_ns = max((one for one in came if one <= confirmed_ns), default=0)
-    return any(start <= confirmed_ns and end >= got_ns for start, end, _ in faults)
 
 
 def _ends_all(fault: Event) -> bool:

@@ -250,7 +250,6 @@ class ClusterRun:
                 delivered_stays=True,
                 levels={one["topic"]: one["durability"] for one in self.load.topics},
                 alone=alone(self.load),
-                acks_hold=False,
                 ack_copy_s=ACK_COPY_S,
             ),
         )

@@ -391,14 +391,13 @@ ALONE = {"alone": frozenset({"s"})}
         (given_again(25, kill("kill_all", 21, 23)), {}),
         (given_again(25, cut(21, 23, ended="all")), {}),
         (given_again(90, kill("kill_broker", 60, 70)), ALONE | {"ack_copy_s": 20.0}),
+        (given_again(60, kill("kill_all", 18, 19)), ALONE),  # nobody had it when the ack was sent once more
     ],
 )
 def test_a_record_that_comes_after_its_ack_was_confirmed_is_found(
     events: list[Event], expected: dict[str, Any]
 ) -> None:
     assert judged(events, **expected).counts == {"given twice": 1}
-    counted = judged(events, **expected, acks_hold=False)
-    assert counted.passed and counted.statistics["given_twice"] == 1
 
 
 @pytest.mark.parametrize(
@@ -408,7 +407,6 @@ def test_a_record_that_comes_after_its_ack_was_confirmed_is_found(
         (given_again(20.1), {}),  # another consumer had it already
         (given_again(25, kill("kill_worker", 21, 23)), {}),  # and is connected to another worker
         (given_again(60, kill("kill_broker", 25, 50)), ALONE | {"ack_copy_s": 20.0}),
-        (given_again(60, kill("kill_all", 18, 19)), ALONE),  # nobody had it when the ack was sent once more
     ],
 )
 def test_a_record_that_was_on_its_way_is_not_given_twice(

@@ -103,6 +103,25 @@ def test_a_sync_sends_again_what_a_lost_connection_may_have_swallowed() -> None:
     assert site.consumer.sync_acks().settled and site.acks() == ([], None)
 
 
+def test_what_was_sought_back_to_is_not_acked_again() -> None:
+    acks = SentAcks(lambda: 0)
+    acks.add([(0, 10)])
+    acks.lose()
+    acks.add([(10, 20), (25, 30)])
+    acks.delivered_anew(20, 25)  # of a disk that is back
+    acks.begin_sync()
+    acks.add([(30, 40)])
+    acks.delivered_anew(5, 9)
+    acks.lose()
+    assert acks.take_lost() == [(0, 10), (10, 20), (25, 30), (30, 40)]
+    acks.add([(50, 60), (60, 70)])
+    acks.lose()
+    acks.add([(70, 80)])
+    acks.delivered_anew(62, 75)
+    acks.lose()
+    assert acks.take_lost() == [(50, 60), (60, 62)]
+
+
 @pytest.mark.parametrize("away", ["lost", "moved"])
 def test_a_question_that_is_out_is_asked_again_on_the_next_subscription(away: str) -> None:
     site = Site()

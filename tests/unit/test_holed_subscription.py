@@ -330,6 +330,29 @@ def test_what_is_told_of_available_records_is_right_behind_a_gap() -> None:
     assert grant(one, 2) == [1]
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_was_acked_at_an_earlier_owner_is_not_delivered_whoever_would_get_it(mode: Mode) -> None:
+    one = make(mode)
+    assert grant(one, 5) == [0, 1, 2, 3, 4]
+    one.withhold(20)
+    assert one.ack_earlier(spans((30, 33), (3, 4), (10, 12))) == 4, "what is withheld counts when it is back"
+    assert one.ack_earlier(spans((30, 33), (3, 4), (10, 12))) == 0
+    one.check()
+    state = CursorState.decode(one.cursor_state().encode())
+    assert (state.ack_floor, state.acked.tolist()) == (0, [[3, 4], [10, 12], [30, 33]])
+    assert grant(one, 35) == [*range(20, 30), 33, 34]
+    one.follow_holes(no_ranges(), spans((15, 20)))
+    assert grant(one, 35) + grant(one, 35) == [*range(5, 10), 12, 13, 14]
+
+
+def test_of_very_many_acks_of_an_earlier_owner_the_lowest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("danube.core.subscription.ACKED_RANGES_STORED_MAX", 3)
+    one = make()
+    ranges = spans(*((offset, offset + 1) for offset in range(1, 11, 2)))
+    assert one.ack_earlier(ranges) == 3 and one.ack_earlier(ranges[3:]) == 0
+    assert grant(one, 11) == [0, 2, 4, 6, 7, 8, 9, 10]
+
+
 class Randomly:
     """A log of records and holes, consumers that ack or not, disks that come back or never do."""
 
@@ -378,6 +401,8 @@ class Randomly:
             self.settle(self.open.pop(self.random.randrange(len(self.open))))
         elif chance < 0.7:
             self.dispatch()
+        elif chance < 0.74:
+            self.ack_earlier()
         elif chance < 0.92:
             self.ack(self.random.random() < 0.5)
         elif chance < 0.97:
@@ -394,6 +419,8 @@ class Randomly:
         else:
             why = "unused"
         self.held |= set(range(start, given))
+        self.acked -= set(range(given, end))
+        self.delivered -= set(range(given, end))
         if given < end:
             self.nothing.append((given, end))
         rest = spans(*([(given, end)] if given < end else []))
@@ -460,6 +487,17 @@ class Randomly:
         self.acked |= mine | taken
         for offset in mine:
             del self.flying[offset]
+
+    def ack_earlier(self) -> None:
+        """What somebody had from an earlier owner, also of a disk that is away."""
+        away = {offset for start, _, given in self.open for offset in range(start, given)}
+        records = sorted((self.held | away) - self.acked)
+        named = set(self.random.sample(records, min(len(records), self.random.randrange(1, 6))))
+        ranges = [(offset, offset + 1) for offset in sorted(named, key=lambda _: self.random.random())]
+        assert self.subscription.ack_earlier(spans(*ranges)) <= len(named), "what is withheld does not count"
+        assert self.subscription.ack_earlier(spans(*ranges)) == 0
+        self.acked |= named
+        self.flying = {offset: one for offset, one in self.flying.items() if offset not in named}
 
     def return_some(self) -> None:
         """Some consumer hands back, or refuses, some of what it has."""

@@ -182,6 +182,53 @@ def test_a_closed_consumer_gives_its_records_to_the_others(bench: Bench, session
     assert offsets(session) == [1, 2, 3]
 
 
+@pytest.fixture
+def again(bench: Bench) -> Iterator[Bench]:
+    """An owner of epoch 512 of a partition with the records 0 to 5."""
+    fill(bench, 6)
+    bench.shard.close()
+    made = Bench(bench.shard._root)
+    made.shard._epoch = 512
+    yield made
+    made.shard.close()
+
+
+def test_acks_of_an_earlier_owner_count_though_nothing_was_delivered_here(
+    again: Bench, session: RecordingSession
+) -> None:
+    other = RecordingSession(2)
+    again.subscribe(other, start="earliest", credit_records=3)
+    again.turn()
+    assert offsets(other) == [0, 1, 2]
+    again.subscribe(session, consumer="d", credit_records=0, epoch=256)
+    producer = RecordingSession(99)
+    again.open_producer(producer)
+    again.publish(producer, batch(b"6"))
+    again.turn()
+    again.ack(session, 1, 2)  # another consumer has it
+    again.ack(session, 4, 7)  # nobody has them, and of 6 nobody can have heard
+    again.frame(other, wire.credit_frame(2, 9, 0))
+    again.turn()
+    assert offsets(other) == [3, 6]
+    state = again.hosted.subscription("s").core.cursor_state()
+    assert (state.ack_floor, state.acked.tolist()) == (0, [[1, 2], [4, 6]])
+
+
+def test_what_somebody_sought_back_to_is_not_acked_by_what_was_acked_before(
+    again: Bench, session: RecordingSession
+) -> None:
+    again.subscribe(RecordingSession(2), start="earliest", credit_records=0)
+    again.subscribe(session, consumer="d", credit_records=0, epoch=256)
+    again.ack(session, 0, 6)
+    core = again.hosted.subscription("s").core
+    assert core.ack_floor == 6
+    assert again.admin(session, "seek", subscription="s", kind="earliest").kind == Kind.RESULT
+    again.ack(session, 0, 6)
+    again.subscribe(session, handle=3, epoch=512, credit_records=0)
+    again.ack(session, 0, 6, handle=3)
+    assert core.ack_floor == 0
+
+
 # -- credit and rate ------------------------------------------------------------------------------
 
 

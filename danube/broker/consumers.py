@@ -20,7 +20,7 @@ from danube.core.grants import Grant, Mode, Offsets
 from danube.core.holed_subscription import GIVEN_UP, UNUSED, HoledSubscription
 from danube.core.ranges import within, without
 from danube.core.rate import RecordRate
-from danube.core.wire import DeliveryFlag, deliver_header, waiting_frame
+from danube.core.wire import DeliveryFlag, Kind, control_frame, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
 from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
 
@@ -138,11 +138,12 @@ class SubscriptionHost:
         return result.acked + self.core.ack_earlier(within(sound(ranges), 0, link.earlier_end))
 
     def seek(self, offset: int, now_ns: int) -> None:
-        """Deliver again from ``offset`` on, whatever was acked."""
+        """Deliver from ``offset`` on, whatever was acked; consumers are told, and send no old ack again."""
         self.core.seek(offset, self.hosted.high_watermark, now_ns)
         self.sought = True
         for link in self.links.values():
             link.earlier_end = 0
+            link.session.send(control_frame(Kind.SOUGHT, None, 0, link.handle))
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
         """What is known of holes has changed: there may be records again where it had passed."""

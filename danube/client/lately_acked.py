@@ -1,8 +1,8 @@
 """Records that this client acked a moment ago, so that a redelivery which crossed the ack is not handed out.
 
 The broker sends a record again when its ack comes late, or was lost with a connection.  Both copies may be
-here: the ack of the first one then answers for the second.  Only a moment is kept, and nothing beyond a first
-delivery that goes back: somebody wants to see those records again.
+here: the ack of the first one then answers for the second.  Only a moment is kept, and nothing beyond a seek:
+somebody wants to see those records again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,15 @@ Ranges = list[tuple[int, int]]
 class LatelyAcked:
     """Of one partition and one subscribing."""
 
-    __slots__ = ("_range_count", "_rounds", "delivered_end")
+    __slots__ = ("_range_count", "_rounds")
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[int, Ranges]] = deque()
         self._range_count = 0
-        self.delivered_end = 0
 
     def clear(self) -> None:
         self._rounds.clear()
-        self._range_count = self.delivered_end = 0
-
-    def delivered(self, start: int, end: int) -> None:
-        """Records were delivered for the first time."""
-        if start < self.delivered_end:
-            self.clear()
-        self.delivered_end = end
+        self._range_count = 0
 
     def acked(self, ranges: Ranges, now_ns: int) -> None:
         self._rounds.append((now_ns, ranges))

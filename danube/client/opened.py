@@ -28,6 +28,9 @@ class Opened(Protocol):
     def on_waiting(self, reason: DanubeError | None) -> None:
         """Why no batches come now; None: they go on."""
 
+    def on_sought(self) -> None:
+        """Somebody moved the subscription: what comes next is to be seen, whatever was acked."""
+
     def on_session_failed(self, error: DanubeError) -> None:
         """There will be no further connection."""
 

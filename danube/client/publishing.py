@@ -401,6 +401,9 @@ class PartitionProducer:
     def on_waiting(self, reason: DanubeError | None) -> None:
         """A producer waits for no batches."""
 
+    def on_sought(self) -> None:
+        """A producer has no subscription."""
+
     def on_session_failed(self, error: DanubeError) -> None:
         self._fail(error)
 

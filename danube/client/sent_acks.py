@@ -15,7 +15,7 @@ class SentAcks:
     """What to send again before the broker can say that everything is stored.
 
     Kept for KEPT_NS at least; what is older was stored by a broker that runs.  It is sent again only when
-    somebody asks for a sync, so that nobody acknowledges again what was sought back to.
+    somebody asks for a sync.
     """
 
     __slots__ = ("_asked", "_earlier", "_last", "_lost", "_now_ns", "_recent", "_turned_ns", "unsure")
@@ -53,14 +53,10 @@ class SentAcks:
             self._lost = lost[-RANGES_KEPT_MAX:]
             self._asked, self._earlier, self._recent = [], [], []
 
-    def delivered_anew(self, start: int, end: int) -> None:
-        """These came as new ones on a subscribing that was beyond them: where it had acked some of them,
-        somebody has sought back to there, and no ack from ``start`` on may be sent again."""
-        if any(first < end and start < last for first, last in self._asked + self._earlier + self._recent):
-            self._lost, self._asked, self._earlier, self._recent = (
-                [(first, min(last, start)) for first, last in ranges if first < start]
-                for ranges in (self._lost, self._asked, self._earlier, self._recent)
-            )
+    def clear(self) -> None:
+        """Somebody has sought: what was acked before must not be acked again."""
+        self._lost, self._asked, self._earlier, self._recent = [], [], [], []
+        self._last = None
 
     def take_lost(self) -> Ranges:
         """What is to be sent again before a sync."""

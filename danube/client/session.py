@@ -456,6 +456,10 @@ class Session(Timers):
             opened = self._handles.owner(handle)
             if opened is not None:
                 opened.on_waiting(wire.decode_error(body) if body else None)
+        elif kind == Kind.SOUGHT:
+            opened = self._handles.owner(handle)
+            if opened is not None:
+                opened.on_sought()
         elif kind < 32:
             raise ProtocolError(f"the broker sent a frame of kind {kind}")
 

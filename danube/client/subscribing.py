@@ -132,8 +132,6 @@ class PartitionConsumer:
             statistics.records_delivered += batch.record_count
             statistics.bytes_delivered += size
             ready.append(batch)
-            if not delivery.redelivery_count:
-                self._first_delivered(batch.header.base_offset, batch.record_count)
             self.ready_records += batch.record_count
             self.ready_bytes += size
         self.when_ready(self)
@@ -143,11 +141,12 @@ class PartitionConsumer:
         if reason is not None:
             _telemetry.warning(f"no records come now: {reason}", partition=self.partition)
 
-    def _first_delivered(self, start: int, record_count: int) -> None:
-        if start < self._lately_acked.delivered_end:
-            self.write_acks()  # they belong to what was before
-            self._sent_acks.delivered_anew(start, start + record_count)
-        self._lately_acked.delivered(start, start + record_count)
+    def on_sought(self) -> None:
+        self._ack_start = self._ack_end = 0
+        self._acked, self._acked_ranges = [], []
+        self._sent_acks.clear()
+        self._lately_acked.clear()
+        self._late_end = self._doubtful = 0
 
     def take(self) -> ReceivedBatch | None:
         """Hand the oldest batch to the application; only when one is ``ready``.

@@ -71,6 +71,7 @@ class Kind(IntEnum):
     RESULT = 38
     ERROR = 39  # ErrorBody; correlation 0 with a handle: the handle is closed; both 0: the connection
     WAITING = 41  # ErrorBody: why the consumer gets no records now; empty: they go on.  The handle stays
+    SOUGHT = 42  # empty: the consumer's subscription begins anew; acks of what came before count no more
 
 
 class FrameFlag(IntFlag):

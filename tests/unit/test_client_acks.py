@@ -104,22 +104,23 @@ def test_a_sync_sends_again_what_a_lost_connection_may_have_swallowed() -> None:
 
 
 def test_what_was_sought_back_to_is_not_acked_again() -> None:
-    acks = SentAcks(lambda: 0)
-    acks.add([(0, 10)])
-    acks.lose()
-    acks.add([(10, 20), (25, 30)])
-    acks.delivered_anew(20, 25)  # of a disk that is back
-    acks.begin_sync()
-    acks.add([(30, 40)])
-    acks.delivered_anew(5, 9)
-    acks.lose()
-    assert acks.take_lost() == [(0, 10), (10, 20), (25, 30), (30, 40)]
-    acks.add([(50, 60), (60, 70)])
-    acks.lose()
-    acks.add([(70, 80)])
-    acks.delivered_anew(62, 75)
-    acks.lose()
-    assert acks.take_lost() == [(50, 60), (60, 62)]
+    site = Site()
+    site.consumer.ack(1)
+    site.acks()
+    site.lose()
+    site.connect()
+    site.subscribe()
+    handle = site.consumer._handle
+    site.consumer.ack(3)
+    site.consumer.ack(7)
+    site.feed(wire.control_frame(Kind.SOUGHT, None, 0, handle))
+    assert site.consumer.sync_acks().result() is None and site.acks() == ([], None)
+    site.consumer.ack(2)
+    reply = site.consumer.sync_acks()
+    ranges, asking = site.acks()
+    assert set(ranges) == {(2, 3)}
+    site.done(asking)
+    assert reply.result() is None
 
 
 @pytest.mark.parametrize("away", ["lost", "moved"])

@@ -80,6 +80,9 @@ class Line:
         data = whole if len(offsets) == count else select(whole, read_header(whole), chosen)
         self.feed(wire.deliver_header(self.handle, len(data), again, len(offsets)) + data)
 
+    def seek(self) -> None:
+        self.feed(wire.control_frame(Kind.SOUGHT, None, 0, self.handle))
+
     def batch(self) -> Any:
         return self.inbox.next_batch(None, 0)[0]
 
@@ -133,7 +136,8 @@ def test_records_that_somebody_wants_to_see_again_are_handed_out() -> None:
     line.deliver(0, 1, 2)
     for message in line.messages():
         message.ack_nowait()
-    line.deliver(0)  # the subscription was set back
+    line.seek()
+    line.deliver(0)
     line.deliver(1, 2, again=1)
     assert [message.offset for message in line.messages()] == [0, 1, 2]
 
@@ -212,7 +216,7 @@ def test_acks_that_were_sent_late_do_not_answer_for_ever() -> None:
     line.subscribe()
     line.acks()
     line.now_ns += KEPT_NS + 1
-    line.deliver(0, 1, 2)  # set back before anything came
+    line.deliver(0, 1, 2)
     assert [message.offset for message in line.messages()] == [0, 1, 2]
 
 
@@ -223,9 +227,26 @@ def test_what_is_sought_back_to_after_acks_were_sent_again_is_handed_out() -> No
     line.acks()
     line.reconnect()
     _, correlation = asked_to_store(line)
-    line.confirm(correlation)
+    line.seek()
     line.deliver(0, 1, 2)
+    line.confirm(correlation)
     assert line.batch().offsets.tolist() == [0, 1, 2]
+
+
+def test_records_of_waiting_keys_change_nothing_though_they_come_behind_higher_ones() -> None:
+    line = Line()
+    line.deliver(0, 1, 2, 3, 4)
+    for message in line.messages():
+        if message.offset != 3:
+            message.ack_nowait()
+    line.acks()
+    line.reconnect()
+    line.deliver(5)
+    line.deliver(0, 1, 2, 3, 4)
+    _, correlation = asked_to_store(line)
+    line.deliver(3, 4)
+    line.confirm(correlation)
+    assert [message.offset for message in line.messages()] == [5, 3, 3]
 
 
 def test_only_a_moment_is_kept() -> None:

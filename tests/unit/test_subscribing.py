@@ -222,7 +222,9 @@ def test_what_somebody_sought_back_to_is_not_acked_by_what_was_acked_before(
     again.ack(session, 0, 6)
     core = again.hosted.subscription("s").core
     assert core.ack_floor == 6
-    assert again.admin(session, "seek", subscription="s", kind="earliest").kind == Kind.RESULT
+    session.take()
+    assert again.admin(RecordingSession(3), "seek", subscription="s", kind="earliest").kind == Kind.RESULT
+    assert session.only(Kind.SOUGHT).handle == 2
     again.ack(session, 0, 6)
     again.subscribe(session, handle=3, epoch=512, credit_records=0)
     again.ack(session, 0, 6, handle=3)

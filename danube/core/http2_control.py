@@ -115,7 +115,7 @@ class ControlSide(SendingSide):
         elif flags & ACK:
             self._timers.asked_ns = 0
             self._charge(1)
-        elif self._charge(1) and self._reads_answers():
+        elif self._charge(1):
             self.output.append(ping_frame(payload.tobytes(), answer=True))
 
     def _priority(self, stream_id: int, payload: memoryview) -> None:
@@ -147,7 +147,7 @@ class ControlSide(SendingSide):
         elif flags & ACK:
             self._timers.acknowledged_by_ns = 0
             self._charge(1)
-        elif self._charge(_SETTINGS_COST + size // SETTING_BYTES) and self._reads_answers():
+        elif self._charge(_SETTINGS_COST + size // SETTING_BYTES):
             self._apply_settings(payload)
 
     def _apply_settings(self, payload: memoryview) -> None:
@@ -197,13 +197,6 @@ class ControlSide(SendingSide):
             self._fail(ErrorCode.PROTOCOL_ERROR, f"{name} on stream {stream_id}, which was never open")
             return False
         return True
-
-    def _reads_answers(self) -> bool:
-        """False, and the connection failed, when a peer asks and does not read what it asked for."""
-        if self.output_backlog_bytes <= self._settings.output_backlog_bytes_max:
-            return True
-        self._fail(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read what it asks for")
-        return False
 
     def _stream_error(self, stream: Stream, code: ErrorCode, *, told: bool = True) -> None:
         """The peer's fault ends one stream."""

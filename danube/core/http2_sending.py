@@ -59,7 +59,6 @@ class SendingSide:
 
     def __init__(self, handler: Http2Handler, settings: Http2Settings, now_ns: int) -> None:
         self.output: list[bytes] = []
-        self.output_backlog_bytes = 0  # taken from ``output`` and not yet by the kernel; told by the door
         self.streams: dict[int, Stream] = {}
         self.last_stream_id = 0
         self.failed = ""

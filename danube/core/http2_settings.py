@@ -45,7 +45,6 @@ class Http2Settings:
     continuation_frames_max: int = 16  # of one header block
     queued_bytes_per_stream_max: int = 16 * MIB  # held back by the peer's windows; more resets the stream
     queued_bytes_max: int = 64 * MIB  # of all streams together
-    output_backlog_bytes_max: int = 16 * MIB  # a few of the largest records; above it no question is answered
     keepalive_ns: int = 30 * _SECOND  # silence after which a PING asks; 0: never
     keepalive_timeout_ns: int = 20 * _SECOND
     handshake_timeout_ns: int = 10 * _SECOND  # preface, acknowledged settings, a whole header block

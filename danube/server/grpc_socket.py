@@ -166,7 +166,6 @@ class GrpcSocket(asyncio.BufferedProtocol):
             if self._sent_bytes:
                 output = self._unsent(output)
             transport.writelines(output)
-            http2.output_backlog_bytes = transport.get_write_buffer_size()
         if http2.failed:
             self._end_failed(transport)
         elif http2.closing and not http2.streams and not self._refused:

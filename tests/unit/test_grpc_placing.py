@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from danube import clock
 from danube.broker.connection_passing import ConnectionPassing
 from danube.broker.places import Places
 from danube.core import http2_frames as frames
@@ -18,6 +19,7 @@ from danube.core.http2_headers import response_block
 from danube.core.placement import owner_of
 from danube.errors import LimitExceeded, TopicNotFound
 from danube.ipc.passage import UNREAD_BYTES_MAX
+from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server import grpc_socket
 from danube.server.grpc_connection import GrpcConnection
 from danube.server.grpc_door import REFUSED_MAX, GrpcDoor
@@ -450,3 +452,24 @@ def test_connections_that_would_take_the_logs_descriptors_are_told_so() -> None:
     assert [transport.aborted for transport in told] == [False] * (REFUSED_MAX - 1) + [True]
     first.connection_lost(None)
     places.take()
+
+
+def test_who_does_not_read_is_not_read_either_and_is_given_up() -> None:
+    """So no answers pile up.  Records that wait for a slow reader close nothing, whatever it asks."""
+
+    def test() -> None:
+        worker = Worker(passes=False)
+        connection, transport = worker.connect()
+        feed(connection, GREETING)
+        transport.unsent = OUTPUT_BUFFER_BYTES_MAX - 1
+        connection.pause_writing()
+        feed(connection, PING * 100)  # came before
+        worker.turn()
+        assert not transport.reading and not transport.closed
+        connection.resume_writing()
+        assert transport.reading
+        connection.pause_writing()
+        connection.tick(clock.monotonic_ns() + grpc_socket.UNREAD_NS_MAX)
+        assert transport.aborted
+
+    on_loop(test)

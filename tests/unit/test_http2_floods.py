@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from danube.core import http2_frames as frames
-from danube.core.http2_connection import Http2Settings
 from danube.core.http2_floods import CONTROL_BURST, RESETS_BURST, FloodGuard
 from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
-from danube.limits import RECORD_BYTES_DEFAULT
 from tests.unit.http2_parts import BLOCK, SECOND, Door, data, headers, number, settings
 
 RST = frames.RST_STREAM
@@ -154,20 +152,6 @@ def test_headers_that_are_too_large_are_the_doors_to_refuse() -> None:
     door.feed(frames.frame(frames.CONTINUATION, 4, 1, block[16000:]))
     assert door.stream_by_id[1].head.http_status == 431
     assert not door.machine.failed
-
-
-def test_who_asks_and_does_not_read_is_given_up() -> None:
-    door = Door()
-    door.machine.output_backlog_bytes = 3 * RECORD_BYTES_DEFAULT  # records that it is still reading
-    door.feed(frames.ping_frame(bytes(8), answer=False))
-    assert not door.machine.failed
-    door.machine.output_backlog_bytes = 5 * RECORD_BYTES_DEFAULT
-    door.call()
-    assert not door.machine.failed
-    assert door.feed(frames.ping_frame(bytes(8), answer=False)).code == "ENHANCE_YOUR_CALM"
-    door = Door(Http2Settings(output_backlog_bytes_max=10))
-    door.machine.output_backlog_bytes = 11
-    assert door.feed(settings()).code == "ENHANCE_YOUR_CALM"
 
 
 def test_a_busy_honest_client_is_never_told_to_calm_down() -> None:

@@ -53,6 +53,7 @@ from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncomp
 from danube.limits import KIB, MIB
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
+from danube.wal.inventory import ASIDE_SUFFIX
 from danube.wal.jobs import sync_file
 from danube.wal.segment import NO_LOG, STRANGER, LogIdentity, stranger
 from danube.wal.witness import Witness
@@ -353,19 +354,29 @@ class CursorStore:
         try:
             return self._load()
         except OSError as error:
-            raise StorageFailed("cursors cannot be read", why=str(error)) from error
+            raise StorageFailed(
+                "cursors cannot be read",
+                why=str(error),
+                hint="the partition opens once the disk reads its cursor files.  If it never"
+                " will, move them away: subscriptions that only they know begin at the earliest record",
+                directory=self.directory.name,
+            ) from error
 
     def _load(self) -> dict[str, bytes]:
+        damage = [
+            self._put_aside(path)
+            for path in (self.directory / name for name in FILE_NAMES)
+            if path.exists() and not path.is_file()
+        ]
         found = [
             read_cursor_file(self.directory / name, self.identity, self._decode, self.log_id)
             for name in FILE_NAMES
         ]
         present = [(self.directory / name).exists() for name in FILE_NAMES]
         held = sorted((file for file in found if file is not None), key=lambda file: file.generation)
-        damage: list[DamagedRange] = []
         proven = bool(held) or (self.directory / PROOF_NAME).exists()
         for name, file, exists in zip(FILE_NAMES, found, present, strict=True):
-            if not exists and proven:
+            if not exists and proven and all(one.file != name for one in damage):
                 damage.append(DamagedRange(name, 0, 0, 0, "cursor file is missing"))
             if exists and file is None and not self._blank(name):
                 damage.append(DamagedRange(name, 0, 0, 0, self._why_unread(name)))
@@ -385,6 +396,15 @@ class CursorStore:
             self.lost = set(self._witness.subscriptions - removed - self._states.keys())
             self._tell_witness()
         return dict(self._states)
+
+    @staticmethod
+    def _put_aside(path: Path) -> DamagedRange:
+        """A directory, or whatever else is no file, makes room for one under its name."""
+        aside = path.with_name(path.name + ASIDE_SUFFIX)
+        while aside.exists():
+            aside = aside.with_name(aside.name + "+")
+        files.rename(path, aside)
+        return DamagedRange(path.name, 0, 0, 0, f"this is no file; it is kept as {aside.name}")
 
     def _tell_witness(self) -> None:
         self._names_version = 0

@@ -327,7 +327,9 @@ def _verify_member(directory: Path, verified: Verified) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """A small file; None where it is not there (any more)."""
+    """A small file; None where it is not there (any more), or a directory has its name."""
+    if not path.is_file():
+        return None
     try:
         with FileSource(path) as source:
             return source.read_front(_STATE_BYTES_MAX)

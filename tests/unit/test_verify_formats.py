@@ -263,6 +263,9 @@ def test_cursor_files_that_vanished_and_a_mark_that_is_too_long_are_named(tmp_pa
         verify_tree(tmp_path, found)
         missing = [Path(one.where).name for one in found.findings if one.kind is FindingKind.MISSING]
         assert sorted(missing) == sorted(names)
+    (directory / "cursors-a").mkdir()  # no file either, and verify goes on
+    verify_tree(tmp_path, found := Verified())
+    assert str(directory / "cursors-a") in {one.where for one in found.findings}
     with (directory / "mark").open("ab") as file:
         file.write(bytes(1))
     found = Verified()

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -515,3 +515,51 @@ def test_an_overlong_file_that_was_not_begun_is_told(tmp_path: Path) -> None:
     store.write()
     store.close()
     assert loaded(tmp_path) == {"s": b"new"}
+
+
+@pytest.mark.parametrize("name", FILE_NAMES)
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_put_aside_and_harms_only_what_it_alone_would_hold(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    store = opened(tmp_path)
+    store.store("a", b"1")
+    store.write()
+    store.close()
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    make(tmp_path / f"{name}.aside")  # of an earlier time
+    store = CursorStore(tmp_path, IDENTITY)
+    in_force = name == FILE_NAMES[1]
+    assert store.load() == ({} if in_force else {"a": b"1"})
+    why = f"this is no file; it is kept as {name}.aside+"
+    assert [(one.file, one.why) for one in store.damage] == [(name, why)]
+    assert not (tmp_path / f"{name}.aside+").is_file() and (tmp_path / f"{name}.aside+").exists()
+    for value in (b"2", b"3"):
+        store.store("a", value)
+        store.write()
+        sync(store)
+    store.close()
+    again = CursorStore(tmp_path, IDENTITY)
+    assert again.load() == {"a": b"3"} and not again.damage
+    again.close()
+
+
+def test_a_file_that_the_disk_does_not_read_now_keeps_the_partition_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold acks.  Going on without it would deliver again, and the next write would replace it."""
+    store = opened(tmp_path)
+    store.store("a", b"1")
+    store.write()
+    store.close()
+
+    def fail(fd: int, size: int, position: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "pread", fail)
+        with pytest.raises(StorageFailed, match="Input/output") as raised:
+            opened(tmp_path)
+    assert "begin at the earliest record" in raised.value.hint
+    assert loaded(tmp_path) == {"a": b"1"}

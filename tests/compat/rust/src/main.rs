@@ -53,6 +53,8 @@ async fn main() {
         url,
         scenarios::exclusive,
         scenarios::shared,
+        scenarios::shared_work,
+        scenarios::shared_work_of_many,
         scenarios::failover,
         scenarios::key_shared,
         scenarios::key_filter,

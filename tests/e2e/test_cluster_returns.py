@@ -52,6 +52,12 @@ def test_records_that_only_a_dead_host_had_are_delivered_when_it_is_back(tmp_pat
             with client.producer(TOPIC) as producer:
                 behind = [producer.send(b"%d" % number).offset for number in range(150, 160)]
             assert behind[0] >= 1 << 25 and behind == list(range(behind[0], behind[0] + 10))
+            with client.consumer(TOPIC, "by-hundreds", start="earliest") as late:
+                messages = [late.receive(timeout=30) for _ in range(110)]
+                assert [one.offset for one in messages] == [*range(100), *behind], "no ack is waited for"
+                for one in messages:
+                    one.ack()
+                late.flush()
             with client.consumer(TOPIC, "s", start="earliest") as consumer:
                 assert [offset for offset, _ in receive(consumer, 110)] == [*range(100), *behind]
                 described = client.admin.describe_topic(TOPIC).partitions[0]

@@ -1,8 +1,8 @@
 """Build a client's scenarios with its own toolchain and run them against a broker.
 
-The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``; for ``@restart``
-(``@kill``: by SIGKILL) the broker is stopped and started again and a line answers.  What cannot be built
-because a toolchain or the client itself is missing is ``skipped``.
+The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``, and ``# `` before what
+they measured; for ``@restart`` (``@kill``: by SIGKILL) the broker is stopped and started again and a line
+answers.  What cannot be built because a toolchain or the client itself is missing is ``skipped``.
 """
 
 from __future__ import annotations
@@ -174,6 +174,8 @@ def run(language: str, command: list[str], broker: BrokerProcess, wanted: Sequen
                     failed = failed or outcome == "FAIL"
                     seen += 1
                     say(outcome, language, what)
+                elif line.startswith("# "):
+                    say("#", language, line[2:].rstrip())
             code = program.wait()
         finally:
             alarm.cancel()

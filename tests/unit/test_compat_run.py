@@ -59,6 +59,11 @@ def test_each_scenario_is_a_line_and_one_failure_fails(capsys: pytest.CaptureFix
     assert run.run("go", program("print('ok a')"), Broker(), ["a"]) is True  # type: ignore[arg-type]
 
 
+def test_what_a_scenario_measured_is_shown_and_is_no_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.run("go", program("print('# 113:87')"), Broker()) is False  # type: ignore[arg-type]
+    assert capsys.readouterr().out.splitlines()[0] == "# go 113:87"
+
+
 @pytest.mark.parametrize("text", ["print('ok a'); raise SystemExit(3)", "pass"])
 def test_a_program_that_breaks_off_fails(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.run("go", program(text), Broker()) is False  # type: ignore[arg-type]

@@ -5,6 +5,7 @@
 
 mod scenarios;
 mod schemas;
+mod sharing;
 mod steps;
 
 use std::time::Duration;
@@ -53,8 +54,8 @@ async fn main() {
         url,
         scenarios::exclusive,
         scenarios::shared,
-        scenarios::shared_work,
-        scenarios::shared_work_of_many,
+        sharing::shared_work,
+        sharing::shared_work_of_many,
         scenarios::failover,
         scenarios::key_shared,
         scenarios::key_filter,

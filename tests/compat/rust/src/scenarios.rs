@@ -7,7 +7,7 @@ use std::time::Duration;
 use danube_client::{DanubeClient, Producer, SubType};
 
 use crate::steps::{
-    connect, ensure, numbered, read, reliable, send, text, texts, Outcome, Reader, Step, QUIET,
+    connect, ensure, numbered, read, reliable, send, text, texts, Outcome, Reader, Step,
 };
 
 pub async fn exclusive(url: &str, topic: &str) -> Outcome {
@@ -51,63 +51,6 @@ pub async fn shared(url: &str, topic: &str) -> Outcome {
     first.close().await;
     second.close().await;
     Ok(())
-}
-
-/// Two workers with tasks of 50 ms, of whom the second comes 2 s later: they share what is left.
-pub async fn shared_work(url: &str, topic: &str) -> Outcome {
-    let (one, two) = work(url, topic, 200, Duration::from_secs(2)).await?;
-    let larger = one.len().max(two.len());
-    ensure(
-        larger <= 130,
-        format!("200 tasks were shared {}:{}", one.len(), two.len()),
-    )
-}
-
-pub async fn shared_work_of_many(url: &str, topic: &str) -> Outcome {
-    work(url, topic, 900, Duration::ZERO).await.map(|_| ())
-}
-
-/// Every task once; which of them each of two workers did.
-async fn work(
-    url: &str,
-    topic: &str,
-    count: usize,
-    late: Duration,
-) -> Step<(Vec<String>, Vec<String>)> {
-    let client = connect(url).await?;
-    let producer = reliable(&client, topic, "p").await?;
-    let first = read(&client, topic, "a", "s", SubType::Shared, &[]).await?;
-    send(&producer, 0..count).await?;
-    let first = tokio::spawn(worker(first));
-    tokio::time::sleep(late).await;
-    let other = connect(url).await?;
-    let second = read(&other, topic, "b", "s", SubType::Shared, &[]).await?;
-    let second = tokio::spawn(worker(second));
-    let (one, two) = (first.await??, second.await??);
-    let mut done: Vec<&String> = one.iter().chain(&two).collect();
-    done.sort();
-    let times = done.len();
-    done.dedup();
-    ensure(
-        done.len() == count && times == count,
-        format!("of {count} tasks {} were done, {times} times", done.len()),
-    )?;
-    println!("# {count} tasks: {}:{}", one.len(), two.len());
-    Ok((one, two))
-}
-
-/// Tasks of 50 ms, each acknowledged when it is done, until none has come for a while.
-async fn worker(mut reader: Reader) -> Step<Vec<String>> {
-    let mut done = Vec::new();
-    while let Ok(Some(message)) =
-        tokio::time::timeout(3 * QUIET, reader.messages.recv()).await
-    {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        reader.consumer.ack(&message).await?;
-        done.push(text(&message));
-    }
-    reader.close().await;
-    Ok(done)
 }
 
 pub async fn failover(url: &str, topic: &str) -> Outcome {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 

@@ -218,6 +218,8 @@ class ClusterShard(Shard):
     def _depart(self, hosted: HostedPartition, error: DanubeError) -> None:
         """The partition is not ours any more; its files stay."""
         hosted.moved = hosted.refusal = error
+        if hosted.log is not None:
+            self.storage.sync_departing(hosted.log)
         self._let_go(hosted, error)
 
     def _asked_to_leave(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:

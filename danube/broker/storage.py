@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from danube import clock, telemetry
@@ -147,6 +148,12 @@ class Storage:
         asked = self._sync_job(hosted)
         if asked is not None:
             self._syncer.submit(*asked)
+
+    def sync_departing(self, log: Log) -> None:
+        """Sync what is written of a log that is about to be abandoned: only this disk may have it."""
+        job = log.sync_job()
+        if job is not None:
+            self._syncer.submit(job, partial(_departed, log))
 
     def _sync_job(
         self, hosted: HostedPartition
@@ -434,6 +441,18 @@ class Storage:
             hosted.log.close(hosted.core.snapshot(hosted.core.written_end))
         if hosted.cursors is not None:
             hosted.cursors.close()
+
+
+def _departed(log: Log, job: Any, error: Exception | None) -> None:
+    """The last sync of a log that was abandoned has ended."""
+    if error is None:
+        log.synced(job)
+        return
+    log.sync_failed(job, error)
+    _log.error(
+        "acknowledged records of a partition that another broker has now may not be on this disk",
+        directory=str(log.directory), why=str(error),
+    )  # fmt: skip
 
 
 class _Turn:

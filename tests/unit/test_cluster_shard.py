@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,6 +215,29 @@ def test_after_the_lease_nothing_is_written_or_answered_and_all_is_taken_anew(be
     bench.hold()  # nobody took it meanwhile
     assert bench.epoch == 2 and open_and_publish(bench)[-1] == Kind.PUBLISHED
     assert bench.hosted.core.epoch == 2 * REOPENS_PER_INCARNATION
+    assert [offset for offset, _ in bench.stored()] == [0, 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_acknowledged_before_the_lease_ended_is_synced_all_the_same(
+    bench: ClusterBench, fails: bool
+) -> None:
+    """A host that slept too long to sync may lose power as soon as it wakes."""
+    bench.hold()
+    bench.assign()
+    assert open_and_publish(bench)[-1] == Kind.PUBLISHED
+    log = bench.hosted.log
+    assert log is not None and log.active is not None and log.synced_end < log.written_end
+    file = log.active.file
+    bench.pass_time(3)
+    bench.turn()
+    assert not bench.shard.partitions
+    [(job, _)] = bench.syncer.jobs
+    assert file in job.files
+    bench.syncer.step(OSError(errno.EIO, "the disk fails") if fails else None)
+    assert file not in log._unsynced, "its descriptor is given back"
+    bench.hold()
+    assert open_and_publish(bench)[-1] == Kind.PUBLISHED
     assert [offset for offset, _ in bench.stored()] == [0, 1]
 
 

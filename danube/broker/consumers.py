@@ -222,7 +222,7 @@ class SubscriptionHost:
             if not due:
                 break
             allowed -= sum(grant.record_count for grant in due)
-            sent += sum(self._deliver(grant, None) for grant in due)
+            sent += self._deliver_all(due, None)
         return sent
 
     def _dispatch_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
@@ -252,7 +252,7 @@ class SubscriptionHost:
             end = min(chunk.next_offset, hosted.high_watermark, core.next + allowed)
             grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
             allowed -= sum(grant.record_count for grant in grants)
-            sent += sum(self._deliver(grant, chunk) for grant in grants)
+            sent += self._deliver_all(grants, chunk)
             if not grants and core.next == before:
                 break
         return sent
@@ -292,10 +292,26 @@ class SubscriptionHost:
             return b""
         return chunk.key(offset) if chunk.first_offset <= offset < chunk.next_offset else b""
 
-    def _deliver(self, grant: Grant, chunk: Chunk | None) -> int:
+    def _deliver_all(self, grants: list[Grant], chunk: Chunk | None) -> int:
+        """Send grants in their order; return the bytes.
+
+        Behind one whose bytes must be fetched first none is sent: records of the same keys would overtake it.
+        """
+        sent = 0
+        for place, grant in enumerate(grants):
+            size, missing = self._deliver(grant, chunk)
+            sent += size
+            if missing:
+                for later in grants[place + 1 :]:
+                    self.core.give_back(later, later.start)
+                break
+        return sent
+
+    def _deliver(self, grant: Grant, chunk: Chunk | None) -> tuple[int, bool]:
+        """Send a grant; the bytes, and whether what is left of it was given back until it is fetched."""
         link = self.links[grant.consumer_id]
         self.rate.take(grant.record_count)
-        sent = 0
+        sent, missing = 0, False
         start = grant.start
         while start < grant.end:
             if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
@@ -304,6 +320,7 @@ class SubscriptionHost:
                 except FetchPending as pending:
                     self.pending_again = pending
                     self.core.give_back(grant, start)
+                    missing = True
                     break
                 if chunk is None:  # expired since it was granted: the floor is where the log begins now
                     start = min(max(self.core.settled_end, start + 1), grant.end)
@@ -320,7 +337,7 @@ class SubscriptionHost:
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
         self.update_ready(link)
-        return sent
+        return sent, missing
 
     def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
         """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""

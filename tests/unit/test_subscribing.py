@@ -12,12 +12,14 @@ import pytest
 
 from danube import clock
 from danube.broker import deliveries
+from danube.broker.hosted import HostedPartition
 from danube.core import wire
 from danube.core.policy import FailurePolicy
 from danube.core.wire import Kind
 from danube.errors import (
     CallerError,
     Fenced,
+    FetchPending,
     InvalidArgument,
     OffsetOutOfRange,
     OwnerMoved,
@@ -369,6 +371,37 @@ def damage(bench: Bench, payload: bytes) -> None:
             bench.hosted.hot.clear()
             return
     raise AssertionError(f"{payload!r} is not on the disk")
+
+
+def test_records_of_a_key_do_not_overtake_those_whose_bytes_must_be_fetched(
+    bench: Bench, session: RecordingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = RecordingSession(99)
+    bench.open_producer(producer)
+    bench.publish(producer, batch(*[b"x"] * 20, keys=[b"k"] * 20))
+    bench.turn()
+    bench.subscribe(session, start="earliest", mode="key_shared", credit_records=2)
+    bench.turn()
+    assert offsets(session) == [0, 1]
+    real, away, came = HostedPartition.chunk, [True], [False]
+
+    def chunk(self: HostedPartition, offset: int, *size: int) -> Any:
+        if offset < 6 and away[0]:
+            raise FetchPending("it is fetched", ready=lambda: came[0])
+        return real(self, offset, *size)
+
+    monkeypatch.setattr(HostedPartition, "chunk", chunk)
+    bench.frame(session, wire.credit_frame(2, 4, CREDIT))
+    bench.turn()
+    assert offsets(session) == [], "2 to 5 are fetched"
+    came[0] = True  # and did not stay in the cache
+    bench.frame(session, wire.credit_frame(2, 4, CREDIT))
+    bench.turn()
+    assert offsets(session) == [], "6 to 9 are at hand, and overtake nothing"
+    away[0] = False
+    bench.shard.wake(bench.hosted)
+    bench.turn()
+    assert offsets(session) == list(range(2, 10))
 
 
 def test_damage_before_a_grant_is_skipped_counted_and_told_once(

@@ -68,16 +68,17 @@ def begin(data_dir: Path, incarnation: int) -> Since:
 
 def _begin(path: Path, incarnation: int) -> Since:
     known = _read(path)
+    gone = known is None and incarnation > 1  # nobody can say where the broker ran before
     if known is None and not _make(path):
-        return ALWAYS
+        return Since(incarnation, wall_us()) if gone else ALWAYS
     place = place_of(path)
     since = Since(known.since, known.since_us) if known is not None else ALWAYS
-    if known is not None and not known.clean and (not place or known.place != place):
+    if gone or (known is not None and not known.clean and (not place or known.place != place)):
         since = Since(incarnation, wall_us())
         _log.warning(
             "the last stop was not in order, and what was not synced then may be lost: offsets are left out",
-            file=str(path),
-        )
+            file=str(path), why="the file was gone" if gone else "the broker runs at another place",
+        )  # fmt: skip
     _write(path, Host(place, *since))
     return since
 

@@ -71,6 +71,18 @@ def test_what_cannot_be_told_is_broken(tmp_path: Path, monkeypatch: pytest.Monke
     assert begin(tmp_path, 13).incarnation == 13
 
 
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_file_that_vanished_under_a_broker_leaves_nothing_to_trust(tmp_path: Path, orderly: bool) -> None:
+    """Offsets that were shown and not synced would be given again after a power cut."""
+    begin(tmp_path, 1)
+    (tmp_path / "host").unlink()
+    if orderly:
+        end(tmp_path)
+    since = begin(tmp_path, 5)
+    assert since.incarnation == 5 and since.moment_us > 0
+    assert begin(tmp_path, 9) == since
+
+
 def test_a_copy_of_the_directory_is_another_place(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -83,6 +95,7 @@ def test_a_start_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     disk = FailingFiles(monkeypatch)
     disk.arm(0, errno.ENOSPC, lasting=True)
     assert begin(tmp_path, 1) == Since() and not (tmp_path / "host").exists()
+    assert begin(tmp_path, 3).incarnation == 3 and not (tmp_path / "host").exists()
     disk.disarm()
     begin(tmp_path, 5)
     inode, size = (tmp_path / "host").stat().st_ino, (tmp_path / "host").stat().st_size

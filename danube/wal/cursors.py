@@ -53,7 +53,7 @@ from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncomp
 from danube.limits import KIB, MIB
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
-from danube.wal.inventory import ASIDE_SUFFIX
+from danube.wal.inventory import name_aside
 from danube.wal.jobs import sync_file
 from danube.wal.segment import NO_LOG, STRANGER, LogIdentity, stranger
 from danube.wal.witness import Witness
@@ -400,9 +400,7 @@ class CursorStore:
     @staticmethod
     def _put_aside(path: Path) -> DamagedRange:
         """A directory, or whatever else is no file, makes room for one under its name."""
-        aside = path.with_name(path.name + ASIDE_SUFFIX)
-        while aside.exists():
-            aside = aside.with_name(aside.name + "+")
+        aside = name_aside(path)
         files.rename(path, aside)
         return DamagedRange(path.name, 0, 0, 0, f"this is no file; it is kept as {aside.name}")
 

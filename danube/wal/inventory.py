@@ -31,6 +31,14 @@ TEMPORARY_SUFFIX = ".new"
 ASIDE_SUFFIX = ".aside"
 
 
+def name_aside(path: Path) -> Path:
+    """A name that is free, for what cannot stay under its own and is kept for a person to look at."""
+    aside = path.with_name(path.name + ASIDE_SUFFIX)
+    while aside.exists():
+        aside = aside.with_name(aside.name + "+")
+    return aside
+
+
 class FoundFile(NamedTuple):
     """One segment file: ``header`` or ``summary`` is None where there is none that can be trusted.
 

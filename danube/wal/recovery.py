@@ -44,7 +44,7 @@ from danube.errors import Damage
 from danube.wal.carry import carry_over, create_empty, drop_copy, write_again
 from danube.wal.damage import DamagedRange
 from danube.wal.descriptors import LogFile, descriptors
-from danube.wal.inventory import ASIDE_SUFFIX, FoundFile, Inventory, take_inventory
+from danube.wal.inventory import FoundFile, Inventory, name_aside, take_inventory
 from danube.wal.local_holes import FILE_NAME as HOLES_NAME
 from danube.wal.local_holes import Ahead, LocalHoles
 from danube.wal.mark import FILE_NAME as MARK_NAME
@@ -385,9 +385,7 @@ class Recovery:
         """Keep files that belong elsewhere for a person to look at."""
         bases = [file.base_offset for file in inventory.files]
         for file, reason in inventory.foreign:
-            aside = file.path.with_name(f"{file.path.name}{ASIDE_SUFFIX}")
-            while aside.exists():
-                aside = aside.with_name(aside.name + "+")
+            aside = name_aside(file.path)
             files.rename(file.path, aside)
             following = min((base for base in bases if base > file.base_offset), default=file.base_offset)
             missing = file.base_offset < min(bases, default=0)  # elsewhere the hole itself is reported

@@ -327,9 +327,7 @@ def _verify_member(directory: Path, verified: Verified) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """A small file; None where it is not there (any more), or a directory has its name."""
-    if not path.is_file():
-        return None
+    """A small file; None where it is not there (any more)."""
     try:
         with FileSource(path) as source:
             return source.read_front(_STATE_BYTES_MAX)
@@ -543,19 +541,21 @@ def _verify_cursors(partition: LocalPartition, verified: Verified) -> None:
     """Both files; the older one may be in the middle of being overwritten."""
     path, identity = partition.directory, partition.identity
     found = []
-    for name in ("cursors-a", "cursors-b"):
+    names = ("cursors-a", "cursors-b")
+    for name in names:
         _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
     for _ in range(ATTEMPTS):
         found = [
             (name, read_cursors(data))
-            for name in ("cursors-a", "cursors-b")
-            if (data := _content(path / name)) is not None
+            for name in names
+            if (path / name).is_file() and (data := _content(path / name)) is not None
         ]
         if not any(cursors.problems for _, cursors in found):
             break
     newest = max((cursors.generation for _, cursors in found), default=0)
-    if newest or (path / "subscribed").exists():
-        for name in sorted({"cursors-a", "cursors-b"} - {name for name, _ in found}):
+    proven = newest or (path / "subscribed").exists()
+    for name in sorted({*names} - {name for name, _ in found}):
+        if proven or ((path / name).exists() and not (path / name).is_file()):
             what = "cursors of subscriptions were here, and the file is missing"
             verified.findings.append(Finding(FindingKind.MISSING, str(path / name), what))
     for name, cursors in found:

@@ -10,7 +10,7 @@ be given again: a partition whose files are all older than that start goes on be
     {"place": ..., "since": first incarnation of the place, "since_us": ..., "clean": stopped in order}
 
 The file has one size and is overwritten where it lies, so that it takes no room on a full disk.  One that
-cannot be read proves nothing; a directory of a version that had none counts as unbroken.
+cannot be read, or is gone, proves nothing; only at the first start of a directory there need be none.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ def begin(data_dir: Path, incarnation: int) -> Since:
 
 
 def _begin(path: Path, incarnation: int) -> Since:
-    known = _read(path)
-    gone = known is None and incarnation > 1  # nobody can say where the broker ran before
-    if known is None and not _make(path):
-        return Since(incarnation, wall_us()) if gone else ALWAYS
+    known, there = _read(path), True
+    if known is None:  # nobody can say where the broker ran before, unless it never did
+        known, there = Host("", clean=incarnation <= 1), _make(path)
     place = place_of(path)
-    since = Since(known.since, known.since_us) if known is not None else ALWAYS
-    if gone or (known is not None and not known.clean and (not place or known.place != place)):
+    since = Since(known.since, known.since_us)
+    if not known.clean and (not place or known.place != place):
         since = Since(incarnation, wall_us())
         _log.warning(
             "the last stop was not in order, and what was not synced then may be lost: offsets are left out",
-            file=str(path), why="the file was gone" if gone else "the broker runs at another place",
-        )  # fmt: skip
-    _write(path, Host(place, *since))
+            file=str(path),
+        )
+    if there:
+        _write(path, Host(place, *since))
     return since
 
 

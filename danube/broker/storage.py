@@ -152,8 +152,17 @@ class Storage:
     def sync_departing(self, log: Log) -> None:
         """Sync what is written of a log that is about to be abandoned: only this disk may have it."""
         job = log.sync_job()
-        if job is not None:
+        if job is None:
+            return
+        try:
             self._syncer.submit(job, partial(_departed, log))
+        except ClosedError:  # the worker ends, and with it the thread
+            error: Exception | None = None
+            try:
+                job.run()
+            except (OSError, DanubeError) as failure:
+                error = failure
+            _departed(log, job, error)
 
     def _sync_job(
         self, hosted: HostedPartition

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from danube import clock
+from danube import clock, files
 from danube.broker import shard
 from danube.broker.cluster_shard import DEPARTED_NS, OPEN_AGAIN_NS, STALE_NS, ClusterShard
 from danube.broker.directory import Directory
@@ -36,6 +36,7 @@ from danube.core.metadata import Metadata
 from danube.core.policy import TopicPolicy
 from danube.core.wire import Kind
 from danube.errors import (
+    ClosedError,
     DanubeError,
     InvariantBroken,
     OwnerMoved,
@@ -239,6 +240,32 @@ def test_what_was_acknowledged_before_the_lease_ended_is_synced_all_the_same(
     bench.hold()
     assert open_and_publish(bench)[-1] == Kind.PUBLISHED
     assert [offset for offset, _ in bench.stored()] == [0, 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_is_synced_also_while_the_worker_ends(
+    bench: ClusterBench, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    bench.hold()
+    bench.assign()
+    open_and_publish(bench)
+    log = bench.hosted.log
+    assert log is not None and log.active is not None
+    file, synced = log.active.file, []
+
+    def refuse(*job: object) -> None:
+        raise ClosedError("the syncer was stopped")
+
+    def fdatasync(fd: int) -> None:
+        synced.append(fd)
+        if fails:
+            raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(bench.syncer, "submit", refuse)
+    monkeypatch.setattr(files, "fdatasync", fdatasync)
+    bench.pass_time(3)
+    bench.turn()
+    assert synced and not bench.shard.partitions and file.failed == fails and file not in log._unsynced
 
 
 def test_a_host_that_was_suspended_says_nothing_when_it_wakes(bench: ClusterBench) -> None:

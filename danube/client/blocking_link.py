@@ -165,6 +165,7 @@ class BlockingLink:
                 self._send_all(sock, one)
             self._send_all(sock, b"".join(small))
         except OSError as error:
+            self.read()  # the broker may have said why before it closed the connection
             self.drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
         except BaseException:  # a signal's: a frame may be cut
             self.drop(_cut_short())

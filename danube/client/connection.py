@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from danube import clock, local_socket, tcp
 from danube.client.address import Address
-from danube.client.dialling import closed_early, greeting_s, refused
+from danube.client.dialling import closed_early, greeting_s, refused, unread
 from danube.client.forked import let_go
 from danube.client.reply import Plan, Reply
 from danube.client.session import Session
@@ -109,6 +109,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
+        if error is not None and self._reason is None:
+            self._read_unread()
         if self._reason is None:
             self._reason = ConnectionFailed(
                 "the connection to the broker was lost", why=str(error or "the broker closed it")
@@ -116,6 +118,13 @@ class Link(asyncio.BufferedProtocol):
         self._session.disconnected(self._reason)
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def _read_unread(self) -> None:
+        """Take what the broker sent before it closed the connection: a write that failed came first."""
+        data = unread(self.socket.fileno(), len(self._buffer) - self._end)
+        if data:
+            self._view[self._end : self._end + len(data)] = data
+            self.buffer_updated(len(data))
 
     @property
     def reason(self) -> DanubeError | None:

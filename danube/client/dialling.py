@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,15 @@ def refused(address: Address, error: OSError | TimeoutError | ValueError) -> Con
     return ConnectionFailed(
         f"cannot connect to the broker at {address}", why=why, hint=hint, address=str(address)
     )
+
+
+def unread(descriptor: int, size: int) -> bytes:
+    """Return up to ``size`` bytes that a socket has received, ``b""`` when there are none."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            return sock.recv(size, socket.MSG_DONTWAIT)
+    except OSError:
+        return b""
 
 
 def closed_early(address: Address, reason: DanubeError | None) -> DanubeError:

@@ -58,7 +58,7 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
     "give_up": {**_PARTITION, "end_offset": int},
     "policy": {**_PARTITION, "compacts": bool, "tombstone_retention_ms": int},
     "cursors": {**_PARTITION, "blob": bytes},
-    "leave": {**_PARTITION, "id": int, "blob": bytes},
+    "leave": {**_PARTITION, "id": int, "blob": bytes, "end_offset": int},
     "inherit": {
         **_PARTITION, "id": int, "topic": str, "epoch": int, "directory": str, "broker_id": int,
         "owner_epoch": int, "reserved_end": int, "reserved_broker_id": int, "reserved_epoch": int,

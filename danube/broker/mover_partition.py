@@ -120,6 +120,7 @@ class MovedPartition:
         self.cursors: bytes | None = None
         self._cursors_soon = False  # somebody made, deleted or set a subscription
         self._leave_id = 0  # not 0: another broker is to have it, so nothing waits for more
+        self._leave_end = 0  # of the log that is to be in the store then
         self._listing = LocalListing(owner.directory)
         self._local: list[LocalSegment] = []
         self._doubtful: set[int] | None = None  # may be in the store from before; None: all of them
@@ -188,9 +189,11 @@ class MovedPartition:
         wanted = ready or self._merged or self.trim_offset > self.manifest.start_offset
         wanted = wanted or self.uploader.unsettled or self._staged.examined
         wanted = wanted or self.manifest.open_start < self.given_up_end
-        if not wanted:
-            return NEVER_US
-        return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
+        if wanted:
+            return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
+        # No segment is missing, so the log ends with a hole that only its host knows.
+        holed = self.manifest.uploaded_end < self._leave_end and not self.backlog.segments
+        return self._installed_us + INSTALL_INTERVAL_US if holed else NEVER_US
 
     @property
     def _waits_for_return(self) -> bool:
@@ -231,6 +234,7 @@ class MovedPartition:
                 self._cursors_soon |= bool(frame.get("soon"))
             case "leave":  # another broker is to have it: all that is sealed, and these cursors, at once
                 self._leave_id, self.cursors, self.dirty = frame["id"], frame["blob"], True
+                self._leave_end = frame["end_offset"]
             case "detach":  # given away, with all of it in the store: the rest is its next owner's
                 self.retired = bool(frame.get("gone"))
             case "policy":
@@ -389,7 +393,7 @@ class MovedPartition:
             changes.insert(2, self._staged.change(self._rules(now_us)))
 
         def install() -> tuple[Manifest, list[str]]:
-            changes[0] = adding(entries, self._local_holes())
+            changes[0] = adding(entries, self._local_holes(), self._leave_end)
             return self._install(in_turn(*changes))
 
         return install

@@ -180,7 +180,8 @@ class Tiers:
         cursors = tier.hosted.cursors
         if cursors is not None:
             tier.cursors_sent = cursors.version
-            self._send("leave", tier, id=tier.leave_id, blob=cursors.copy())
+            end = tier.log.log_end
+            self._send("leave", tier, id=tier.leave_id, blob=cursors.copy(), end_offset=end)
 
     def inherit(self, fields: dict[str, Any], then: Callable[[DanubeError | None], None]) -> None:
         """Have a partition's directory made ready for a new owner; ``then`` gets None, or why it is not."""

@@ -396,10 +396,11 @@ def entries_end(manifest: Manifest) -> int:
     return manifest.named_end
 
 
-def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = ()) -> Change:
+def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = (), left_end: int = 0) -> Change:
     """The change that names more segments at the end; those that are named already are left out.
 
-    ``holes`` are what their host knows to be in none of them; they come with the segments behind them.
+    ``holes`` are what their host knows to be in none of them.  They come with the segments behind them.  A
+    log that its host leaves may end with one, at ``left_end``: that one is named once all below it is.
     """
 
     def change(manifest: Manifest) -> Manifest | None:
@@ -419,14 +420,17 @@ def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = ()) -> Chang
             hole = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
             added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | hole))
             end = held_end = entry.end_offset
-        if not added:
-            return None
         known_end = max(entries_end(manifest), manifest.start_offset)
+        begin, end = (added[-1].base_offset, added[-1].end_offset) if added else (known_end, known_end)
+        for hole in holes:
+            end = hole.end if hole.start <= end < hole.end else end
         passed = [
             hole._replace(start=max(hole.start, known_end))
             for hole in holes
-            if known_end < hole.end <= added[-1].base_offset
+            if known_end < hole.end and (hole.end <= begin or end == left_end)
         ]
+        if not added and not passed:
+            return None
         if not passed:
             return manifest.with_added(*added)
         return manifest.with_holes([*manifest.all_holes(), *passed], added)

@@ -243,6 +243,13 @@ def test_the_manifest_names_the_hole_with_the_first_segment_behind_it(tmp_path: 
     assert after.entry(1).flags & EntryFlag.HOLE_BEFORE
     assert Manifest.decode(after.encode()).all_holes() == after.all_holes()
     assert adding([entry_at(ahead, ahead + 1)], log.holes)(after) is None
+    left = adding([], log.holes, left_end=ahead)(before)
+    assert left is not None and left.all_holes() == after.all_holes() and left.uploaded_end == ahead
+    both = adding([entry_at(0, 10)], log.holes, left_end=ahead)(manifest)
+    assert both is not None and both.all_holes() == left.all_holes()
+    assert adding([], log.holes, left_end=ahead)(manifest) is None, "what is below it comes first"
+    assert adding([], log.holes, left_end=ahead)(left) is None
+    assert adding([], log.holes, left_end=ahead + 1)(before) is None, "a segment comes behind it"
     log.close()
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from danube.broker import mover_copies, mover_partition
-from danube.broker.mover_partition import MovedPartition, Step, Urgency
+from danube.broker.mover_partition import INSTALL_INTERVAL_US, NEVER_US, MovedPartition, Step, Urgency
 from danube.config_sections import StorageConfig
 from danube.core.tier_plan import TierSettings
 from danube.errors import Damage
 from danube.wal.cursors import pack_header
+from danube.wal.local_holes import FILE_NAME as HOLES_NAME
+from danube.wal.local_holes import Ahead, LocalHoles
 from danube.wal.manifest_keys import partition_prefix
+from danube.wal.segment import file_name
 from danube.wal.uploader import Ownership, Uploader
 from tests.unit.faulty_store import TOPIC, FaultyStore, check_store, make_segments
 from tests.unit.test_mover import WAIT_S, Place, on_a_loop
@@ -92,7 +95,7 @@ async def test_a_partition_without_a_record_and_a_subscription_makes_no_object(p
         worker = await connect()
         place_of = {"topic_id": IDENTITY.topic_id, "partition": IDENTITY.partition}
         worker.attach(place.directory)
-        worker.say("leave", **place_of, id=7, blob=pack_header(IDENTITY, 1, b""))
+        worker.say("leave", **place_of, id=7, blob=pack_header(IDENTITY, 1, b""), end_offset=0)
         await worker.until(lambda: bool(worker.states) and worker.states[-1]["left_id"] == 7)
         assert not list(place.store.memory.list(partition_prefix(IDENTITY)))
 
@@ -100,6 +103,11 @@ async def test_a_partition_without_a_record_and_a_subscription_makes_no_object(p
 def moved(tmp_path: Path, log_start: int = 0) -> MovedPartition:
     owner = Ownership(TOPIC, IDENTITY, 1, tmp_path / "log")
     return MovedPartition(owner, Uploader(FaultyStore(), owner), TierSettings(), log_start)
+
+
+def leave(partition: MovedPartition, end_offset: int) -> None:
+    identity = {"topic_id": IDENTITY.topic_id, "partition": IDENTITY.partition}
+    partition.take({"kind": "leave", **identity, "id": 1, "blob": b"", "end_offset": end_offset})
 
 
 def done(partition: MovedPartition, step: Step) -> None:
@@ -122,8 +130,37 @@ def test_urgent_is_who_leaves_then_who_has_a_backlog_by_age_then_who_is_waited_f
     assert busy.backlog.segments[0].first_append_us == oldest_us == busy.urgency[1]
     empty.take({"kind": "cursors", **identity, "blob": b"", "soon": True})
     assert empty.urgency == (Urgency.AWAITED, 0)
-    empty.take({"kind": "leave", **identity, "id": 1, "blob": b""})
+    leave(empty, 0)
     assert empty.urgency == (Urgency.LEAVING, 0) < busy.urgency < cold.urgency
+
+
+def test_a_log_that_ends_with_a_hole_of_its_own_can_be_left(tmp_path: Path) -> None:
+    """After a power cut a log goes on ahead; it may be given away before it has another record."""
+    partition = moved(tmp_path)
+    make_segments(tmp_path / "log", 1)[0].with_name(file_name(4)).unlink()
+    LocalHoles.load(tmp_path / "log").add(4, 1_000, 1, Ahead(1, 1, "power cut"))
+    leave(partition, 1_000)
+    done(partition, Step.SCAN)
+    done(partition, Step.LOAD)
+    upload = partition.upload_job(8 << 20, 1)
+    assert upload is not None
+    partition.uploaded(upload[0], upload[1]())
+    done(partition, Step.INSTALL)
+    assert partition.manifest.uploaded_end == 1_000
+    assert partition.next_step(NEVER_US - 1, False)[0] is not Step.INSTALL, "and it is done"
+
+
+def test_a_hole_whose_file_is_damaged_is_tried_again_without_haste(tmp_path: Path) -> None:
+    partition = moved(tmp_path)
+    make_segments(tmp_path / "log", 0)[:0]
+    (tmp_path / "log" / HOLES_NAME).write_bytes(b"damaged")
+    leave(partition, 9)
+    done(partition, Step.SCAN)
+    done(partition, Step.LOAD)
+    partition.took(Step.INSTALL, partition.job(Step.INSTALL, 1)(), 1)
+    assert partition.manifest.uploaded_end == 0
+    assert partition.next_step(INSTALL_INTERVAL_US, False)[0] is not Step.INSTALL
+    assert partition.next_step(INSTALL_INTERVAL_US + 1, False)[0] is Step.INSTALL
 
 
 def test_a_directory_that_cannot_be_read_keeps_no_manifest_from_being_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from danube.errors import StorageFailed
 from danube.wal.descriptors import LogFile, descriptors
 from danube.wal.segment import NO_HASH, Summary
 from danube.wal.stored_segment import StoredSegment, write_footer
+from danube.wal.witness import Witness
 
 
 def check_file(file: LogFile) -> None:
@@ -87,14 +88,15 @@ class SealJob:
 
     __slots__ = (
         "_fd", "_front_hash", "_pinned", "_previous", "deferred", "segment", "size_bytes", "snapshot",
-        "summary",
+        "summary", "witness",
     )  # fmt: skip
 
     def __init__(
         self, segment: StoredSegment, previous: StoredSegment | None, snapshot: bytes | None,
-        front_hash: bytes = NO_HASH,
+        front_hash: bytes = NO_HASH, witness: Witness | None = None,
     ) -> None:  # fmt: skip
         self.segment = segment
+        self.witness = witness
         self.snapshot = snapshot
         self.summary: Summary | None = None
         self.size_bytes = 0
@@ -106,6 +108,8 @@ class SealJob:
 
     def run(self, synced: set[object] | None = None) -> None:
         previous = self._previous
+        if self.witness is not None:
+            self.witness.reached(self.segment.end_offset)
         try:
             if previous is not None and not previous.sealed and previous.content_hash == NO_HASH:
                 self.deferred = True

@@ -345,14 +345,14 @@ class Log:
             return None
         self._writer = None
         self.age_due = False
-        self._tell_witness()
         return self.seal_job(active, producer_snapshot or None)
 
     def seal_job(self, segment: StoredSegment, snapshot: bytes | None) -> SealJob:
         """The job that seals a rolled segment; also again, after one that was deferred."""
         number = self._segments.index(segment)
         segment.sealing = True
-        return SealJob(segment, self._segments[number - 1] if number else None, snapshot, self.front_hash)
+        previous = self._segments[number - 1] if number else None
+        return SealJob(segment, previous, snapshot, self.front_hash, self.witness)
 
     def sealed(self, job: SealJob) -> None:
         """``job`` succeeded, or was deferred by a full disk: then it comes again (seal_job)."""
@@ -518,6 +518,8 @@ class Log:
     def abandon(self) -> None:
         """Release files and locks as they are: nothing is written, synced or sealed."""
         self._failure = self._failure or Fenced("the log was closed")
+        if self.witness is not None:
+            self.witness.leave()
         self.discard_pending()
         self.spare.give_up()
         self._unsynced.abandon()

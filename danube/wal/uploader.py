@@ -417,8 +417,8 @@ def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = (), left_end
                     hint="see `danube verify`; nothing was changed",
                 )
             begin = max(held_end, manifest.start_offset)
-            hole = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
-            added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | hole))
+            flag = EntryFlag.HOLE_BEFORE if entry.base_offset > begin else 0
+            added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | flag))
             end = held_end = entry.end_offset
         known_end = max(entries_end(manifest), manifest.start_offset)
         begin, end = (added[-1].base_offset, added[-1].end_offset) if added else (known_end, known_end)

@@ -5,8 +5,8 @@ Beside ``partitions`` a data directory has ``witnesses`` with one file for each 
 
     <CRC32C of the rest, 8 hexadecimal digits> <JSON, see _Content>
 
-Rewritten when a log is opened, has its first segment on disk, rolls, is closed or loses segments from its
-front (before they are deleted), and when the names of its subscriptions change: never for a record or a
+Rewritten when a log is opened, has its first segment on disk, seals one, or loses segments from its front
+(before they are deleted), and when the names of its subscriptions change: never for a record or a
 batch.  It is renamed into place and not synced.  A file system's journal keeps the order of names, so after
 a power cut it is at most older, and one that is older claims less.  A file that cannot be read, is of another
 log or is not there says nothing.
@@ -60,6 +60,7 @@ class Witness:
         self._path = path
         self._content = _Content(log_id=log_id.hex())
         self._stored: _Content | None = None
+        self._left = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -103,6 +104,22 @@ class Witness:
             began = began or known.began
             self._content = msgspec.structs.replace(known, start=start, end=end, began=began)
             self._store()
+
+    def reached(self, end: int) -> None:
+        """Note in the thread that seals that the log has come to ``end``.
+
+        ext4 takes tens of milliseconds to rename a file over another while much is being written, so the
+        loop must not wait for it.  Nothing is written once the log was left: it may be removed by then.
+        """
+        with self._lock:
+            if not self._left and end > self._content.end:
+                self._content = msgspec.structs.replace(self._content, end=end)
+                self._store()
+
+    def leave(self) -> None:
+        """The log is closed; who opens it next has a witness of its own."""
+        with self._lock:
+            self._left = True
 
     def note_subscriptions(self, names: Iterable[str]) -> None:
         """All that have a cursor on disk, and those whose cursor is lost."""

@@ -220,6 +220,30 @@ def test_a_full_disk_keeps_nobody_waiting(directory: Path, monkeypatch: pytest.M
     assert Witness.load(witness_path(directory), LOG_ID).end == 5
 
 
+def test_the_thread_that_seals_tells_of_a_roll_and_a_closed_log_is_told_of_no_more(directory: Path) -> None:
+    path = witness_path(directory)
+    log = opened(directory, 1)
+    for _ in range(2):
+        for payload in (b"x", b"y"):
+            append(log, payload)
+            log.write()
+            sync(log)
+        job = log.roll()
+        assert job is not None and Witness.load(path, LOG_ID).end < log.log_end, "not on the loop"
+        job.run()
+        assert Witness.load(path, LOG_ID).end == log.log_end
+        log.sealed(job)
+    append(log, b"x")
+    log.write()
+    sync(log)
+    job = log.roll()
+    assert job is not None
+    log.abandon()
+    path.unlink()  # as where the topic is deleted
+    job.run()
+    assert not path.exists()
+
+
 def test_the_independent_reader_reads_what_is_written(directory: Path) -> None:
     path = witness_path(directory)
     witness = Witness(path, LOG_ID)

@@ -100,6 +100,7 @@ class Witness:
     def note_log(self, start: int, end: int, *, began: bool) -> None:
         """The log is at least this; written when that is new."""
         with self._lock:
+            self._left = False  # a log that was opened anew in this process goes on with the same witness
             known = self._content
             began = began or known.began
             self._content = msgspec.structs.replace(known, start=start, end=end, began=began)
@@ -117,7 +118,7 @@ class Witness:
                 self._store()
 
     def leave(self) -> None:
-        """The log is closed; who opens it next has a witness of its own."""
+        """The log is closed: nothing is noted of its end until it is opened anew."""
         with self._lock:
             self._left = True
 

@@ -244,6 +244,23 @@ def test_the_thread_that_seals_tells_of_a_roll_and_a_closed_log_is_told_of_no_mo
     assert not path.exists()
 
 
+def test_a_log_that_is_opened_anew_with_its_witness_tells_of_rolls_again(directory: Path) -> None:
+    """As after a disk has failed: the worker goes on, under another epoch."""
+    log = opened(directory, 1)
+    log.abandon()
+    log = Log.open(directory, IDENTITY, 2, SMALL._replace(log_id=LOG_ID), witness=log.witness)
+    for payload in (b"x", b"y"):
+        append(log, payload)
+        log.write()
+        sync(log)
+    job = log.roll()
+    assert job is not None
+    job.run()
+    assert Witness.load(witness_path(directory), LOG_ID).end == log.log_end == 2
+    log.sealed(job)
+    log.abandon()
+
+
 def test_the_independent_reader_reads_what_is_written(directory: Path) -> None:
     path = witness_path(directory)
     witness = Witness(path, LOG_ID)

@@ -192,7 +192,7 @@ class MovedPartition:
         if wanted:
             return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
         # No segment is missing, so the log ends with a hole that only its host knows.
-        holed = self.manifest.uploaded_end < self._leave_end and not self.backlog.segments
+        holed = self._leave_id and not self.backlog.segments and self.manifest.uploaded_end < self._leave_end
         return self._installed_us + INSTALL_INTERVAL_US if holed else NEVER_US
 
     @property

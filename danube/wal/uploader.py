@@ -421,13 +421,15 @@ def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = (), left_end
             added.append(entry._replace(flags=entry.flags & ~EntryFlag.HOLE_BEFORE | flag))
             end = held_end = entry.end_offset
         known_end = max(entries_end(manifest), manifest.start_offset)
-        begin, end = (added[-1].base_offset, added[-1].end_offset) if added else (known_end, known_end)
-        for hole in holes:
-            end = hole.end if hole.start <= end < hole.end else end
+        last_base, log_end = (
+            (added[-1].base_offset, added[-1].end_offset) if added else (known_end, known_end)
+        )
+        for hole in holes:  # those that nothing lies behind, so far
+            log_end = hole.end if hole.start <= log_end < hole.end else log_end
         passed = [
             hole._replace(start=max(hole.start, known_end))
             for hole in holes
-            if known_end < hole.end and (hole.end <= begin or end == left_end)
+            if known_end < hole.end and (hole.end <= last_base or log_end == left_end)
         ]
         if not added and not passed:
             return None

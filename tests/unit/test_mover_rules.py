@@ -152,7 +152,7 @@ def test_a_log_that_ends_with_a_hole_of_its_own_can_be_left(tmp_path: Path) -> N
 
 def test_a_hole_whose_file_is_damaged_is_tried_again_without_haste(tmp_path: Path) -> None:
     partition = moved(tmp_path)
-    make_segments(tmp_path / "log", 0)[:0]
+    make_segments(tmp_path / "log", 0)
     (tmp_path / "log" / HOLES_NAME).write_bytes(b"damaged")
     leave(partition, 9)
     done(partition, Step.SCAN)

@@ -401,7 +401,8 @@ def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) ->
                 complete = False
                 partition.segments.clear()
             else:
-                known[key] = segment
+                if segment.sealed:  # any other grows, and one that rolled would seem to end where it was read
+                    known[key] = segment
                 partition.segments.append((name, segment))
         if complete:
             break

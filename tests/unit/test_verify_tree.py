@@ -27,7 +27,7 @@ from danube.wal.verify_bytes import FileSource, Finding, FindingKind
 from danube.wal.verify_state import Cursors, state_problems
 from danube.wal.verify_tree import Verified, topic_id_of, verify_tree
 from tests.unit.store_samples import fill_directory, partition_directory
-from tests.unit.wal_samples import IDENTITY, memory_directory, open_log
+from tests.unit.wal_samples import IDENTITY, append, memory_directory, open_log, roll
 
 
 @pytest.fixture
@@ -333,6 +333,36 @@ def test_a_front_that_is_evicted_while_it_is_read_leaves_no_gap(
     monkeypatch.setattr(module, "FileSource", evicting)
     found = verified(data_dir)
     assert found.findings == [] and found.segments == len(rest) > 0
+
+
+def test_a_segment_that_rolls_while_the_front_is_evicted_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(partition_directory(tmp_path))
+    append(log, b"first")
+    log.write()
+    roll(log)
+    append(log, b"read before the roll")
+    log.write()
+    first, inodes = log.directory / file_name(0), module._inodes
+
+    def evicting(path: Path) -> FileSource:
+        if path == first:
+            path.unlink(missing_ok=True)
+        return FileSource(path)
+
+    def rolling(path: Path) -> dict[str, int]:
+        if not first.exists() and log.written_end == 2:
+            append(log, b"read by the second attempt alone")
+            log.write()
+            roll(log)
+        return inodes(path)
+
+    monkeypatch.setattr(module, "FileSource", evicting)
+    monkeypatch.setattr(module, "_inodes", rolling)
+    found = verified(log.directory)
+    log.abandon()
+    assert found.findings == [] and found.records == 2
 
 
 def test_a_partition_that_is_deleted_while_it_is_read_is_not_missed(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from danube.core.wire import error_frame, published_frame
+from danube.core.protocol.native import error_frame, published_frame
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
-    from danube.broker.chunks import Chunk
-    from danube.broker.consumers import ConsumerLink
-    from danube.broker.producers import ProducerLink
+    from danube.broker.partition.chunks import Chunk
+    from danube.broker.partition.consumers import ConsumerLink
+    from danube.broker.partition.producers import ProducerLink
 
 
 class Session(ABC):

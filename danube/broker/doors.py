@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-    from danube.broker.router import RoutedSession
+    from danube.broker.routing.router import RoutedSession
 
 
 class Door(Protocol):
@@ -37,7 +37,7 @@ class Arrivals(Protocol):
 
 
 class Turns(Protocol):
-    """When the worker does what its connections brought (:class:`danube.broker.worker.Worker`)."""
+    """When the worker does what its connections brought (:class:`danube.broker.worker.worker.Worker`)."""
 
     flush_follows: bool  # the turn that runs will flush every door
 

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from danube import telemetry
-from danube.broker.mover_link import Frame, FrameReader, encode_frame
+from danube.broker.links import Frame, FrameReader, encode_frame
 from danube.errors import ProtocolError
+from danube.host import telemetry
 from danube.limits import MIB
 
 RETRY_FIRST_S: Final = 0.05

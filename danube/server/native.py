@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from danube import __version__, clock, tcp, telemetry
-from danube.broker.connection_passing import ConnectionPassing
+from danube import __version__
 from danube.broker.doors import Turns
-from danube.broker.places import Places
-from danube.broker.router import RoutedSession, Router
-from danube.broker.shared_memory import ClientMemory
-from danube.core import wire
-from danube.core.silence import Silence, Verdict
-from danube.core.wire import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
+from danube.broker.routing.passing import ConnectionPassing
+from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.routing.shared_memory import ClientMemory
+from danube.broker.worker.places import Places
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
+from danube.core.protocol.silence import Silence, Verdict
 from danube.errors import (
     DanubeError,
     Draining,
@@ -28,6 +28,8 @@ from danube.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
+from danube.host import clock, telemetry
+from danube.host import sockets as tcp
 from danube.limits import (
     FRAME_BYTES_MAX,
     OUTPUT_BUFFER_BYTES_MAX,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from danube.core.wire import FrameDecoder, Kind
+from danube.core.protocol.native import FrameDecoder, Kind
 
 
 def sent_at_once(descriptor: int, data: bytes | memoryview) -> int:

@@ -34,7 +34,7 @@ def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSess
 
 def register(spark: SparkSession) -> None:
     """Make ``format("danube")`` known to a session that was made elsewhere."""
-    from danube.spark.source import DanubeDataSource
+    from danube.spark.source.source import DanubeDataSource
     from danube.spark.travelling import covered
 
     spark.dataSource.register(covered(DanubeDataSource))
@@ -47,6 +47,6 @@ def read(spark: SparkSession, options: Mapping[str, Any], columns: Sequence[str]
     of them a query uses.  InvalidArgument for a column or an option that there is not; ConfigInvalid where
     pandas is missing, which Spark wants for this.
     """
-    from danube.spark.frame import read_frame
+    from danube.spark.source.frame import read_frame
 
     return read_frame(spark, options, columns)

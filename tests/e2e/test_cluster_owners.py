@@ -16,9 +16,9 @@ import pytest
 
 import danube
 from danube import sync
-from danube.core import wire
-from danube.core.columns import encode
-from danube.core.wire import Kind
+from danube.core.batch.columns import encode
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.core.policy import DAY_MS, FailurePolicy
+from danube.core.partition.policy import DAY_MS, FailurePolicy
 from danube.errors import InvalidArgument
 from danube.ids import check_topic_name
-from danube.server.convert import subscription_type_of
+from danube.server.messages.convert import subscription_type_of
 from danube.server.proto import DanubeAdmin_pb2 as pb
 
 _BACKOFFS: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}

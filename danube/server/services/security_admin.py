@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from danube.core.access import PERMISSIONS, SCOPES
+from danube.core.metadata.roles import PERMISSIONS, SCOPES
 from danube.errors import InvalidArgument, NotFound, WrongState
 from danube.ids import check_label, check_namespace
 from danube.server.proto import DanubeAdmin_pb2 as pb

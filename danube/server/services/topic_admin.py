@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.core.commands import TopicRecord
+from danube.core.metadata.commands import TopicRecord
 from danube.errors import (
     Conflict,
     InvalidArgument,

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from danube import clock
 from danube.core.cluster.agreement import AgreedTime
 from danube.core.cluster.commands import (
     Allocated,
@@ -43,6 +42,7 @@ from danube.core.cluster.keys import check_prefix
 from danube.core.metadata.commands import Change
 from danube.core.metadata.ports import Clock, Consensus
 from danube.errors import InvalidArgument, WrongState, broken
+from danube.host import clock
 from danube.limits import LEASES_PER_COMMAND_MAX, MIB
 
 HISTORY_EVENTS_MAX: Final = 4_096

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from danube.cluster.control.calls import Change, Changed, ClusterStatus, Status
 from danube.cluster.control.cluster_log import ClusterLog, copy_exists
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.door import ControllerClient
 from danube.cluster.links.tls import TlsFiles
 from danube.cluster.raft.engine import Members
 from danube.errors import DanubeError

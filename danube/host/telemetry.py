@@ -243,7 +243,7 @@ class Events:
     def limited(self, event: str, /, *, source: object, level: int = logging.WARNING, **facts: Any) -> None:
         """An event that a peer can cause at will: one a second for each event and source.
 
-        A source is what stays: a host without its port (:func:`danube.host.sockets.host_of`), a partition,
+        A source is what stays: a host without its port (:func:`danube.host.tcp.host_of`), a partition,
         a key.
         """
         if not self._logger.isEnabledFor(level):

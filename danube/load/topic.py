@@ -7,9 +7,8 @@ import socket
 from typing import Final
 
 import danube.sync
-from danube.client.machine.address import Address
+from danube.client.machine.address import Address, refused
 from danube.client.machine.admin import TopicInfo
-from danube.client.machine.dialling import refused
 from danube.core.batch.payloads import larger_record_hint
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, TopicNotFound
 from danube.host.telemetry import events

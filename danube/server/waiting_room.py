@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from danube.broker.processes.listeners import BACKLOG, LOCAL
 from danube.broker.worker.places import Places
 from danube.cluster.control.calls import Answer, ClusterStatus, Request, Status
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.door import ControllerClient
 from danube.cluster.control.waiting import Waiting, waiting_error
 from danube.core.protocol import native as wire
 from danube.errors import DanubeError, Unavailable

@@ -15,7 +15,7 @@ import pytest
 
 import danube
 from danube import sync
-from danube.client.machine.copying import CopyChoice
+from danube.client.machine.shared_memory import CopyChoice
 from danube.core import kernels
 from danube.core.placement.workers import owner_of
 from danube.core.protocol.native import SHARED_MEMORY_NAME

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from danube.cluster.log.acceptance import accept
+from danube.cluster.log.local_log import accept
 from danube.core.metadata.commands import (
     Change,
     Command,

@@ -20,8 +20,7 @@ from hpack import Encoder
 
 from danube.core.http2 import frames
 from danube.core.http2.connection import Http2Settings, ServerConnection, Stream
-from danube.core.http2.decoder import MEMORY_HEADS_MAX
-from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD
+from danube.core.http2.headers import MEMORY_HEADS_MAX, OK_TRAILERS, RESPONSE_HEAD
 from danube.core.protocol.grpc import MessageAssembler, frame_message
 
 SECOND = 1_000_000_000

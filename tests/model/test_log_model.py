@@ -15,8 +15,8 @@ from danube.core.batch.columns import encode
 from danube.core.batch.format import read_header, stamp
 from danube.errors import OffsetOutOfRange
 from danube.host import files
-from danube.wal.log.jobs import SealJob
 from danube.wal.log.log import Log, LogIdentity, LogOptions
+from danube.wal.log.syncer import SealJob
 from danube.wal.segments.spare import SpareJob
 from danube.wal.verify.oracle import verify
 from tests.unit.wal_samples import records_in

@@ -20,7 +20,7 @@ import pytest
 from danube.errors import DanubeError, Fenced
 from danube.wal.segments.segment import base_offset_of
 from danube.wal.tier.manifest import Manifest
-from danube.wal.tier.merging import merge_objects
+from danube.wal.tier.rewriting import merge_objects
 from danube.wal.tier.uploader import Ownership, Uploader, adding, dropped_keys, replacing
 from tests.unit.faulty_store import (
     TOPIC,

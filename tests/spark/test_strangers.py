@@ -22,7 +22,7 @@ from danube.spark.history.reading import read_split
 from danube.spark.history.selecting import Catalogue
 from danube.spark.jobs.compact.task import CompactTask, stage
 from danube.spark.jobs.findings import Damage as Kind
-from danube.spark.jobs.segment_facts import Expected
+from danube.spark.jobs.findings import Expected
 from danube.spark.jobs.validate.bytes import MemoryBytes
 from danube.spark.jobs.validate.directory import plan_directory
 from danube.spark.jobs.validate.segment import validate_segment

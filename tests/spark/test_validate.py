@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from danube import sync
-from danube.cli.topics.sealing import wait_uploaded
+from danube.cli.topics.topics import wait_uploaded
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import Mode
 from danube.errors import InvalidArgument, NotFound, StoreUnavailable

@@ -1,6 +1,6 @@
 """Hosts of a cluster with their own disks and one store, as far as one partition is concerned.
 
-The metadata is a few fields with the rules of :mod:`danube.core.cluster.reservations`; logs, uploaders,
+The metadata is a few fields with the rules of :mod:`danube.core.cluster.ownership`; logs, uploaders,
 inheritance and the return of tails are the real ones.  What was given and acknowledged is remembered here.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from danube.broker.mover.backup import put_cursors
+from danube.broker.mover.copies import put_cursors
 from danube.broker.mover.returning import Memory, Outcome, asides, give_back, newest_manifest
 from danube.broker.tiers.inheritance import LOG_EPOCHS, Heir, Inherited, inherit, set_aside
 from danube.core.batch.format import read_header

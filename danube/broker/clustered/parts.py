@@ -13,7 +13,7 @@ from danube.broker.clustered.parked import Parked
 from danube.broker.clustered.peers import Peers
 from danube.broker.clustered.reserving import Reserving
 from danube.broker.clustered.shard import ClusterShard
-from danube.broker.processes.identity import broker_id
+from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import own_address
 from danube.core.cluster.commands import BrokerChanged, OwnershipChanged
 from danube.errors import OwnerMoved

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.core.cluster.commands import ReserveOffsets
-from danube.core.partition.offset_budget import OffsetBudget
+from danube.core.partition.partition import OffsetBudget
 from danube.errors import DanubeError
 from danube.host import telemetry
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from danube.broker.tiers.worker_tiers import Tiers
     from danube.core.cluster.commands import Ownership
     from danube.core.metadata.commands import TopicRecord
-    from danube.core.partition.offset_budget import OffsetBudget
+    from danube.core.partition.partition import OffsetBudget
     from danube.wal.segments.local_holes import Ahead
 
 RESERVE_NS: Final = 500_000_000

@@ -28,10 +28,9 @@ from danube.broker.mover.health import StoreHealth
 from danube.broker.mover.heirs import Heirs, claim_of, ownership_of
 from danube.broker.mover.owner_link import OwnerLink, link_factory
 from danube.broker.mover.partition import NEVER_US, MovedPartition, Step
-from danube.broker.mover.returns import Returns
+from danube.broker.mover.returning import Returns
 from danube.broker.mover.staged import judged
-from danube.broker.mover.threads import deliver, forget, wait_for, yielding_pool
-from danube.broker.mover.upload_pace import UploadPace
+from danube.broker.mover.threads import UploadPace, deliver, forget, wait_for, yielding_pool
 from danube.broker.processes import last_resort
 from danube.config.plans import hold_bounds, tier_settings
 from danube.core.partition.exposure import together

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.links import Frame
-from danube.broker.mover.backup import put_cursors
+from danube.broker.mover.copies import put_cursors
 from danube.broker.mover.staged import Answer, Examined, StagedObjects
 from danube.core.partition.exposure import NOTHING, Pending, together
 from danube.core.partition.tier_plan import (
@@ -34,7 +34,6 @@ from danube.wal.segments.local_holes import holes_in
 from danube.wal.segments.segment import file_name
 from danube.wal.tier.hole_changes import giving_up
 from danube.wal.tier.manifest import Manifest, SegmentEntry
-from danube.wal.tier.merging import merge_objects
 from danube.wal.tier.orphans import ROUND_OBJECTS_MAX, sweep_partition
 from danube.wal.tier.returned import take_returned
 from danube.wal.tier.rewriting import (
@@ -42,6 +41,7 @@ from danube.wal.tier.rewriting import (
     compact_objects,
     compaction_plan,
     last_compacted,
+    merge_objects,
     replacing_in_order,
 )
 from danube.wal.tier.sealed_files import LocalListing

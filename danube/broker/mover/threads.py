@@ -1,17 +1,29 @@
-"""The mover's threads: those whose work can wait go on with what publishing and reading leave over."""
+"""The mover's threads: those whose work can wait go on with what publishing and reading leave over.
+
+Uploads that leave the host to publishing: danube.core.partition.pace, kept by threads and told by Linux.
+
+One loop watches (``watch``); the threads of uploads call what ``rests`` gave them between two
+pieces of work and are held there for as long as the pace says.  Where Linux does not tell how long a process
+waited (/proc/PID/schedstat), nothing is held.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.processes import last_resort
+from danube.core.partition.exposure import Pending
+from danube.core.partition.pace import Bounds, Pace, Scheduled
 from danube.errors import DanubeError
+from danube.host import clock
+from danube.wal.stores.objects import Progress
 
 NICENESS: Final = 5  # a third of the share of a thread that has none, where processors are short
 
@@ -51,3 +63,61 @@ async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: flo
             while not met():
                 changed.clear()
                 await changed.wait()
+
+
+PROCESSES = Path("/proc")
+
+
+def scheduled(pid: int) -> Scheduled | None:
+    """What the first thread of a process has had, which is a worker's loop; None where that is not known."""
+    try:
+        ran, waited, _ = (PROCESSES / str(pid) / "schedstat").read_text().split()
+        return Scheduled(int(ran), int(waited))
+    except (OSError, ValueError):
+        return None
+
+
+class UploadPace:
+    """One for all uploads of the mover; ``running`` is how many are under way."""
+
+    def __init__(self, bounds: Bounds, parallel: int) -> None:
+        self.running = 0
+        self._pace = Pace(bounds, parallel)
+        self._released = threading.Event()
+
+    @property
+    def share(self) -> float:
+        """Of what uploads could do, that they may do."""
+        return 1.0 if self._released.is_set() else self._pace.share
+
+    @property
+    def slots(self) -> int:
+        """How many uploads may be under way before another one begins."""
+        return self._pace.slots
+
+    def watch(self, pids: Iterable[int], waiting: Pending) -> float:
+        """Look at the workers, several times a second while there are uploads; returns the share.
+
+        ``waiting``: the backlog.
+        """
+        found = {pid: one for pid in pids if (one := scheduled(pid)) is not None}
+        self._pace.observe(found, clock.monotonic_ns())
+        self._pace.exposed(waiting.age_s(clock.wall_us()), waiting.size_bytes)
+        return self.share
+
+    def rests(self) -> Progress:
+        """For one upload: to be called after each piece of its work, by one thread at a time."""
+        since_ns = clock.monotonic_ns()
+
+        def rest(_: int) -> None:
+            nonlocal since_ns
+            pause_ns = self._pace.pause_ns(clock.monotonic_ns() - since_ns, self.running)
+            if pause_ns:
+                self._released.wait(pause_ns / 1e9)
+            since_ns = clock.monotonic_ns()
+
+        return rest
+
+    def release(self) -> None:
+        """Hold nobody any more: the mover ends, and what is under way is to arrive."""
+        self._released.set()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from danube.core.batch.columns import BatchView
 from danube.core.batch.format import BatchHeader, read_header
 from danube.core.batch.selection import ring_hashes, select
-from danube.core.dispatch.ranges import no_ranges
+from danube.core.dispatch.grants import no_ranges
 
 _SIZE_AND_OFFSET = struct.Struct("<4xIQ")
 _COUNT = struct.Struct("<I")

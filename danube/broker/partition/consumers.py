@@ -16,9 +16,8 @@ import numpy as np
 from danube.broker.partition.chunks import Chunk
 from danube.core.dispatch.acks import Ranges, sound
 from danube.core.dispatch.cursor import CursorState
-from danube.core.dispatch.grants import Grant, Mode, Offsets
+from danube.core.dispatch.grants import Grant, Mode, Offsets, within, without
 from danube.core.dispatch.holed import GIVEN_UP, UNUSED, HoledSubscription
-from danube.core.dispatch.ranges import within, without
 from danube.core.dispatch.rate import RecordRate
 from danube.core.protocol.native import DeliveryFlag, Kind, control_frame, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange

@@ -2,6 +2,10 @@
 
 Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
 write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
+
+What an operator set for a subscription, meeting the subscription at its partition's owner.
+
+The metadata's settings come first, then what the subscription's maker asked for, then the topic's policy.
 """
 
 from __future__ import annotations
@@ -16,24 +20,16 @@ from danube.broker.partition.chunks import Chunk, HotBatches
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.producers import ProducerLink, Producers, Waiting
-from danube.broker.partition.subscription_settings import failure_for, follow, max_unacked_for
 from danube.broker.traffic import TrafficCounters
 from danube.core.batch.columns import check_columns, check_published
 from danube.core.batch.format import BatchHeader, stamp, unpack_header
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.holed import UNUSED, HoledSubscription
-from danube.core.metadata.commands import TopicRecord
-from danube.core.partition.partition import Duplicate, Partition
+from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
+from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.partition.reserved_partition import ReservedPartition
 from danube.core.protocol.native import FrameFlag
-from danube.errors import (
-    DanubeError,
-    InvalidArgument,
-    StorageFailed,
-    SubscriptionNotFound,
-    TopicNotFound,
-)
+from danube.errors import DanubeError, InvalidArgument, StorageFailed, SubscriptionNotFound, TopicNotFound
 from danube.host import telemetry
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
 from danube.wal.segments.holes import HoleKind
@@ -44,10 +40,43 @@ if TYPE_CHECKING:
     from danube.broker.partition.opening import OpenedStorage
     from danube.broker.tiers.partition_tier import PartitionTier
     from danube.core.batch.columns import EncodedBatch
-    from danube.core.partition.offset_budget import OffsetBudget
+    from danube.core.partition.partition import OffsetBudget
+    from danube.core.partition.policy import FailurePolicy
     from danube.wal.log.cursors import CursorStore
     from danube.wal.log.log import Log
     from danube.wal.segments.holes import Hole
+
+
+_NONE = SubscriptionSettings()
+
+
+def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | None) -> FailurePolicy:
+    """The failure policy of a subscription whose maker asked for ``asked``."""
+    return record.settings.get(subscription, _NONE).failure or asked or record.policy.failure
+
+
+def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
+    """How many records it may have unacked; ``asked`` 0: its maker did not say."""
+    return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
+
+
+def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
+    """Let live subscriptions follow what changed of their settings and of the topic's policy.
+
+    They have then what a start would give them.
+    """
+    if former.settings == record.settings and former.policy == record.policy:
+        return
+    for name, host in hosted.subscriptions.items():
+        before, now = former.settings.get(name, _NONE).failure, record.settings.get(name, _NONE).failure
+        if before != now:
+            host.core.set_failure(now or record.policy.failure, own=now is not None)
+        elif failure_for(record, name, host.core.asked.failure) != host.core.failure:
+            host.core.set_failure(record.policy.failure, own=False)
+        max_unacked = max_unacked_for(record, name, host.core.asked.max_unacked)
+        if max_unacked != host.core.max_unacked:
+            host.core.set_max_unacked(max_unacked)
+
 
 _log = telemetry.events("hosted")
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024

@@ -14,10 +14,8 @@ from danube.broker.traffic import TrafficCounters
 from danube.core.dispatch.cursor import CursorState
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
-from danube.core.partition.offset_budget import OffsetBudget
-from danube.core.partition.partition import Partition
+from danube.core.partition.partition import OffsetBudget, Partition, ReservedPartition
 from danube.core.partition.policy import Durability
-from danube.core.partition.reserved_partition import ReservedPartition
 from danube.core.placement.recovered import recovery_of
 from danube.errors import DanubeError, StorageFailed
 from danube.host import telemetry

@@ -5,9 +5,8 @@ from __future__ import annotations
 from danube.broker.api import Session
 from danube.broker.partition.chunks import Chunk
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
-from danube.broker.partition.hosted import HostedPartition
+from danube.broker.partition.hosted import HostedPartition, failure_for, max_unacked_for
 from danube.broker.partition.lossy import LossyHost
-from danube.broker.partition.subscription_settings import failure_for, max_unacked_for
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import JoinResult, Mode
 from danube.core.dispatch.holed import HoledSubscription

@@ -15,6 +15,8 @@
 
 Whether a broker runs is decided by the lock alone; danube.pid and danube.json are conveniences.  A start on
 a full disk takes no room: the numbers are written where they lie, and the pid may be missing.
+
+The number by which clients and dashboards know this broker.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import fcntl
 import os
 import selectors
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -30,7 +33,8 @@ import msgspec
 
 from danube.broker.processes.directories import highest_incarnation, proof_of_use
 from danube.broker.processes.process import alive, identity_of
-from danube.core.batch.checksum import crc32c
+from danube.cluster.control.node_files import NODE_FILE, load_node
+from danube.core.batch.checksum import crc32c, key_hash
 from danube.core.placement.recovered import INCARNATIONS_AHEAD
 from danube.errors import AlreadyRunning, Damage, LimitExceeded, StorageFailed, StorageIncompatible
 from danube.host import files, telemetry
@@ -279,3 +283,11 @@ def _damaged_format(path: Path, why: str) -> Damage:
         hint=f"restore it from a backup, or where this version wrote the data: echo {FORMAT} > {path}",
         file=str(path), position=0,
     )  # fmt: skip
+
+
+def broker_id(data_dir: Path, *, clustered: bool) -> int:
+    """The same after every restart, 1 .. 2**63 - 1: in a cluster the id of the node, 0 until it has one."""
+    if clustered:
+        return int(load_node(data_dir).node_id) if (data_dir / NODE_FILE).exists() else 0
+    place = f"{socket.gethostname()}:{data_dir}".encode()
+    return (key_hash(place) >> 1) or 1

@@ -16,7 +16,7 @@ from typing import Final
 
 from danube.broker.processes import process
 from danube.broker.processes.contexts import DrainSignal, Pulse, SupervisorSettings
-from danube.broker.processes.restarts import STABLE_NS, restart_delay_ns
+from danube.broker.processes.process import STABLE_NS, restart_delay_ns
 from danube.host import telemetry
 
 BACKLOG: Final = 256

@@ -9,6 +9,8 @@ most one process can append to a worker's partitions.
 A worker is replaced when it ends for any reason, and killed when it gives no heartbeat.  The first
 replacement is immediate; one that dies young again and again waits, up to RESTART_DELAY_MAX_NS, or less
 when it had served, so that killing a healthy worker never costs a second.
+
+Tells systemd (or whatever set NOTIFY_SOCKET) how the broker is doing: sd_notify(3) in one datagram.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +40,8 @@ from danube.broker.processes.copied import note_place, settle_place
 from danube.broker.processes.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.processes.directories import strangers
 from danube.broker.processes.listeners import address_text, addresses, close_listeners, open_listeners
+from danube.broker.processes.process import STABLE_NS, restart_delay_ns
 from danube.broker.processes.refusal import Refusal
-from danube.broker.processes.restarts import STABLE_NS, restart_delay_ns
-from danube.broker.processes.service_notify import ServiceNotifier
 from danube.broker.processes.side_process import SideProcess
 from danube.config.loading import Started, usable_cores
 from danube.config.sections import NO_PORT
@@ -51,6 +52,42 @@ from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
 from danube.ipc.region import Region
+
+
+class ServiceNotifier:
+    """Sends nothing when no service manager asked for it."""
+
+    __slots__ = ("_address", "_next_watchdog_ns", "_watchdog_ns")
+
+    def __init__(self, address: str, watchdog_us: int) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_ns = watchdog_us * 1000 // 2
+        self._next_watchdog_ns = 0
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> ServiceNotifier:
+        own_pid = str(os.getpid())
+        interval = environ.get("WATCHDOG_USEC", "")
+        meant = environ.get("WATCHDOG_PID", own_pid) == own_pid and interval.isdigit()
+        return cls(environ.get("NOTIFY_SOCKET", ""), int(interval) if meant else 0)
+
+    def send(self, state: str) -> None:
+        """Send ``state`` (READY=1, STOPPING=1 ...); a manager that is gone is no reason to stop."""
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram:
+            datagram.setblocking(False)
+            try:
+                datagram.sendto(state.encode(), self._address)
+            except OSError:
+                pass
+
+    def watchdog(self, now_ns: int) -> None:
+        """Send WATCHDOG=1 when half of the manager's interval has passed."""
+        if self._watchdog_ns and now_ns >= self._next_watchdog_ns:
+            self._next_watchdog_ns = now_ns + self._watchdog_ns
+            self.send("WATCHDOG=1")
+
 
 SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5

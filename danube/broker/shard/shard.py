@@ -59,7 +59,7 @@ from danube.limits import DEDUP_BATCHES_KEPT, DELIVER_CREDIT_BYTES_MAX, HANDLES_
 if TYPE_CHECKING:
     from danube.broker.partition.metadata import OwnerMetadata
     from danube.broker.tiers.worker_tiers import Tiers
-    from danube.core.partition.offset_budget import OffsetBudget
+    from danube.core.partition.partition import OffsetBudget
     from danube.wal.log.log import LogOptions
     from danube.wal.log.syncer import Syncer
     from danube.wal.segments.local_holes import Ahead

@@ -24,9 +24,8 @@ from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from danube.wal.log.jobs import SealJob
     from danube.wal.log.log import Log
-    from danube.wal.log.syncer import Syncer
+    from danube.wal.log.syncer import SealJob, Syncer
     from danube.wal.segments.descriptors import LogFile
     from danube.wal.segments.spare import Spare
 

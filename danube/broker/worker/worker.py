@@ -17,15 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
+from danube.broker.api import Arrivals, Door
 from danube.broker.clustered.parts import ClusterParts
-from danube.broker.doors import Arrivals, Door
-from danube.broker.link_client import LinkClient
+from danube.broker.links import LinkClient
 from danube.broker.operations.examinations import Examinations
 from danube.broker.operations.proposals import Proposals, open_metadata
 from danube.broker.partition.opening import ahead_of
 from danube.broker.processes import last_resort
+from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.directories import partition_names
-from danube.broker.processes.identity import broker_id
 from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.routing.questions import Questions
 from danube.broker.routing.remote import RecordKind, RemoteSessions

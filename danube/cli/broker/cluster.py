@@ -166,7 +166,7 @@ def _change(
 
 
 def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:
-    from danube.cluster.control.controller_client import ControllerClient
+    from danube.cluster.control.door import ControllerClient
 
     client = ControllerClient("\0" + running.controller)
     try:

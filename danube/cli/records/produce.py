@@ -15,7 +15,7 @@ from danube.cli.terminal import arguments
 from danube.cli.terminal.addressing import Address, address_option, topic_name
 from danube.cli.terminal.output import output_option
 from danube.cli.terminal.services import Services
-from danube.cli.topics.schema_choice import schema_choice, schema_options
+from danube.cli.topics.schema_source import schema_choice, schema_options
 
 DEFAULT_TOPIC = "/default/test_topic"  # as upstream's command line
 BATCH_RECORDS = 1_000

@@ -1,21 +1,61 @@
-"""The sending half of ``danube produce``."""
+"""The sending half of ``danube produce``.
+
+A line on the terminal that says how far long work is; silent anywhere else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
-from danube.cli.records.progress import Progress
 from danube.cli.records.sources import Record, lines_of, record_of_json
 from danube.cli.terminal.addressing import Address, explaining
 from danube.cli.terminal.output import json_line, line
 from danube.cli.terminal.services import Services
-from danube.cli.topics.schema_choice import SchemaChoice
+from danube.cli.topics.schema_source import SchemaChoice
 from danube.errors import DanubeError, PartialFailure
+
+INTERVAL_S = 0.2
+QUIET_S = 1.0  # short work shows nothing
+
+
+class Progress:
+    """Call ``update`` as often as you like; it writes a few times a second, and only to a terminal."""
+
+    def __init__(self, shown: bool, what: str, total: int = 0) -> None:
+        self._shown = shown
+        self._what = what
+        self._total = total
+        self._began = self._last = time.monotonic()
+        self._width = 0
+
+    def update(self, done: int) -> None:
+        if not self._shown:
+            return
+        now = time.monotonic()
+        if now - self._last < INTERVAL_S or now - self._began < QUIET_S:
+            return
+        self._last = now
+        of = f" of {self._total:,}" if self._total else ""
+        rate = done / (now - self._began)
+        self._write(f"{done:,}{of} {self._what}, {rate:,.0f}/s")
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self._width:
+            self._write("")
+            sys.stderr.write("\r")
+            sys.stderr.flush()
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write("\r" + text.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(text)
 
 
 @dataclass(frozen=True, slots=True)

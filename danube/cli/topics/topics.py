@@ -1,9 +1,13 @@
-"""``danube topics``: list, create, describe, update, delete, seal, unload and accept-loss."""
+"""``danube topics``: list, create, describe, update, delete, seal, unload and accept-loss.
+
+Waiting until what was sealed is in the object store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from time import sleep
+from typing import Any, Final
 
 import click
 
@@ -13,6 +17,8 @@ from danube.cli.terminal.confirming import confirm, yes_option
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import output_option, plain, show
 from danube.cli.terminal.services import Services
+from danube.errors import NotSupported, OperationTimeout
+from danube.host.clock import monotonic_ns
 
 COLUMNS = ("topic", "partition_count", "reliable", "durability", "max_record_bytes")
 _FAILURE_FIELDS = (
@@ -190,7 +196,7 @@ def seal(
     services: Services, /, topic: str, service_addr: Address, wait: bool, timeout: int, output: str
 ) -> None:
     """End the active segment of every partition now, instead of when it is full or old."""
-    from danube.cli.topics.sealing import wait_uploaded
+    from danube.cli.topics.topics import wait_uploaded
 
     with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
         ends = client.admin.seal(topic)
@@ -262,3 +268,26 @@ class suggesting:  # noqa: N801 - reads as a word in a with statement
                 suggest_topic(error, [plain(one)["topic"] for one in self._client.admin.list_topics()])
             except DanubeError:
                 pass  # the first error is the one to tell
+
+
+_POLL_S: Final = 0.2
+
+
+def wait_uploaded(client: Any, topic: str, ends: list[int], timeout_ms: int) -> None:
+    """Ask until every partition is uploaded up to its place in ``ends``.
+
+    Raises OperationTimeout, with the reason where there is one, and NotSupported where nothing is tiered.
+    """
+    deadline_ns = monotonic_ns() + timeout_ms * 1_000_000
+    while True:
+        partitions = plain(client.admin.describe_topic(topic))["partitions"]
+        late = [one for one, end in zip(partitions, ends, strict=True) if one["uploaded_end"] < end]
+        if not late:
+            return
+        status = client.admin.storage_status(topic)
+        if not status["tiered"]:
+            raise NotSupported("storage is local: nothing is uploaded", hint="set storage.url")
+        if monotonic_ns() >= deadline_ns:
+            why = next((row["error"] for row in status["topics"] if row["error"]), "")
+            raise OperationTimeout(f"{len(late)} partitions of {topic} are not uploaded yet", why=why)
+        sleep(_POLL_S)

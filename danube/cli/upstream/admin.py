@@ -1,4 +1,7 @@
-"""``danube-admin``: administers a broker over gRPC with the words of the official command."""
+"""``danube-admin``: administers a broker over gRPC with the words of the official command.
+
+``danube-admin serve``: the web interface's server, which this release does not have.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from danube.cli.terminal.lazy import Entry
 from danube.cli.upstream.admin_line import AdminLine
 from danube.cli.upstream.endpoint import ADMIN_DEFAULT
 from danube.cli.upstream.root import HELP, Outside, UpstreamRoot
+from danube.errors import NotSupported
 
 COMMANDS = {
-    "serve": Entry("danube.cli.upstream.serve:serve", "Serve the web interface (not in this release)."),
-    "cluster": Entry("danube.cli.upstream.cluster:cluster", "Members of the cluster."),
+    "serve": Entry("danube.cli.upstream.admin:serve", "Serve the web interface (not in this release)."),
+    "cluster": Entry("danube.cli.upstream.brokers:cluster", "Members of the cluster."),
     "brokers": Entry("danube.cli.upstream.brokers:brokers", "List brokers, unload and activate them."),
     "namespaces": Entry("danube.cli.upstream.namespaces:namespaces", "List, create and delete namespaces."),
     "topics": Entry("danube.cli.upstream.topics:topics", "Topics, subscriptions and their policies."),
@@ -57,3 +61,13 @@ def root(context: click.Context, endpoint: str) -> None:
 def main() -> None:
     """Entry point of the installed command."""
     root(prog_name="danube-admin")
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def serve() -> None:
+    """Serve the web interface (not in this release)."""
+    raise NotSupported(
+        "danube-admin serve is not in this release",
+        why="the broker has no web interface yet",
+        hint="use danube-admin's other commands, or `danube status` and `danube topics describe`",
+    )

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from danube.cli.terminal import arguments
+from danube.cli.upstream.grpc_channel import RETRIED, status_of
 from danube.cli.upstream.root import Outside, Wrong, content_of, say
 from danube.cli.upstream.routes import RETRIES, Route, Routes, ask_registry
-from danube.cli.upstream.status import RETRIED, status_of
 from danube.errors import DanubeError, InvalidArgument
 from danube.host import clock
 from danube.server.proto import DanubeApi_pb2 as pb

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from danube.cli.upstream.endpoint import read_endpoint
+from danube.cli.upstream.grpc_channel import RETRIED, status_of
 from danube.cli.upstream.root import Channel, Outside
-from danube.cli.upstream.status import RETRIED, status_of
 from danube.errors import DanubeError
 from danube.server.proto import DanubeApi_pb2 as pb
 

@@ -1,17 +1,185 @@
-"""``danube-admin topics``: topics themselves; their subscriptions and schemas are in the neighbours."""
+"""``danube-admin topics``: topics themselves; their subscriptions and schemas are in the neighbours.
+
+``danube-admin topics set-failure-policy`` and ``get-failure-policy``.
+
+``danube-admin topics`` and the schema that a topic keeps to.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from danube.cli.upstream.admin_line import AdminLine, topic_argument
 from danube.cli.upstream.missing import check_broker_exists, check_namespace_exists, check_topic_exists
 from danube.cli.upstream.root import json_output, quoted, say, show_json
-from danube.cli.upstream.topic_policies import get_failure_policy, set_failure_policy
-from danube.cli.upstream.topic_schemas import configure_schema, get_schema_config, set_validation_policy
+from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.proto import SchemaRegistry_pb2 as registry
+
+_POLICIES: Final = click.Choice(["none", "warn", "enforce"], case_sensitive=False)
+
+
+@click.command("configure-schema")
+@topic_argument
+@click.option("--subject", required=True)
+@click.option("--validation-policy", type=_POLICIES, default="none", show_default=True)
+@click.option("--enable-payload-validation", is_flag=True)
+@click.pass_obj
+def configure_schema(
+    line: AdminLine,
+    topic: str,
+    namespace: str | None,
+    subject: str,
+    validation_policy: str,
+    enable_payload_validation: bool,
+) -> None:
+    """Set a topic's schema subject and what becomes of messages that break it."""
+    request = registry.ConfigureTopicSchemaRequest(
+        topic_name=topic,
+        schema_subject=subject,
+        validation_policy=validation_policy.upper(),
+        enable_payload_validation=enable_payload_validation,
+    )
+    line.ask("SchemaRegistry/ConfigureTopicSchema", request, registry.ConfigureTopicSchemaResponse)
+    say(f"Schema configuration set for topic '{topic}'", f"  Subject: {subject}")
+    say(*_validation(validation_policy, enable_payload_validation))
+
+
+@click.command("set-validation-policy")
+@topic_argument
+@click.option("--policy", type=_POLICIES, required=True)
+@click.option("--enable-payload-validation", is_flag=True)
+@click.pass_obj
+def set_validation_policy(
+    line: AdminLine, topic: str, namespace: str | None, policy: str, enable_payload_validation: bool
+) -> None:
+    """Change what becomes of messages that break the topic's schema."""
+    request = registry.UpdateTopicValidationPolicyRequest(
+        topic_name=topic,
+        validation_policy=policy.upper(),
+        enable_payload_validation=enable_payload_validation,
+    )
+    line.ask(
+        "SchemaRegistry/UpdateTopicValidationPolicy", request, registry.UpdateTopicValidationPolicyResponse
+    )
+    say(f"Validation policy updated for topic '{topic}'", *_validation(policy, enable_payload_validation))
+
+
+@click.command("get-schema-config")
+@topic_argument
+@json_output
+@click.pass_obj
+def get_schema_config(line: AdminLine, topic: str, namespace: str | None, output: str | None) -> None:
+    """Show the schema that a topic keeps to."""
+    request = registry.GetTopicSchemaConfigRequest(topic_name=topic)
+    found = line.ask("SchemaRegistry/GetTopicSchemaConfig", request, registry.GetTopicSchemaConfigResponse)
+    if output:
+        show_json(
+            {
+                "topic": topic,
+                "schema_subject": found.schema_subject,
+                "validation_policy": found.validation_policy.upper(),
+                "enable_payload_validation": found.enable_payload_validation,
+                "schema_id": found.schema_id,
+            }
+        )
+        return
+    say(f"Topic: {topic}", f"  Schema Subject: {found.schema_subject or 'none'}")
+    say(*_validation(found.validation_policy, found.enable_payload_validation))
+    say(f"  Schema ID: {found.schema_id}")
+
+
+def _validation(policy: str, payload: bool) -> list[str]:
+    state = "ENABLED" if payload else "DISABLED"
+    return [f"  Validation Policy: {policy.upper()}", f"  Payload Validation: {state}"]
+
+
+_POISONS: Final = {
+    "dead_letter": pb.DeadLetter, "dead-letter": pb.DeadLetter, "block": pb.Block, "drop": pb.Drop
+}  # fmt: skip
+_BACKOFFS: Final = {"fixed": pb.Fixed, "exponential": pb.Exponential}
+_U32 = click.IntRange(0, (1 << 32) - 1)
+_U64 = click.IntRange(0, (1 << 64) - 1)
+
+
+@click.command("set-failure-policy")
+@topic_argument
+@click.option("-s", "--subscription", required=True)
+@click.option("--max-redelivery-count", type=_U32, required=True)
+@click.option("--ack-timeout-ms", type=_U64, required=True)
+@click.option("--base-redelivery-delay-ms", type=_U64, required=True)
+@click.option("--max-redelivery-delay-ms", type=_U64, required=True)
+@click.option("--backoff-strategy", type=click.Choice(list(_BACKOFFS)), default="fixed", show_default=True)
+@click.option("--dead-letter-topic")
+@click.option("--poison-policy", type=click.Choice(list(_POISONS)), required=True)
+@click.pass_obj
+def set_failure_policy(
+    line: AdminLine,
+    topic: str,
+    namespace: str | None,
+    subscription: str,
+    max_redelivery_count: int,
+    ack_timeout_ms: int,
+    base_redelivery_delay_ms: int,
+    max_redelivery_delay_ms: int,
+    backoff_strategy: str,
+    dead_letter_topic: str | None,
+    poison_policy: str,
+) -> None:
+    """Say what becomes of messages that are nacked or not acked in time."""
+    policy = pb.SubscriptionFailurePolicy(
+        max_redelivery_count=max_redelivery_count,
+        ack_timeout_ms=ack_timeout_ms,
+        base_redelivery_delay_ms=base_redelivery_delay_ms,
+        max_redelivery_delay_ms=max_redelivery_delay_ms,
+        backoff_strategy=_BACKOFFS[backoff_strategy],
+        dead_letter_topic=dead_letter_topic,
+        poison_policy=_POISONS[poison_policy],
+    )
+    request = pb.SetSubscriptionFailurePolicyRequest(
+        topic=topic, subscription=subscription, failure_policy=policy
+    )
+    line.ask("TopicAdmin/SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse)
+    say(f"✅ Failure policy updated for topic '{topic}' subscription '{subscription}'")
+
+
+@click.command("get-failure-policy")
+@topic_argument
+@click.option("-s", "--subscription", required=True)
+@json_output
+@click.pass_obj
+def get_failure_policy(
+    line: AdminLine, topic: str, namespace: str | None, subscription: str, output: str | None
+) -> None:
+    """Show a subscription's failure policy."""
+    request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
+    found = line.ask(
+        "TopicAdmin/GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse
+    )
+    if not found.HasField("failure_policy"):
+        raise NotFound(
+            f"subscription {subscription!r} of topic {topic} has no failure policy",
+            hint="set one with `topics set-failure-policy`",
+        )
+    policy = found.failure_policy
+    shown = {
+        "topic": topic,
+        "subscription": subscription,
+        "max_redelivery_count": policy.max_redelivery_count,
+        "ack_timeout_ms": policy.ack_timeout_ms,
+        "base_redelivery_delay_ms": policy.base_redelivery_delay_ms,
+        "max_redelivery_delay_ms": policy.max_redelivery_delay_ms,
+        "backoff_strategy": "exponential" if policy.backoff_strategy == pb.Exponential else "fixed",
+        "dead_letter_topic": policy.dead_letter_topic if policy.HasField("dead_letter_topic") else None,
+        "poison_policy": {pb.DeadLetter: "dead_letter", pb.Block: "block"}.get(policy.poison_policy, "drop"),
+    }
+    if output:
+        show_json(shown)
+    else:
+        say(*(f"{name}: {'none' if value is None else value}" for name, value in shown.items()))
+
 
 _RELIABLE = ("reliable", "reliable_dispatch", "reliable-dispatch")
 

@@ -12,14 +12,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from danube.client.aio.waiting import Waiting, Wakeups
-from danube.client.machine.address import Address
-from danube.client.machine.dialling import closed_early, greeting_s, refused, unread
-from danube.client.machine.forked import let_go
+from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, unread
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
-from danube.host import clock, local_socket
-from danube.host import sockets as tcp
+from danube.host import clock, local_socket, tcp
 from danube.host.telemetry import events
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 

@@ -26,9 +26,8 @@ from typing import Final
 from danube.client.machine.ack import Ack
 from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.reply import Reply, settled_reply
-from danube.client.machine.requests import Request
+from danube.client.machine.requests import Request, Timer
 from danube.client.machine.session import Session
-from danube.client.machine.timers import Timer
 from danube.core.batch.checksum import crc32c
 from danube.core.batch.format import BODY_CRC_START
 from danube.core.partition.policy import Durability

@@ -10,6 +10,12 @@ No socket, task or thread lives here.  A shell (asyncio or blocking) owns the so
 
 What outlives a connection (producers, consumers, requests that may be repeated) is kept here, and
 opened again on the next one.  Everything is called from one thread at a time.
+
+Handle numbers of a session's connection, and whose they are.
+
+What a session tells the producers, consumers and requests that use it.
+
+Publish credit of a connection: the un-answered bytes that the broker takes, first come, first served.
 """
 
 from __future__ import annotations
@@ -18,19 +24,16 @@ import itertools
 import os
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from danube.client.machine.address import refuse_http2
 from danube.client.machine.brokers import Brokers
-from danube.client.machine.credit import PublishCredit
-from danube.client.machine.dialling import refuse_http2
-from danube.client.machine.handles import Handles
-from danube.client.machine.opened import Awaited, Opened
 from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.reply import Reply, all_settled, settled_reply
-from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Undone
+from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Timer, Timers, Undone
 from danube.client.machine.shared_memory import Sharing
-from danube.client.machine.timers import Timer, Timers
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import (
@@ -45,6 +48,136 @@ from danube.errors import (
 from danube.host.clock import monotonic_ns
 from danube.host.telemetry import events
 from danube.limits import CONTROL_BYTES_MAX, HANDLES_PER_CONNECTION_MAX, PUBLISH_CREDIT_BYTES
+
+
+class Sender(Protocol):
+    """A producer that waits for publish credit."""
+
+    def transmit(self) -> None: ...
+
+
+class PublishCredit:
+    """What is left of WELCOME's ``publish_credit_bytes``, and who waits for it."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._whole = 0
+        self._queue: deque[Sender] = deque()
+        self._served: Sender | None = None
+
+    def reset(self, size_bytes: int) -> None:
+        """A new connection: nothing is in flight and nobody waits."""
+        self._left = self._whole = size_bytes
+        self._queue.clear()
+        self._served = None
+
+    def take(self, size_bytes: int, sender: Sender) -> bool:
+        """Take publish credit, or queue ``sender`` to be called when some came back.
+
+        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
+        larger than the whole credit goes out when nothing else is in flight.
+        """
+        credit = self._left
+        first = not self._queue or self._served is sender
+        if first and (size_bytes <= credit or credit == self._whole):
+            self._left = credit - size_bytes
+            return True
+        if self._served is sender:
+            self._queue.appendleft(sender)
+            self._served = None
+        elif sender not in self._queue:
+            self._queue.append(sender)
+        return False
+
+    def give_back(self, size_bytes: int) -> None:
+        """A PUBLISH was answered."""
+        self._left += size_bytes
+        queue = self._queue
+        while queue:
+            self._served = sender = queue.popleft()
+            sender.transmit()
+            blocked = self._served is None
+            self._served = None
+            if blocked:
+                return
+
+
+class Opened(Protocol):
+    """What a handle belongs to: a producer or consumer of one partition."""
+
+    def on_connected(self) -> None:
+        """The connection is ready; open yourself on it."""
+
+    def on_disconnected(self) -> None:
+        """The connection is gone; the session will be back or fail."""
+
+    def on_handle_closed(self, error: DanubeError) -> None:
+        """The broker closed the handle."""
+
+    def on_deliver(self, body: memoryview) -> None:
+        """Batches came; raise to drop the connection."""
+
+    def on_waiting(self, reason: DanubeError | None) -> None:
+        """Why no batches come now; None: they go on."""
+
+    def on_sought(self) -> None:
+        """Somebody moved the subscription: what comes next is to be seen, whatever was acked."""
+
+    def on_session_failed(self, error: DanubeError) -> None:
+        """There will be no further connection."""
+
+    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
+        """The broker of this session is gone: go to ``home`` and ask there."""
+
+
+class Awaited(Protocol):
+    """What a correlation belongs to."""
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None: ...
+
+    def on_error(self, error: DanubeError) -> None: ...
+
+
+class Handles:
+    """Each number is given once, so that late frames cannot be mistaken; no call looks at those of others."""
+
+    __slots__ = ("_numbers", "_of", "_owners", "owner")
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._owners: dict[int, Opened] = {}
+        self._of: dict[Opened, list[int]] = {}  # without those that have none
+        self.owner = self._owners.get  # for every frame with batches
+
+    def give(self, opened: Opened) -> int:
+        """A number that was not used lately on this connection, and is nobody's."""
+        number = next(self._numbers) & 0xFFFFFFFF
+        while not number or number in self._owners:  # 32 bits begin again after some time
+            number = next(self._numbers) & 0xFFFFFFFF
+        self._owners[number] = opened
+        self._of.setdefault(opened, []).append(number)
+        return number
+
+    def drop(self, number: int) -> Opened | None:
+        """Forget one; whose it was."""
+        opened = self._owners.pop(number, None)
+        if opened is not None:
+            numbers = self._of[opened]
+            numbers.remove(number)
+            if not numbers:
+                del self._of[opened]
+        return opened
+
+    def drop_all(self, opened: Opened) -> None:
+        """Forget those of ``opened``."""
+        for number in self._of.pop(opened, ()):
+            del self._owners[number]
+
+    def clear(self) -> None:
+        """The connection is gone, and with it what the numbers meant."""
+        self._owners.clear()
+        self._of.clear()
+
 
 BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000

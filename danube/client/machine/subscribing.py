@@ -21,13 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from danube.client.machine.lately_acked import LatelyAcked
 from danube.client.machine.received import ReceivedBatch, ranges_of, take_batch
 from danube.client.machine.reply import Reply, failed_reply, settled_reply
-from danube.client.machine.requests import Request
-from danube.client.machine.sent_acks import SentAcks
+from danube.client.machine.requests import Request, Timer
+from danube.client.machine.sent_acks import LatelyAcked, SentAcks
 from danube.client.machine.session import Session
-from danube.client.machine.timers import Timer
 from danube.core.dispatch.consumer_window import WINDOW_MAX, ConsumerWindow, span_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import DELIVERY_BYTES, DeliveryFlag, FrameFlag, Kind

@@ -19,7 +19,7 @@ from danube.client.machine.ack import Ack
 from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.publishing import PartitionProducer
 from danube.client.machine.reply import Reply, all_settled, settled_reply
-from danube.client.machine.timers import Timer
+from danube.client.machine.requests import Timer
 from danube.client.records.group import Group
 from danube.client.records.records import (
     Attributes,

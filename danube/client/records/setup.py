@@ -11,9 +11,9 @@ import msgspec
 from danube.client.machine.admin import Start, failure_policy_of, start_of, view_of
 from danube.client.machine.publishing import PartitionProducer
 from danube.client.machine.reply import Plan
+from danube.client.machine.requests import Timer
 from danube.client.machine.session import Session
 from danube.client.machine.subscribing import PartitionConsumer
-from danube.client.machine.timers import Timer
 from danube.client.records.inbox import Inbox
 from danube.client.records.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
 from danube.core.dispatch.consumer_window import WINDOW_FIRST, WINDOW_MAX, ConsumerWindow

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from danube.cluster.control.calls import Barrier, Propose, Proposed, Reached
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.calls import Barrier, Propose, Proposed, Reached, decode_outcomes
+from danube.cluster.control.door import ControllerClient
 from danube.cluster.control.proposer import PROPOSAL_BYTES_MAX, PROPOSAL_COMMANDS_MAX
-from danube.cluster.control.sent_outcomes import decode_outcomes
 from danube.cluster.log import log_file
 from danube.cluster.log.local_log import LocalLog
 from danube.core.metadata.commands import Command, Outcome, encode_command, join_commands

@@ -19,9 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from danube.cluster.control.calls import Changed, Failed, Introduce, Introduction, decode_answer, encode
+from danube.cluster.control.calls import (
+    Changed,
+    Failed,
+    Introduce,
+    Introduction,
+    decode_answer,
+    encode,
+    received_error,
+)
 from danube.cluster.control.node_files import NodeRecord, check_node_id
-from danube.cluster.control.sent_outcomes import received_error
 from danube.cluster.control.waiting import Waiting
 from danube.cluster.links.transport import Transport
 from danube.cluster.raft.engine import Members

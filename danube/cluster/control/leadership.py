@@ -8,11 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from danube.cluster.control.calls import Answer, Barrier, Change, Changed, Propose, Proposed, Reached, Request
+from danube.cluster.control.calls import (
+    Answer,
+    Barrier,
+    Change,
+    Changed,
+    Propose,
+    Proposed,
+    Reached,
+    Request,
+    encode_outcomes,
+)
 from danube.cluster.control.duty_rounds import DutyRounds
 from danube.cluster.control.node_files import check_node_id
 from danube.cluster.control.proposer import APPLY_POLL_S, Proposer
-from danube.cluster.control.sent_outcomes import encode_outcomes
 from danube.cluster.links.addresses import split_address
 from danube.cluster.log.applied_log import AppliedLog
 from danube.cluster.raft.engine import Engine, Members

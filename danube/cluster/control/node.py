@@ -30,12 +30,12 @@ from danube.cluster.control.calls import (
     Status,
     decode_request,
     encode,
+    sent_error,
 )
 from danube.cluster.control.formation import ASK_TIMEOUT_S, Formation, Formed, ask_to_join
 from danube.cluster.control.leadership import Leadership
 from danube.cluster.control.node_files import FORMING, MEMBER, check_journal, load_node, store_node
 from danube.cluster.control.roster import Roster
-from danube.cluster.control.sent_outcomes import sent_error
 from danube.cluster.control.to_leader import ToLeader
 from danube.cluster.control.waiting import Waiting, waiting_error
 from danube.cluster.links.frames import Greeting, Lane

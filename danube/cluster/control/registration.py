@@ -31,8 +31,15 @@ from typing import Final, Protocol
 
 import msgspec
 
-from danube.cluster.control.calls import Failed, Propose, Proposed, decode_answer, encode
-from danube.cluster.control.sent_outcomes import decode_outcomes, received_error
+from danube.cluster.control.calls import (
+    Failed,
+    Propose,
+    Proposed,
+    decode_answer,
+    decode_outcomes,
+    encode,
+    received_error,
+)
 from danube.core.cluster.commands import GrantLease, PutKey, RegisterBroker, RenewLease, RevokeLease
 from danube.core.metadata.commands import Command, encode_command, join_commands
 from danube.core.placement.load_report import LOCAL, SHARED, STORAGE_PREFIX, LoadReport, report_command

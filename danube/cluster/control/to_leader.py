@@ -19,9 +19,9 @@ from danube.cluster.control.calls import (
     Request,
     decode_answer,
     encode,
+    received_error,
 )
 from danube.cluster.control.leadership import Leadership
-from danube.cluster.control.sent_outcomes import received_error
 from danube.cluster.links.transport import Transport
 from danube.cluster.log.applied_log import AppliedLog
 from danube.cluster.raft.engine import Engine

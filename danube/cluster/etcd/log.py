@@ -29,7 +29,7 @@ import msgspec
 
 from danube.cluster.etcd.calls import EtcdCalls, KeyValue
 from danube.cluster.etcd.watch import EtcdWatch
-from danube.cluster.log.acceptance import Accepted, accept
+from danube.cluster.log.local_log import Accepted, accept
 from danube.core.metadata.commands import (
     Change,
     Command,

@@ -24,7 +24,7 @@ from danube.cluster.links.frames import (
     pack_greeting,
 )
 from danube.errors import ConnectionFailed, ProtocolError
-from danube.host import sockets as tcp
+from danube.host import tcp
 from danube.limits import KIB, MIB
 
 SLOW_LANE_FACTOR: Final = 5  # a large frame on a slow network is not silence

@@ -3,7 +3,7 @@
 Writers:  any process, one at a time: ``propose`` takes an exclusive flock, reads what others appended,
           checks the command, appends, syncs, marks it committed, and only then answers.
 Readers:  all processes, without the lock, up to the mark.  ``refresh`` reads one word of shared memory when
-          nothing is new (see danube.cluster.log.lock_count).
+          nothing is new (see danube.cluster.log.local_log).
 Full:     a failed write is cut off again and raised; nothing of it is applied or visible.  Room for some
           more entries is reserved behind the last, so a topic can be deleted on a full disk.
 Crash:    the lock goes with its holder.  What a dead writer left behind the mark is taken over by the
@@ -15,12 +15,23 @@ Growth:   a log that has outgrown its snapshot is written anew under another nam
 Files: ``metadata.log`` (see danube.cluster.log.log_file), ``metadata.lock`` (a number, never replaced) and,
 during a compaction, ``metadata.new``.  An object belongs to the process that made it, and to one
 thread at a time; one that an exception interrupted while it stored something is closed.
+
+A number that tells whoever reads files without their lock whether the lock was held since.
+
+It is the first eight bytes of the lock file, mapped by all, in the host's order: odd while somebody holds the
+lock, another even number afterwards.  A holder that dies leaves an odd one, with which everybody looks for
+themselves until the next holder is done.  It is written by system calls, so that a full disk is an error and
+no signal.
+
+Which of the proposed commands become the next entry: what every log does before it stores anything.
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,14 +39,13 @@ from time import sleep
 from typing import Final, NamedTuple
 
 from danube.cluster.log import log_file
-from danube.cluster.log.acceptance import accept
-from danube.cluster.log.lock_count import LockCount
 from danube.cluster.log.log_file import ENTRY_BYTES_MAX
 from danube.core.metadata.commands import (
     Change,
     Command,
     Outcome,
     decode_commands,
+    encode_command,
     join_commands,
 )
 from danube.core.metadata.machine import Metadata
@@ -47,6 +57,7 @@ from danube.errors import (
     ClosedError,
     Damage,
     DanubeError,
+    LimitExceeded,
     NotFound,
     OperationTimeout,
     Overloaded,
@@ -57,7 +68,101 @@ from danube.errors import (
 )
 from danube.host import files
 from danube.host.clock import monotonic_ns
-from danube.limits import KIB, MIB, TOPICS_MAX
+from danube.limits import KIB, METADATA_COMMANDS_PER_ENTRY_MAX, MIB, TOPICS_MAX
+
+_LIST_BYTES: Final = 5  # what a MessagePack list takes besides its elements
+
+
+class Accepted(NamedTuple):
+    """A command on its way into an entry, and the place of its result."""
+
+    place: int
+    command: Command
+    encoded: bytes
+
+
+def accept(
+    state: Metadata, commands: Sequence[Command], start: int, results: list[Outcome], entry_bytes_max: int
+) -> tuple[list[Accepted], int]:
+    """The commands of one entry that would change something, and the place after the last one looked at.
+
+    The results of all others are filled in.  ``state`` is not changed.
+    """
+    end = min(start + METADATA_COMMANDS_PER_ENTRY_MAX, len(commands))
+    # Later commands may depend on earlier ones that are not stored yet, so a copy runs ahead.
+    ahead = state if end - start == 1 else state.copy()
+    accepted: list[Accepted] = []
+    free_bytes = entry_bytes_max - _LIST_BYTES
+    for place in range(start, end):
+        command = commands[place]
+        try:
+            if not ahead.check(command):
+                results[place] = outcome_of(ahead, command, [])
+                continue
+            encoded = encode_command(command)
+            _check_size(encoded, entry_bytes_max)
+        except CallerError as error:
+            results[place] = error
+            continue
+        if len(encoded) > free_bytes:
+            return accepted, place
+        if ahead is not state:
+            ahead.apply(ahead.version + 1, command)
+        free_bytes -= len(encoded)
+        accepted.append(Accepted(place, command, encoded))
+    return accepted, end
+
+
+def _check_size(encoded: bytes, entry_bytes_max: int) -> None:
+    if len(encoded) > entry_bytes_max - _LIST_BYTES:
+        why = f"it has {len(encoded)} bytes, and an entry of this log {entry_bytes_max} at most"
+        raise LimitExceeded("metadata command is too large", why=why, limit=entry_bytes_max)
+
+
+_BYTES: Final = 8
+_END: Final = 1 << 64
+
+
+class LockCount:
+    """The number in the lock file at ``descriptor``, which belongs to the caller; raises OSError."""
+
+    __slots__ = ("_descriptor", "_memory", "_words")
+
+    def __init__(self, descriptor: int) -> None:
+        if os.fstat(descriptor).st_size < _BYTES:
+            os.ftruncate(descriptor, _BYTES)  # whoever else does so at the same time changes nothing
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._words = memoryview(self._memory).cast("Q")
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._words.release()
+        self._memory.close()
+
+    @property
+    def number(self) -> int:
+        """What was read under an even number holds for as long as that number stays."""
+        return self._words[0]
+
+    def held_since(self, number: int) -> bool:
+        """Whether the lock was held, or is, since ``number`` was read."""
+        now = self._words[0]
+        return now != number or now & 1 != 0
+
+    def begin(self) -> None:
+        """The caller holds the lock and has changed nothing yet."""
+        number = self._words[0]
+        self._write(number + 2 if number & 1 else number + 1)
+
+    def end(self) -> None:
+        """The caller has changed what it wanted, and holds the lock still."""
+        with suppress(OSError):  # it stays odd
+            self._write(self._words[0] + 1)
+
+    def _write(self, number: int) -> None:
+        os.pwrite(self._descriptor, (number % _END).to_bytes(_BYTES, sys.byteorder), 0)
+
 
 COMPACT_BYTES_MIN: Final = 4 * MIB
 COMPACT_RATIO: Final = 4

@@ -6,7 +6,7 @@
 :mod:`~danube.core.cluster.leases`     rights that end when they are not renewed
 :mod:`~danube.core.cluster.brokers`    who is there
 :mod:`~danube.core.cluster.ownership`  who may append to which partition
-:mod:`~danube.core.cluster.reservations`  how far its offsets may have been given
+:mod:`~danube.core.cluster.ownership`  how far its offsets may have been given
 ===========================  ===================================================
 
 A lease that ends takes its keys with it and ends the registration of its broker.  Ownership stays: the
@@ -56,8 +56,7 @@ from danube.core.cluster.commands import (
 )
 from danube.core.cluster.keys import KeySpace, check_key, check_prefix
 from danube.core.cluster.leases import Leases, check_ttl
-from danube.core.cluster.ownership import DEAD, Owners
-from danube.core.cluster.reservations import Reservations
+from danube.core.cluster.ownership import DEAD, Owners, Reservations
 from danube.errors import InvalidArgument, LimitExceeded, TopicNotFound, WrongState
 from danube.limits import LEASES_PER_COMMAND_MAX
 

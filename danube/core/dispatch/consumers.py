@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from danube.core.dispatch.consumer_window import NEVER_NS, PacedSeat
 from danube.core.dispatch.filters import KeyFilter
 from danube.core.dispatch.grants import JoinResult, Mode
-from danube.core.dispatch.paced import NEVER_NS, PacedSeat
 from danube.errors import InvalidArgument, LimitExceeded, SubscriptionBusy, SubscriptionNotFound, broken
 from danube.limits import CONSUMERS_PER_SUBSCRIPTION_MAX
 

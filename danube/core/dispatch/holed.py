@@ -22,12 +22,22 @@ from typing import Any, Final
 import numpy as np
 
 from danube.core.dispatch.acks import Ranges, named_count, sound
-from danube.core.dispatch.ahead import Ahead
-from danube.core.dispatch.course import OFFSETS_END, Course
-from danube.core.dispatch.cursor import CursorState
-from danube.core.dispatch.gaps import SPAN_LIMIT
-from danube.core.dispatch.grants import AckResult, DeadLetter, Grant, Mode, Offsets
-from danube.core.dispatch.ranges import between, closed_up, joined, no_ranges, size_of, within, without
+from danube.core.dispatch.course import OFFSETS_END, SPAN_LIMIT, Course
+from danube.core.dispatch.cursor import Ahead, CursorState
+from danube.core.dispatch.grants import (
+    AckResult,
+    DeadLetter,
+    Grant,
+    Mode,
+    Offsets,
+    between,
+    closed_up,
+    joined,
+    no_ranges,
+    size_of,
+    within,
+    without,
+)
 from danube.core.dispatch.subscription import GRANTS_MAX, Hashes, KeyOf, Subscription
 from danube.core.dispatch.window import ACKED, HELD, READY, RETRY
 from danube.core.partition.policy import FailurePolicy

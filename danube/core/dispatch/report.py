@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from danube.core.dispatch.ahead import Ahead
 from danube.core.dispatch.consumers import Consumers
-from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.cursor import Ahead, CursorState
 from danube.core.dispatch.failures import Failures
 from danube.core.dispatch.grants import Mode
 from danube.core.dispatch.window import ACKED, BLOCKED, BURIED, DEAD, HELD, IN_FLIGHT, READY, RETRY, Window

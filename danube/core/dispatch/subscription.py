@@ -10,6 +10,13 @@ is the window (:mod:`danube.core.dispatch.window`).  Unacked records in the wind
 ``max_unacked``, its width by SPAN_MAX or max_unacked, whichever is more.  Order: a record returned
 by ``leave`` or a delay goes out before new ones; first deliveries are in offset order (key-shared:
 for each key).  Time is passed in; nothing here waits.
+
+First deliveries of a subscription that is not key-shared: who gets the records after the window.
+
+The active consumer gets all it has credit for, else the consumers take turns.  The caller has seen
+that one of them can take a record.
+
+Records that were granted and could not be sent, because their bytes are not at hand yet.
 """
 
 from __future__ import annotations
@@ -31,20 +38,24 @@ from danube.core.dispatch.acks import (
     offsets_in,
     sound,
 )
-from danube.core.dispatch.ahead import Ahead
 from danube.core.dispatch.consumers import Consumers
-from danube.core.dispatch.cursor import CursorState
-from danube.core.dispatch.failures import Failures
+from danube.core.dispatch.course import Gaps
+from danube.core.dispatch.cursor import Ahead, CursorState
+from danube.core.dispatch.failures import MS, Failures
 from danube.core.dispatch.filters import KeyFilter
-from danube.core.dispatch.first_grants import grant_between, grant_run
-from danube.core.dispatch.gaps import Gaps
-from danube.core.dispatch.grants import AckResult, DeadLetter, Grant, JoinResult, Mode, Offsets, grants_of
+from danube.core.dispatch.grants import (
+    AckResult,
+    DeadLetter,
+    Grant,
+    JoinResult,
+    Mode,
+    Offsets,
+    grants_of,
+    joined,
+)
 from danube.core.dispatch.key_ring import KeyRing
 from danube.core.dispatch.key_table import SKIPPED, KeyTable
-from danube.core.dispatch.ranges import joined
-from danube.core.dispatch.redelivery import MS
 from danube.core.dispatch.report import check_agreement, counts_of, progress, reason
-from danube.core.dispatch.undelivered import forget_delivery, take_back
 from danube.core.dispatch.window import (
     ACKED,
     BLOCKED,
@@ -60,6 +71,73 @@ from danube.core.dispatch.window import (
 from danube.core.partition.policy import FailurePolicy, check_max_unacked
 from danube.errors import DanubeError, broken
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT
+
+
+def take_back(window: Window, consumers: Consumers, grant: Grant, start: int) -> int:
+    """Make what of ``grant`` lies at or above ``start`` ready again; return how many records that are.
+
+    Their delivery does not count and the consumer has its credit again.  What is not in flight at
+    that consumer any more is left as it is.
+    """
+    consumer = consumers.by_id.get(grant.consumer_id)
+    if consumer is None:
+        return 0
+    if grant.offsets is None:
+        offsets = np.arange(start, grant.end, dtype=np.int64)
+    else:
+        offsets = grant.offsets[grant.offsets >= start]
+    offsets = offsets[(offsets >= window.floor) & (offsets < window.next)]
+    index = offsets & window.mask
+    offsets = offsets[(window.state[index] == IN_FLIGHT) & (window.owner[index] == consumer.seat)]
+    forget_delivery(window, offsets)
+    consumers.return_credit(grant.consumer_id, len(offsets))
+    return len(offsets)
+
+
+def forget_delivery(window: Window, offsets: Offsets) -> None:
+    """Records in flight are ready again as if not granted."""
+    window.deliveries[offsets & window.mask] -= np.uint16(1)
+    window.move(offsets, READY)
+
+
+def grant_run(
+    window: Window, consumers: Consumers, failures: Failures, end: int, now_ns: int, *, single: bool
+) -> list[Grant]:
+    """New records up to ``end``, none of them acked."""
+    start = window.next
+    if single:
+        end = min(end, start + consumers.active_credit())
+        seat = consumers.order[0].seat
+        consumers.spend(seat, end - start)
+    elif end - start == 1:
+        seat = consumers.turn()
+    elif consumers.alone:
+        end = min(end, start + consumers.usable_credit)
+        seat = consumers.turn()
+        consumers.spend(seat, end - start - 1)
+    else:
+        seats = consumers.turns(end - start)
+        end = start + len(seats)
+        window.grant_new(end, seats, failures.granted(start, end, now_ns))
+        return grants_of(np.arange(start, end, dtype=np.int64), seats, None, consumers.by_seat)
+    window.grant_new(end, seat, failures.granted(start, end, now_ns))
+    return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
+
+
+def grant_between(
+    window: Window, consumers: Consumers, failures: Failures, offsets: Offsets, now_ns: int, *, single: bool
+) -> list[Grant]:
+    """New records at ``offsets`` (ascending, the first is the window's next); what lies between is acked."""
+    if single:
+        seat = consumers.order[0].seat
+        seats = np.full(min(len(offsets), consumers.active_credit()), seat, np.int16)
+        consumers.spend(seat, len(seats))
+    else:
+        seats = consumers.turns(len(offsets))
+    offsets = offsets[: len(seats)]
+    window.take(offsets, seats, failures.granted(window.next, int(offsets[-1]) + 1, now_ns))
+    return grants_of(offsets, seats, None, consumers.by_seat)
+
 
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from danube.core import kernels
 from danube.core.http2.control import ControlSide, foreign_greeting
-from danube.core.http2.decoder import RequestDecoder
 from danube.core.http2.frames import (
     CONTINUATION,
     DATA,
@@ -34,13 +33,14 @@ from danube.core.http2.frames import (
     WINDOW_BYTES_DEFAULT,
     WITH_PRIORITY,
     ErrorCode,
+    Http2Settings,
     ping_frame,
     reset_frame,
     uint32,
     window_frame,
 )
+from danube.core.http2.headers import RequestDecoder
 from danube.core.http2.request import RequestHead, trailers_fault
-from danube.core.http2.settings import Http2Settings
 from danube.core.http2.streams import Http2Handler, Stream
 from danube.errors import ProtocolError, broken
 

@@ -12,20 +12,79 @@ It never goes back.  ``acknowledged_end`` is the end of what is stored at the le
 of now.  Where the level was raised it may be lower; the partition is ``settling`` until it is not.
 
 Nothing is changed by a call that raises.  Pure: no file, no clock.
+
+A partition whose owner appends only below what it has reserved: the partition of a cluster.
+
+A class of its own, so that on a single host nobody pays for the question.
+
+The owner's side of a reservation: how far it may append now, and when to reserve more.
+
+    wanted()    the end to reserve next, when half of a step is used; None: nothing to ask for now
+    reserved()  the metadata has it: the owner may append below that end
+    refused()   it was not reserved; wanted() tells again
+    close()     nothing more is appended
+
+On a single host there is none: offsets are not reserved there.  Pure; nothing is kept in files, because
+what counts is what the metadata holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from danube.core.batch.format import BatchHeader, Flag
 from danube.core.partition.dedup import Duplicate, ProducerGrant, ProducerState, ProducerTable, producer_id_of
 from danube.core.partition.policy import Durability, TopicPolicy
-from danube.errors import InvalidArgument, ProtocolError, broken
+from danube.errors import InvalidArgument, Overloaded, OwnerMoved, ProtocolError, broken
 from danube.ids import check_label
+
+STEP: Final = 1 << 25
+
+
+class OffsetBudget:
+    """Of one partition in one epoch of its ownership; ``end``: appends stay below it."""
+
+    __slots__ = ("_asked", "_step", "closed", "end")
+
+    def __init__(self, end: int, step: int = STEP) -> None:
+        self.end = end
+        self.closed = False
+        self._asked = 0
+        self._step = step
+
+    def wanted(self, log_end: int) -> int | None:
+        """The end to reserve now: a step ahead, once less than half of one is left and none is asked for."""
+        if self.closed or self._asked or self.end - log_end >= self._step // 2:
+            return None
+        return log_end + self._step
+
+    def asked(self, end: int) -> None:
+        """A command for this end was proposed."""
+        self._asked = end
+
+    def reserved(self, end: int) -> None:
+        """It was committed; one that comes late or twice changes nothing."""
+        if self.closed:
+            return
+        self.end = max(self.end, end)
+        if self.end >= self._asked:
+            self._asked = 0
+
+    def refused(self) -> None:
+        """What was asked for will not come."""
+        self._asked = 0
+
+    def close(self, log_end: int) -> int:
+        """Stop at ``log_end``; the end to close the reservation with."""
+        if log_end > self.end:
+            broken("a log passed what was reserved for it", log_end=log_end, reserved_end=self.end)
+        self.closed = True
+        self.end = log_end
+        return log_end
+
 
 __all__ = ["Admitted", "Duplicate", "Partition", "ProducerGrant"]
 
@@ -227,4 +286,35 @@ class Partition:
             synced_end=self.synced_end,
             written_end=self.written_end,
             log_end=self.log_end,
+        )
+
+
+__all__ = ["ReservedPartition"]
+
+
+class ReservedPartition(Partition):
+    """``budget`` is this epoch's; its owner reserves more and tells it."""
+
+    __slots__ = ("budget",)
+
+    def __init__(
+        self, name: str, epoch: int, policy: TopicPolicy, log_end: int, budget: OffsetBudget
+    ) -> None:
+        super().__init__(name, epoch, policy, log_end)
+        self.budget = budget
+
+    def admit(self, header: BatchHeader, now_us: int) -> Admitted | Duplicate:
+        """As before; Overloaded where more must be reserved first, OwnerMoved where it is being released."""
+        if self.log_end + header.record_count > self.budget.end:
+            self._refuse()
+        return super().admit(header, now_us)
+
+    def _refuse(self) -> NoReturn:
+        if self.budget.closed:
+            raise OwnerMoved(f"{self.name} is being released", hint="look it up again")
+        raise Overloaded(
+            f"{self.name} has given all offsets that are reserved",
+            why="the controller does not answer, or takes its time",
+            hint="send again",
+            reserved_end=self.budget.end,
         )

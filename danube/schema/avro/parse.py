@@ -2,16 +2,26 @@
 
 Stricter than most libraries on purpose: what is accepted here can be compared, and payloads can be
 checked against it within bounds.  Source: Avro specification 1.12, "Schema Declaration" and "Names".
+
+Avro logical types: what the bytes of a plain type mean.
+
+The specification lets a reader ignore a logical type that it does not know or that does not fit its plain
+type; so does this module.  A decimal with impossible numbers is refused, because libraries disagree on it.
+Source: Avro specification 1.12, "Logical Types".
+
+Default values of Avro fields: each one must be a value of its field's type, and must end.
+
+Every pair of value and type is looked at once, so a default cannot cost more than its size times the
+size of the schema.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final, NoReturn
 
 from danube.errors import SchemaInvalid
-from danube.schema.avro.defaults import Defaults
-from danube.schema.avro.logical import logical_type
 from danube.schema.avro.types import (
     NO_DEFAULT,
     PRIMITIVES,
@@ -32,6 +42,156 @@ from danube.schema.avro.types import (
     unqualified,
     weightless,
 )
+
+_INT: Final = 2**31
+_LONG: Final = 2**63
+_FLOAT_WORDS: Final = ("NaN", "Infinity", "-Infinity")
+_UNDECIDED: Final = "it would contain itself without end"
+
+
+class Defaults:
+    """Checks the defaults of one schema."""
+
+    def __init__(self) -> None:
+        # By ids of value and type: "" when they fit.  The schema's JSON keeps the values alive.
+        self._verdicts: dict[tuple[int, int], str] = {}
+
+    def check(self, root: Type) -> None:
+        """Raise SchemaInvalid for the first default that its field cannot have."""
+        for kind in reachable(root):
+            if isinstance(kind, Record):
+                for field in kind.fields:
+                    self._check_field(kind, field)
+
+    def _check_field(self, record: Record, field: Field) -> None:
+        if field.default is NO_DEFAULT:
+            return
+        if problem := self._problem(field.default, field.type):
+            path = f"{unqualified(record.name)}.{field.name}"
+            raise SchemaInvalid(
+                "the Avro definition is refused",
+                why=f"{path}: the default does not fit {label(field.type)}: {problem}",
+                hint="give a default that is a value of the field's type",
+                path=path,
+            )
+
+    def _problem(self, value: Any, kind: Type) -> str:
+        pair = (id(value), id(kind))
+        if pair not in self._verdicts:
+            self._verdicts[pair] = _UNDECIDED
+            self._verdicts[pair] = self._compared(value, kind)
+        return self._verdicts[pair]
+
+    def _compared(self, value: Any, kind: Type) -> str:
+        if isinstance(kind, Primitive):
+            return _primitive_problem(value, kind.kind)
+        if isinstance(kind, Union):
+            problems = [self._problem(value, branch) for branch in kind.branches]
+            if "" in problems:
+                return ""
+            return next((one for one in problems if _UNDECIDED in one), problems[0])
+        if isinstance(kind, Enum):
+            return "" if value in kind.symbols else f"{shown(value)} is not a symbol"
+        if isinstance(kind, Fixed):
+            return _fixed_problem(value, kind.size_bytes)
+        if isinstance(kind, Array):
+            if not isinstance(value, list):
+                return f"{shown(value)} is not a list"
+            return next(filter(None, (self._problem(one, kind.items) for one in value)), "")
+        if not isinstance(value, dict):
+            return f"{shown(value)} is not an object"
+        if isinstance(kind, Map):
+            return next(filter(None, (self._problem(one, kind.values) for one in value.values())), "")
+        return self._record_problem(value, kind)
+
+    def _record_problem(self, value: dict[str, Any], kind: Record) -> str:
+        for field in kind.fields:
+            given = value.get(field.name, field.default)
+            if given is NO_DEFAULT:
+                return f"field {field.name!r} is missing"
+            if problem := self._problem(given, field.type):
+                return f"{field.name}: {problem}"[:200]
+        return ""
+
+
+def _primitive_problem(value: Any, kind: str) -> str:
+    if kind == "null":
+        fits = value is None
+    elif kind == "boolean":
+        fits = isinstance(value, bool)
+    elif kind in ("int", "long"):
+        bound = _INT if kind == "int" else _LONG
+        fits = isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound
+    elif kind in ("float", "double"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number or (isinstance(value, str) and value in _FLOAT_WORDS)
+    elif kind == "bytes":
+        fits = isinstance(value, str) and _latin(value)
+    else:
+        fits = isinstance(value, str)
+    return "" if fits else f"{shown(value)} is not {kind}"
+
+
+def _fixed_problem(value: Any, size_bytes: int) -> str:
+    if isinstance(value, str) and _latin(value) and len(value) == size_bytes:
+        return ""
+    return f"{shown(value)} is not {size_bytes} characters of U+0000 to U+00FF"
+
+
+def _latin(text: str) -> bool:
+    return all(character <= "\xff" for character in text)
+
+
+# Which plain type carries it; a number is the size of a fixed.
+_CARRIERS: Final[dict[str, tuple[str | int, ...]]] = {
+    "big-decimal": ("bytes",),
+    "uuid": ("string", 16),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    "timestamp-millis": ("long",),
+    "timestamp-micros": ("long",),
+    "timestamp-nanos": ("long",),
+    "local-timestamp-millis": ("long",),
+    "local-timestamp-micros": ("long",),
+    "local-timestamp-nanos": ("long",),
+    "duration": (12,),
+}
+PRECISION_MAX: Final = 10_000
+
+
+def logical_type(value: dict[str, Any], kind: str, size_bytes: int, path: str) -> str:
+    """The logical type of a type object: its name, ``decimal(precision,scale)``, or "" for none.
+
+    ``kind`` is the plain type, ``size_bytes`` the size of a fixed.  Raises SchemaInvalid.
+    """
+    name = value.get("logicalType")
+    if name == "decimal" and kind in ("bytes", "fixed"):
+        return _decimal(value, size_bytes, path)
+    if not isinstance(name, str):
+        return ""
+    carrier = size_bytes if kind == "fixed" else kind
+    return name if carrier in _CARRIERS.get(name, ()) else ""
+
+
+def _decimal(value: dict[str, Any], size_bytes: int, path: str) -> str:
+    precision, scale = value.get("precision"), value.get("scale", 0)
+    if not isinstance(precision, int) or not _counts(precision, 1, PRECISION_MAX):
+        raise _refusal(path, f"the precision of a decimal is 1 to {PRECISION_MAX}")
+    if not _counts(scale, 0, precision):
+        raise _refusal(path, "the scale of a decimal is 0 up to its precision")
+    if size_bytes and precision > math.floor(math.log10(2) * (8 * size_bytes - 1)):
+        raise _refusal(path, f"{precision} digits do not fit into {size_bytes} bytes")
+    return f"decimal({precision},{scale})"
+
+
+def _counts(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _refusal(path: str, why: str) -> SchemaInvalid:
+    return SchemaInvalid("the Avro definition is refused", why=f"{path}: {why}" if path else why, path=path)
+
 
 TYPES_MAX: Final = 10_000
 BRANCHES_MAX: Final = 256

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube.schema.json.difference import difference, limit_rules, under
 from danube.schema.json.document import Node
-from danube.schema.json.shape import Inner, Shape, Together, flat
+from danube.schema.json.shape import Inner, Shape, Together, difference, flat, limit_rules, under
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube.schema.json.difference import difference, under
 from danube.schema.json.document import Node
-from danube.schema.json.shape import NUMBERS, Shape, Together
+from danube.schema.json.shape import NUMBERS, Shape, Together, difference, under
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube.schema.json.array_rules import array_rules
 from danube.schema.json.choice_rules import choice_rules
-from danube.schema.json.difference import difference, limit_rules
 from danube.schema.json.document import Node
 from danube.schema.json.object_rules import object_rules
-from danube.schema.json.shape import NUMBERS, Shape, Together, flat, kind_of, short
+from danube.schema.json.shape import NUMBERS, Shape, Together, difference, flat, kind_of, limit_rules, short
 from danube.schema.json_text import canonical
 from danube.schema.model import Difference
 

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from danube.broker.doors import Turns
+from danube.broker.api import Turns
 from danube.broker.worker.places import Places
-from danube.core.http2.settings import Http2Settings
+from danube.core.http2.frames import Http2Settings
 from danube.errors import LimitExceeded
 from danube.host import clock
 from danube.server.grpc.connection import GrpcConnection

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from danube.core.http2.connection import ServerConnection
 from danube.errors import DanubeError
-from danube.host import clock, telemetry
-from danube.host import sockets as tcp
+from danube.host import clock, tcp, telemetry
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.grpc.placing import Unplaced
 from danube.server.half_open import tune_socket

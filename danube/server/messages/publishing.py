@@ -33,7 +33,6 @@ from danube.errors import (
 )
 from danube.ids import check_label, split_partition_name
 from danube.server.messages.answers import Answering, Call, answer_calls
-from danube.server.messages.publishes import encode_messages
 from danube.server.messages.sent_messages import (
     FEW,
     TURN_MESSAGES_MAX,
@@ -41,6 +40,7 @@ from danube.server.messages.sent_messages import (
     Lot,
     Message,
     MessageColumns,
+    encode_messages,
     envelope_of,
     own_of,
     parsed,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from danube import __version__
 from danube.broker.processes import last_resort
-from danube.broker.processes.identity import broker_id
+from danube.broker.processes.data_dir import broker_id
 from danube.cluster.control.calls import ClusterStatus, Status
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.door import ControllerClient
 from danube.core.partition.pending import Measured, together
 from danube.errors import DanubeError
 from danube.host import clock, telemetry

@@ -1,17 +1,21 @@
-"""What a unary or streaming RPC gets: the call it belongs to, and the broker it acts on."""
+"""What a unary or streaming RPC gets: the call it belongs to, and the broker it acts on.
+
+A whole list out of its pages: the messages of the gRPC services have none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.processes.identity import broker_id
+from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import address_text
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.door import ControllerClient
 from danube.errors import DanubeError, OwnerMoved, TopicNotFound
 from danube.host import clock
+from danube.limits import PAGE_ENTRIES_MAX
 from danube.server.messages.session import BrokerSession
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import Command, Outcome
     from danube.core.metadata.machine import Metadata
     from danube.server.services import ports
+
 
 OWNER_WAIT_S = 1.0
 OWNER_POLL_S = 0.02
@@ -167,3 +172,16 @@ class BrokerCalls:
     def admin_address(self) -> str:
         scheme = "https" if self.config.admin.tls else "http"
         return f"{scheme}://{address_text(self._worker.context.listeners['admin'])}"
+
+
+async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: Any) -> list[Any]:
+    """All entries that an operation lists."""
+    found: list[Any] = []
+    after: str | None = ""
+    while after is not None:
+        answer = await ask(*asked, after=after, limit=PAGE_ENTRIES_MAX, **args)
+        if isinstance(answer, list):  # of a broker that knows no pages
+            return answer
+        found += answer["entries"]
+        after = answer["after"]
+    return found

@@ -26,8 +26,7 @@ from danube.core.batch.format import (
     pack_header,
     padded,
 )
-from danube.core.batch.joined import AttributeColumns, BatchTable, VariableColumn, read_headers
-from danube.core.batch.single_batch import SingleBatch
+from danube.core.batch.joined import AttributeColumns, BatchTable, SingleBatch, VariableColumn, read_headers
 from danube.errors import Damage, DanubeError, ProtocolError
 from danube.limits import BATCH_BYTES_MAX, KIB, MIB
 from danube.spark.history.fetch import Fetched

@@ -51,7 +51,7 @@ from danube.core.batch.format import padded
 from danube.errors import DanubeError, StorageFailed, StorageFull, StorageIncompatible, broken
 from danube.host import files
 from danube.limits import KIB, MIB
-from danube.wal.log.jobs import sync_file
+from danube.wal.log.syncer import sync_file
 from danube.wal.recovery.damage import DamagedRange
 from danube.wal.recovery.inventory import name_aside
 from danube.wal.recovery.witness import Witness

@@ -26,24 +26,23 @@ from danube.core.batch.format import BatchHeader
 from danube.errors import DanubeError, Fenced, OffsetOutOfRange, StorageFailed, StorageFull, broken
 from danube.host import files
 from danube.limits import READ_CHUNK_BYTES
-from danube.wal.log.jobs import SealJob, SyncJob
 from danube.wal.log.reader import LogReader
 from danube.wal.log.replacing import replace
 from danube.wal.log.retention import below, deletable, expired, remove
+from danube.wal.log.syncer import SealJob, SyncJob
 from danube.wal.recovery.carry import create_empty
 from danube.wal.recovery.damage import DamageRegister
 from danube.wal.recovery.mark import MarkWriter
 from danube.wal.recovery.producers import Checkpoint, write_checkpoint
 from danube.wal.recovery.recovery import Recovered, Recovery, RecoveryReport
 from danube.wal.recovery.witness import Witness
-from danube.wal.segments.descriptors import LogFile, descriptors
+from danube.wal.segments.descriptors import LogFile, Unsynced, descriptors
 from danube.wal.segments.local_holes import Ahead
 from danube.wal.segments.merge import Merged
 from danube.wal.segments.reading import Chunk, OffsetRange
 from danube.wal.segments.segment import NO_HASH, LogIdentity
 from danube.wal.segments.spare import Spare
 from danube.wal.segments.stored_segment import StoredSegment
-from danube.wal.segments.unsynced import Unsynced
 from danube.wal.segments.writer import Buffer, LogOptions, SegmentWriter
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Final
 
 from danube.errors import broken
 from danube.host import files
-from danube.wal.log.freeing import freeing
+from danube.wal.log.retention import freeing
 from danube.wal.segments.descriptors import descriptors
 from danube.wal.segments.index import index_cache
 from danube.wal.segments.merge import Merged

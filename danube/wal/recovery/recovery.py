@@ -18,7 +18,7 @@ understands.  In order:
     renamed into place, and only then cut from the old file.  The copy becomes the active segment.
     On a full disk they are written once more where they lie, and synced: opening needs no room.
 5.  Unsealed segments get their footer, also those whose footer a cut left unfinished
-    (:mod:`danube.wal.recovery.unfinished_seal`).  Appends never go to an older owner's file.
+    (:mod:`danube.wal.recovery.inventory`).  Appends never go to an older owner's file.
 6.  What a witness outside the directory says was here and is not is reported
 (danube.wal.recovery.witness).  Where
     first segments are gone an empty one takes their place, so that readers are told.  Where all are gone the

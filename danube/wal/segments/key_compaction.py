@@ -11,14 +11,17 @@ the log's start, since an older value would come back otherwise.
 Batches of which all records stay are copied byte for byte.  Of others the records that stay are
 stored as a selection (Flag.SELECTED) with their offsets; see "Compacted segments" in
 docs/formats/segment.md.  Memory: about 150 bytes for each key, and one window.
+
+The first half of a compaction: the latest offset of each key, within bounded memory.  Blocking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import randbits
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +29,7 @@ from numpy.typing import NDArray
 from danube.core.batch.checksum import keyed_hash
 from danube.core.batch.columns import BatchView
 from danube.core.batch.format import COMPRESSION_MASK, BatchHeader, Compression, Flag, read_header
-from danube.core.batch.selection import select
-from danube.core.batch.stored_selection import compressed
+from danube.core.batch.selection import compressed, select
 from danube.errors import Damage, InvalidArgument, LimitExceeded, ProtocolError
 from danube.wal.segments.merge import (
     Merged,
@@ -198,3 +200,44 @@ def _selection(batch: memoryview, header: BatchHeader, indexes: NDArray[np.int64
     chosen = select(batch, header, indexes)
     kind = header.flags & COMPRESSION_MASK
     return compressed(chosen, Compression(kind)) if kind else chosen
+
+
+Source = TypeVar("Source")
+
+
+class KeysRead(NamedTuple):
+    """``stop``: how many of the sources may be compacted with ``latest``.
+
+    ``complete``: every key in them is known, so an old tombstone may go: whatever it replaced goes too.
+    """
+
+    latest: LatestKeys
+    stop: int
+    complete: bool
+
+
+def read_keys(
+    sources: Sequence[Source],
+    dirty: int,
+    at_hand: Callable[[Source], AbstractContextManager[SealedRange]],
+    *,
+    from_start: bool,
+    keys_max: int,
+) -> KeysRead:
+    """Read adjacent sealed segments, oldest first; those before ``dirty`` only where that is worth it.
+
+    When more keys are met than ``keys_max``, the round ends before the segment that was too much.  A
+    single dirty segment that is too much is taken all the same: some of its records are kept for nothing.
+    ``at_hand`` gives the bytes of a source for a while.  Raises like LatestKeys.add() and what it raises.
+    """
+    latest = LatestKeys(keys_max)
+    for number in range(0 if from_start else dirty, len(sources)):
+        with at_hand(sources[number]) as one:
+            latest.add([one])
+        if latest.overflowed and number > dirty:
+            return KeysRead(latest, number, from_start)
+        if latest.overflowed and from_start:
+            return read_keys(sources, dirty, at_hand, from_start=False, keys_max=keys_max)
+        if latest.overflowed:
+            return KeysRead(latest, number + 1, complete=False)
+    return KeysRead(latest, len(sources), from_start)

@@ -20,11 +20,10 @@ from danube.limits import (
     SEGMENT_PREALLOCATE_STEP_MAX,
     WRITE_BYTES_MAX,
 )
-from danube.wal.segments.descriptors import descriptors
+from danube.wal.segments.descriptors import Unsynced, descriptors
 from danube.wal.segments.index import ENTRY_EVERY_BYTES
 from danube.wal.segments.segment import ENTRY_BYTES, HEADER_BYTES, NO_LOG, SegmentHeader, pack_header
 from danube.wal.segments.stored_segment import StoredSegment
-from danube.wal.segments.unsynced import Unsynced
 
 _BLOCK_BYTES: Final = 4096
 _FOOTER_ROOM: Final = 4096  # for all of a footer but its index; a larger snapshot of producers waits for room

@@ -42,7 +42,7 @@ from danube.wal.stores.objects import (
     write_exactly,
 )
 from danube.wal.stores.retries import Retries
-from danube.wal.stores.s3_errors import hint_for
+from danube.wal.stores.s3_answers import hint_for
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ are those of :mod:`danube.wal.stores.retries` and no others, parts are those of
 :mod:`danube.wal.stores.multipart`. A body is checked on its way in: its SHA-256 is signed over http, its
 MD5 is sent over https.  On its way out, status, range and length must be those asked for.
 
-Nothing that a server or the client wrote gets into an error (:mod:`danube.wal.stores.s3_errors`), so no key
+Nothing that a server or the client wrote gets into an error (:mod:`danube.wal.stores.s3_answers`), so no key
 or signature does.  Of the client one inner method is used, ``_execute``, since its public ones hide the
 requests of a multipart upload.
 """
@@ -31,7 +31,8 @@ from minio.error import InvalidResponseError, S3Error, ServerError
 from danube.config.sections import StorageSettings
 from danube.errors import ConfigInvalid, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
 from danube.host.clock import wall_us
-from danube.wal.stores import s3_answers, s3_errors
+from danube.wal.stores import s3_answers
+from danube.wal.stores import s3_answers as s3_errors
 from danube.wal.stores.credentials import CredentialSource
 from danube.wal.stores.multipart import FileUpload, part_size, run_parallel
 from danube.wal.stores.objects import (

@@ -2,19 +2,24 @@
 
 Namespaces are ignored: servers differ in them.  A text that is not the document asked for is
 StoreUnavailable: it was cut or comes from something between.
+
+What an S3 answer that is no success means for the caller.
+
+The word in the answer's body (its *code*) decides, else the HTTP status.  Nothing that the server wrote
+beyond a code of letters is repeated: bodies of refusals name keys and parts of signatures.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from danube.errors import StoreUnavailable
+from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
 from danube.wal.stores.objects import ObjectInfo
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})\Z")
@@ -148,3 +153,71 @@ def _number(text: str) -> int:
     if not text.isdigit():
         raise StoreUnavailable("the store's answer has no number where one belongs")
     return int(text)
+
+
+_MISSING: Final = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion"})
+_AGAIN: Final = frozenset(
+    {
+        "BadDigest", "BandwidthLimitExceeded", "IncompleteBody", "InternalError", "InvalidDigest",
+        "OperationAborted", "RequestTimeout", "RequestTimeoutException", "ServiceUnavailable", "SlowDown",
+        "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "TooManyRequests",
+        "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+    }
+)  # fmt: skip
+_HINT: Final[Mapping[str, str]] = {
+    "NoSuchBucket": "create the bucket, or correct storage.url",
+    "AccessDenied": "give this user read, write, list and delete rights on the bucket",
+    "AllAccessDisabled": "give this user read, write, list and delete rights on the bucket",
+    "AuthorizationHeaderMalformed": "set storage.region to the bucket's region",
+    "PermanentRedirect": "set storage.region to the bucket's region",
+    "ExpiredToken": "renew the credentials; files and profiles are read again by themselves",
+    "TokenRefreshRequired": "renew the credentials; files and profiles are read again by themselves",
+    "InvalidAccessKeyId": "check the access key",
+    "SignatureDoesNotMatch": "check the secret key",
+    "RequestTimeTooSkewed": "set this host's clock: it differs from the store's",
+    "InvalidBucketName": "correct the bucket in storage.url",
+    # Of Azure
+    "AuthenticationFailed": "check the account's key, and this host's clock",
+    "InvalidAuthenticationInfo": "renew the credentials",
+    "AuthorizationFailure": "give this account read, write, list and delete rights on the container",
+    "AuthorizationPermissionMismatch": "give this account read, write, list and delete rights there",
+    "ContainerNotFound": "create the container, or correct storage.url",
+}
+_CODE: Final = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}\Z")
+_RETRY_AFTER_S_MAX: Final = 60.0
+
+
+def failure(
+    store: str, doing: str, key: str, status: int, code: str, headers: Mapping[str, str]
+) -> DanubeError:
+    """The error for an answer with this HTTP status and S3 code ("" when it had none).
+
+    ``doing`` is the request in words, such as ``put``.
+    """
+    code = code if _CODE.match(code) else ""
+    what = f"store {store} answered {status}{' ' + code if code else ''} to {doing} {key}".rstrip()
+    facts: dict[str, Any] = {"store": store, "key": key, "http_status": status, "s3_code": code}
+    if code in _MISSING or (status == 404 and not code):
+        return ObjectMissing(f"there is no object {key}", why=f"{store} answered {code or status}", **facts)
+    if code == "InvalidRange" or status == 416:
+        return StoreDamaged(f"object {key} is shorter than the range asked for", **facts)
+    if code in _AGAIN or status in (408, 429) or (status >= 500 and status != 501):
+        return StoreUnavailable(what, retry_after_s=retry_after_s(headers), **facts)
+    return StoreRefused(what, hint=hint_for(status, code), **facts)
+
+
+def hint_for(status: int, code: str = "") -> str:
+    """What helps against a refusal with this HTTP status and code ("" when it had none)."""
+    if code in _HINT:
+        return _HINT[code]
+    if status in (301, 307, 308, 400):
+        return "check storage.region, storage.endpoint and the credentials"
+    if status in (401, 403):
+        return "check the credentials and their rights on the bucket"
+    return "check storage.url and storage.endpoint"
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, at most a minute; 0 when there is none that is a number."""
+    text = headers.get("Retry-After", "") or ""
+    return min(float(text), _RETRY_AFTER_S_MAX) if text.isdigit() else 0.0

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from danube.broker.link_client import LinkClient
-from danube.broker.links import Frame, FrameReader, encode_frame
+from danube.broker.links import Frame, FrameReader, LinkClient, encode_frame
 
 
 class Mover:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from danube.broker.processes.listeners import LOCAL, addresses, close_listeners, open_listeners
-from danube.host import local_socket
-from danube.host import sockets as tcp
+from danube.host import local_socket, tcp
 from danube.server.half_open import gone, tune_socket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from danube.host import sockets as tcp
+from danube.host import tcp
 
 THIN_LINEAR_TIMEOUTS, RTO_MAX_MS = 16, 44  # linux/tcp.h
 

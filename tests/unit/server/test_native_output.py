@@ -11,8 +11,7 @@ import pytest
 
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
-from danube.server.native import NativeConnection
-from danube.server.output import sent_at_once
+from danube.server.native import NativeConnection, sent_at_once
 from tests.unit.native_door import Door, FakeTransport, on_loop
 
 FRAME = wire.control_frame(Kind.PONG, None, 7)

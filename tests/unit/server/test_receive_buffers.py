@@ -11,7 +11,7 @@ import pytest
 from danube.broker.worker.places import Places
 from danube.client.aio.connection import Link
 from danube.client.aio.waiting import Wakeups
-from danube.client.blocking.link import BlockingLink
+from danube.client.blocking.connection import BlockingLink
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import (

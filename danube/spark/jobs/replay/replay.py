@@ -1,7 +1,7 @@
 """Replay: a topic's history, or a part of it, into another topic, another cluster or files; each record once.
 
-    danube spark replay --storage /var/lib/danube --topic /default/orders \\
-        --starting-timestamp 2026-11-20T00:00:00Z --where "attributes['country'] = 'AT'" \\
+    danube spark replay --storage /var/lib/danube --topic /default/orders \
+        --starting-timestamp 2026-11-20T00:00:00Z --where "attributes['country'] = 'AT'" \
         --to danube://other:6660 --to-topic /default/orders-at
 
 Keys, attributes, times and schema numbers go along, and so does the order of each partition.  A run that is
@@ -10,20 +10,24 @@ has a producer name that follows from the job and its range, and its records are
 (:mod:`danube.client.machine.numbered`), so the target tells how far it is.
 
 Without ``where`` payloads stay in Python; an expression is evaluated by Spark, row by row.
+
+Progress of a replay while its tasks run elsewhere: how far the target topic has grown.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from danube.client.blocking.client import connect
+from danube.client.blocking.client import Client, connect
 from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, exit_code_of
 from danube.spark.failures import told_by_spark
@@ -33,11 +37,48 @@ from danube.spark.jobs.replay.options import KEEP, READERS, ReplayOptions, read_
 from danube.spark.jobs.replay.plan import Lane, plan_lanes, read_lane
 from danube.spark.jobs.replay.state import FORMAT, ReplayState, check_same_target, load_state, save_state
 from danube.spark.jobs.replay.target import LaneReport, Target, columns_kept, write_lane
-from danube.spark.jobs.replay.watch import watched
 from danube.spark.jobs.running import Progress, Runner, job_session, no_progress, print_progress, runner_for
+from danube.spark.sink.publishing import PublishOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+INTERVAL_S: Final = 2.0
+
+
+@contextmanager
+def watched(target: Target, offered: int, progress: Progress) -> Iterator[None]:
+    """Tell every two seconds how many records the target has got; others may publish to it as well."""
+    options = target.publish
+    if options is None or progress is no_progress:
+        yield
+        return
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(options, offered, progress, ended), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join(INTERVAL_S)
+
+
+def _watch(options: PublishOptions, offered: int, progress: Progress, ended: threading.Event) -> None:
+    try:
+        with connect(options.broker, token=options.token, name="danube replay") as client:
+            first, start_s = _records_in(client, options.topic), time.monotonic()
+            while not ended.wait(INTERVAL_S):
+                stored = _records_in(client, options.topic) - first
+                rate = stored / (time.monotonic() - start_s)
+                progress(f"replay: {stored} records stored, of at most {offered}; {rate:.0f} a second")
+    except DanubeError:
+        return  # the tasks tell what is wrong
+
+
+def _records_in(client: Client, topic: str) -> int:
+    return sum(int(part["log_end"]) for part in client.admin.describe_topic(topic).partitions)
+
 
 FRAME_SCHEMA: Final = (
     "topic string, partition int, start long, end long, rows long, passed_over long, "

@@ -15,8 +15,7 @@ from danube.core.dispatch.cursor import CursorState
 from danube.errors import Damage as DamageError
 from danube.errors import StorageFailed, StorageIncompatible
 from danube.spark.history.places import DataDirectory
-from danube.spark.jobs.findings import Damage, Finding, finding
-from danube.spark.jobs.segment_facts import Expected, SegmentFacts
+from danube.spark.jobs.findings import Damage, Expected, Finding, SegmentFacts, finding
 from danube.spark.jobs.validate.order import check_order, without_leftovers
 from danube.spark.jobs.validate.task import SegmentWork
 from danube.wal.recovery.mark import Mark, read_mark

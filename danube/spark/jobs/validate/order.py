@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from danube.core.metadata.machine import Metadata
-from danube.spark.jobs.findings import Damage, Finding, finding
-from danube.spark.jobs.segment_facts import SegmentFacts
-from danube.spark.jobs.validate.producers import repeats_between
+from danube.spark.jobs.findings import Damage, Finding, SegmentFacts, finding
+from danube.spark.jobs.validate.walk import repeats_between
 
 
 def check_order(

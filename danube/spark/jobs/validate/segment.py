@@ -12,12 +12,10 @@ import numpy as np
 
 from danube.errors import Damage as DamageError
 from danube.errors import StorageIncompatible
-from danube.spark.jobs.findings import Damage, finding
-from danube.spark.jobs.segment_facts import Expected, SegmentFacts
+from danube.spark.jobs.findings import Damage, Expected, SegmentFacts, finding
 from danube.spark.jobs.validate.bytes import Source, read_range
-from danube.spark.jobs.validate.producers import check_snapshot
-from danube.spark.jobs.validate.walk import Footer, OnBatch, Walk
-from danube.wal.recovery.unfinished_seal import torn
+from danube.spark.jobs.validate.walk import Footer, OnBatch, Walk, check_snapshot
+from danube.wal.recovery.inventory import torn
 from danube.wal.segments.segment import (
     FOOTER_MAGIC,
     HEADER_BYTES,

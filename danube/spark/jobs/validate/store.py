@@ -14,8 +14,7 @@ from typing import Any, Final
 from danube.core.metadata.machine import Metadata
 from danube.errors import Damage as DamageError
 from danube.errors import DanubeError, ObjectMissing, StorageIncompatible, StoreDamaged
-from danube.spark.jobs.findings import Damage, Finding, finding
-from danube.spark.jobs.segment_facts import Expected, SegmentFacts
+from danube.spark.jobs.findings import Damage, Expected, Finding, SegmentFacts, finding
 from danube.spark.jobs.validate.directory import read_states
 from danube.spark.jobs.validate.order import check_order
 from danube.spark.jobs.validate.task import SegmentWork

@@ -24,7 +24,7 @@ from danube.errors import DanubeError, NotFound
 from danube.host import clock
 from danube.limits import GIB
 from danube.spark.history.places import AnyPlace, DataDirectory, StorePlace, open_place
-from danube.spark.jobs.findings import Damage, Finding, Report, Severity, finding
+from danube.spark.jobs.findings import Damage, Finding, Report, SegmentFacts, Severity, finding
 from danube.spark.jobs.options import JobOptions, Readers, parse_arguments, read_job_options, write_report
 from danube.spark.jobs.running import (
     Pace,
@@ -36,7 +36,6 @@ from danube.spark.jobs.running import (
     print_progress,
     runner_for,
 )
-from danube.spark.jobs.segment_facts import SegmentFacts
 from danube.spark.jobs.validate.directory import (
     ATTEMPTS,
     DirectoryPlan,

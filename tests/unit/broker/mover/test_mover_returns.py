@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from danube.broker.mover.partition import NEVER_US, RETURN_INTERVAL_US, MovedPartition, Step
-from danube.broker.mover.returning import OFFERS_MAX, asides
-from danube.broker.mover.returns import Returns, stranded
+from danube.broker.mover.returning import OFFERS_MAX, Returns, asides, stranded
 from danube.core.partition.tier_plan import TierSettings
 from danube.errors import Damage, DanubeError, StoreUnavailable
 from danube.host import telemetry

@@ -19,8 +19,7 @@ from danube.errors import InvalidArgument, OwnerMoved, error_for_code
 from danube.host import clock
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
-from danube.wal.tier.merging import merge_objects
-from danube.wal.tier.rewriting import compact_objects, compaction_plan
+from danube.wal.tier.rewriting import compact_objects, compaction_plan, merge_objects
 from danube.wal.tier.staged import Rules, Staged, encode_staged, staged
 from danube.wal.tier.uploader import Ownership, Uploader, adding
 from tests.unit.broker.mover.test_mover import Place, Worker, no_bug, on_a_loop, place  # noqa: F401

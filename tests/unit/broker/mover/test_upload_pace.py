@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from danube.broker.mover import upload_pace
-from danube.broker.mover.upload_pace import UploadPace, scheduled
+from danube.broker.mover import threads as upload_pace
+from danube.broker.mover.threads import UploadPace, scheduled
 from danube.core.partition.exposure import NOTHING, Pending
 from danube.core.partition.pace import PAUSE_MAX_NS, SHARE_MIN, Bounds, Scheduled
 from danube.host import clock

@@ -35,7 +35,7 @@ from danube.errors import (
     WrongState,
 )
 from danube.limits import ANSWER_BYTES_MAX, PAGE_BYTES
-from danube.server.services.whole import whole_list
+from danube.server.services.calls import whole_list
 from tests.unit.broker_parts import QUICK, RecordingSession, RoutedBench, expected, frames_in, numbered
 
 TOPIC = "/default/set"

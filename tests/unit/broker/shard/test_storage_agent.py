@@ -16,9 +16,8 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameFlag, Kind
 from danube.errors import ClosedError, StorageFailed, StorageFull
 from danube.host import files
-from danube.wal.log.jobs import SealJob
 from danube.wal.log.log import Log, LogIdentity
-from danube.wal.log.syncer import Syncer
+from danube.wal.log.syncer import SealJob, Syncer
 from danube.wal.segments.segment import spare_epoch_of
 from danube.wal.segments.spare import KEPT_US, DropJob, SpareJob
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, SteppedSyncer, expected, numbered

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from danube.broker.tiers import staged as tier_staged
+from danube.broker.tiers import worker_tiers as tier_staged
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import InvalidArgument, OwnerMoved, Unavailable, WrongState

@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from danube.cli.upstream.endpoint import Endpoint
-from danube.cli.upstream.grpc_channel import GrpcChannel, open_channel
-from danube.cli.upstream.status import status_of
+from danube.cli.upstream.grpc_channel import GrpcChannel, open_channel, status_of
 from danube.errors import (
     Conflict,
     ConnectionFailed,

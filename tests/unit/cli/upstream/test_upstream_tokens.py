@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from danube.cli.upstream.admin import root
 from danube.cli.upstream.root import Outside
-from danube.cli.upstream.tokens import read_ttl_s, sign, signature, verify
+from danube.cli.upstream.security import read_ttl_s, sign, signature, verify
 from danube.errors import InvalidArgument
 from danube.host import clock
 

@@ -11,12 +11,11 @@ import pytest
 import danube
 import danube.sync
 from danube.client.aio.connection import Connection
-from danube.client.machine.address import Address
-from danube.client.machine.dialling import refused
+from danube.client.machine.address import Address, refused
 from danube.client.machine.session import Session
 from danube.core.protocol.native import Kind, Lookup
 from danube.errors import ConnectionFailed, TopicNotFound
-from danube.host import sockets as tcp
+from danube.host import tcp
 from tests.fakes.broker import FakeBroker
 from tests.unit.asynchronous import asynchronous
 

@@ -10,7 +10,7 @@ import danube.sync
 from danube.client.blocking.numbered import NumberedProducer
 from danube.client.machine.numbered import ROUNDS, NumberedPartition, epoch_of_round, round_name
 from danube.client.machine.reply import Reply
-from danube.client.machine.timers import Timer
+from danube.client.machine.requests import Timer
 from danube.core.partition.dedup import EPOCH_AHEAD_MAX, producer_id_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind

@@ -13,8 +13,8 @@ import pytest
 
 import danube.sync
 from danube.client.blocking import connection as blocking
-from danube.client.blocking import link as blocking_link
-from danube.client.blocking.link import BlockingLink
+from danube.client.blocking import connection as blocking_link
+from danube.client.blocking.connection import BlockingLink
 from danube.client.machine.session import Session
 from danube.client.records.outbox import Outbox
 from danube.core.partition.policy import TopicPolicy

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from danube.client.machine.copying import CopyChoice
 from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.publishing import PartitionProducer
-from danube.client.machine.shared_memory import SharedMemory, _shift
+from danube.client.machine.shared_memory import CopyChoice, SharedMemory, _shift
 from danube.client.records.outbox import Outbox
 from danube.core import kernels
 from danube.core.batch.builder import encode

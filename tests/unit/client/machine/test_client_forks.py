@@ -16,7 +16,7 @@ import pytest
 
 import danube
 import danube.sync
-from danube.client.machine.forked import let_go
+from danube.client.machine.address import let_go
 from danube.core.protocol.native import Kind
 from danube.errors import ClosedError
 from tests.fakes.broker import FakeBroker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from danube.client.machine.handles import Handles
+from danube.client.machine.session import Handles
 from danube.client.records.kept import Kept
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from danube.client.machine.copying import SLOW_IN_A_ROW, STREAMED, TIMES, TRIED, CopyChoice
+from danube.client.machine.shared_memory import SLOW_IN_A_ROW, STREAMED, TIMES, TRIED, CopyChoice
 from danube.core import kernels
 
 SIZE = 1 << 19

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from danube.client.machine.lately_acked import KEPT_NS, RANGES_MAX, LatelyAcked
 from danube.client.machine.reply import Reply
+from danube.client.machine.sent_acks import KEPT_NS, RANGES_MAX, LatelyAcked
 from danube.client.machine.session import Session
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.client.records.inbox import Inbox

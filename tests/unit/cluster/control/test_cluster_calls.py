@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from danube.cluster.control.calls import decode_answer, decode_request
-from danube.cluster.control.sent_outcomes import SentOutcome, decode_outcomes
+from danube.cluster.control.calls import SentOutcome, decode_answer, decode_outcomes, decode_request
 from danube.cluster.links.frames import MAGIC, GreetingReader, Refused
 from danube.core.metadata.commands import decode_commands
 from danube.errors import DanubeError, ProtocolError

@@ -14,12 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from danube.cluster.control.calls import Barrier, Failed, Propose, Proposed, Reached, decode_request, encode
+from danube.cluster.control.calls import (
+    Barrier,
+    Failed,
+    Propose,
+    Proposed,
+    Reached,
+    decode_outcomes,
+    decode_request,
+    encode,
+    encode_outcomes,
+    sent_error,
+)
 from danube.cluster.control.cluster_log import ClusterLog, copy_exists
 from danube.cluster.control.door import serve_host
 from danube.cluster.control.node_files import MEMBER, NodeRecord, check_journal, load_node, store_node
 from danube.cluster.control.proposer import Proposer
-from danube.cluster.control.sent_outcomes import decode_outcomes, encode_outcomes, sent_error
 from danube.cluster.log import applied_log
 from danube.cluster.log.applied_log import AppliedLog
 from danube.cluster.log.local_log import LocalLog

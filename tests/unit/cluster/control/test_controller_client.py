@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from danube.cluster.control.calls import Barrier, Change, Changed, Reached, decode_request, encode
-from danube.cluster.control.controller_client import ControllerClient
+from danube.cluster.control.door import ControllerClient
 from danube.cluster.links.frames import Frame, FrameReader, Kind, Lane, pack_frame
 from danube.cluster.raft.engine import Members
 from danube.errors import ConnectionFailed, ProtocolError
@@ -75,7 +75,7 @@ def test_why_it_was_not_reached_is_told_where_time_ran_out_between_two_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that shares its processor may sleep through the deadline."""
-    monkeypatch.setattr("danube.cluster.control.controller_client.sleep", lambda _: time.sleep(0.3))
+    monkeypatch.setattr("danube.cluster.control.door.sleep", lambda _: time.sleep(0.3))
     with pytest.raises(ConnectionFailed, match="No such file"):
         ControllerClient(str(tmp_path / "s")).ask(Barrier(), 0.2)
 

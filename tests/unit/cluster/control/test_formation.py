@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from danube.cluster.control import formation
-from danube.cluster.control.calls import Change, Failed, Introduction, encode
+from danube.cluster.control.calls import Change, Failed, Introduction, encode, sent_error
 from danube.cluster.control.formation import Formation
 from danube.cluster.control.leadership import changed_members
 from danube.cluster.control.node_files import NodeRecord
-from danube.cluster.control.sent_outcomes import sent_error
 from danube.cluster.control.waiting import waiting_error
 from danube.cluster.raft.engine import Members
 from danube.errors import Conflict, ConnectionFailed

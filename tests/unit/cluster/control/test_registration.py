@@ -13,9 +13,16 @@ import pytest
 from danube.broker.clustered.controller import local_broker
 from danube.broker.clustered.load_source import LoadSource
 from danube.broker.processes.lease import SharedLease
-from danube.cluster.control.calls import Failed, Propose, Proposed, decode_request, encode
+from danube.cluster.control.calls import (
+    Failed,
+    Propose,
+    Proposed,
+    decode_request,
+    encode,
+    encode_outcomes,
+    sent_error,
+)
 from danube.cluster.control.registration import MARGIN, REPORT_NS, Local, Proposals, Registration
-from danube.cluster.control.sent_outcomes import encode_outcomes, sent_error
 from danube.config.loading import load
 from danube.core.cluster.commands import RevokeLease
 from danube.core.metadata.commands import Command, Outcome, decode_commands

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from danube.cluster.log import acceptance, local_log, lock_count, log_file
+from danube.cluster.log import local_log, log_file
+from danube.cluster.log import local_log as acceptance
+from danube.cluster.log import local_log as lock_count
 from danube.cluster.log.local_log import RESERVE_BYTES, LocalLog
 from danube.core.metadata.commands import CreateNamespace, CreateTopic, DeleteTopic, TopicRecord
 from danube.core.partition.policy import TopicPolicy

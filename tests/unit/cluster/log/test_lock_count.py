@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from danube.cluster.log import local_log, lock_count
-from danube.cluster.log.local_log import LocalLog
-from danube.cluster.log.lock_count import LockCount
+from danube.cluster.log import local_log
+from danube.cluster.log import local_log as lock_count
+from danube.cluster.log.local_log import LocalLog, LockCount
 from danube.core.metadata.commands import CreateTopic, TopicCreated
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import StorageFailed, StorageFull

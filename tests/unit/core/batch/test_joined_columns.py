@@ -12,9 +12,8 @@ import pytest
 from danube.core import kernels
 from danube.core.batch.columns import BatchView, encode, layout_of
 from danube.core.batch.format import HEADER_BYTES, padded, read_header, stamp
-from danube.core.batch.joined import BatchTable, VariableColumn, load_kernels
+from danube.core.batch.joined import BatchTable, SingleBatch, VariableColumn, load_kernels
 from danube.core.batch.selection import select
-from danube.core.batch.single_batch import SingleBatch
 from danube.errors import Damage, ProtocolError
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from danube.core.batch.columns import BatchView, layout_of
 from danube.core.batch.format import Flag, read_header
-from danube.core.batch.joined import BatchTable
-from danube.core.batch.single_batch import SingleBatch
+from danube.core.batch.joined import BatchTable, SingleBatch
 from danube.errors import DanubeError, ProtocolError
 from tests.unit.core.batch.test_joined_columns import attributes_of, plain_batch, random_batch, rows_of
 

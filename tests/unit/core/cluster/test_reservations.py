@@ -16,10 +16,8 @@ from danube.core.cluster.commands import (
 )
 from danube.core.metadata.commands import DeleteTopic
 from danube.core.metadata.machine import Metadata
-from danube.core.partition.offset_budget import STEP, OffsetBudget
-from danube.core.partition.partition import Duplicate
+from danube.core.partition.partition import STEP, Duplicate, OffsetBudget, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.partition.reserved_partition import ReservedPartition
 from danube.errors import (
     Fenced,
     InvalidArgument,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from danube.core.dispatch.begun import CELLS, Begun
 from danube.core.dispatch.consumer_window import SPAN_NS, WINDOW_FIRST, ConsumerWindow, span_of
 from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.failures import CELLS, Begun
 from danube.core.dispatch.subscription import Grant, Mode, Subscription
 from danube.core.partition.policy import FailurePolicy
 

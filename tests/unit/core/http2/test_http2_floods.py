@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from danube.core.http2 import frames
-from danube.core.http2.floods import CONTROL_BURST, RESETS_BURST, FloodGuard
 from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.core.http2.sending import CONTROL_BURST, RESETS_BURST, FloodGuard
 from tests.unit.http2_parts import BLOCK, SECOND, Door, data, headers, number, settings
 
 RST = frames.RST_STREAM

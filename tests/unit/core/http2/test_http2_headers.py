@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from danube.core.http2 import headers as http2_headers
-from danube.core.http2.decoder import MEMORY_HEADS_MAX, HeaderDecoder, RequestDecoder
+from danube.core.http2.frames import Http2Settings
 from danube.core.http2.headers import (
     GRPC_DETAILS_BYTES_MAX,
     GRPC_MESSAGE_BYTES_MAX,
+    MEMORY_HEADS_MAX,
     OK_TRAILERS,
     RESPONSE_HEAD,
+    HeaderDecoder,
+    RequestDecoder,
     percent_encoded,
     refusal_block,
     response_block,
@@ -27,7 +30,6 @@ from danube.core.http2.headers import (
     trailers_only_block,
 )
 from danube.core.http2.request import request_head
-from danube.core.http2.settings import Http2Settings
 from danube.errors import ProtocolError
 from tests.unit.http2_parts import FIELDS
 

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from danube.errors import SchemaInvalid
 from danube.schema.avro import container as avro_container
 from danube.schema.avro import kind as avro
-from danube.schema.avro.container import INFLATED_BYTES_MAX, MAGIC
+from danube.schema.avro.container import INFLATED_BYTES_MAX, MAGIC, inflate_snappy
 from danube.schema.avro.parse import parse
-from danube.schema.avro.snappy import inflate_snappy
 from danube.schema.limited.door import Request, run
 from danube.schema.model import SchemaType
 from tests.processor_time import processor_time_within

@@ -24,8 +24,8 @@ from danube.wal.segments.segment import NO_LOG, LogIdentity, file_name, log_id_o
 from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.keys import cursors_key, metadata_key, segment_key
 from danube.wal.tier.manifest import Manifest
-from danube.wal.tier.merging import merge_objects
 from danube.wal.tier.returned import examine_returned
+from danube.wal.tier.rewriting import merge_objects
 from danube.wal.tier.uploader import Ownership, Uploader, adding
 from danube.wal.verify.bytes import FindingKind
 from danube.wal.verify.store import verify_store

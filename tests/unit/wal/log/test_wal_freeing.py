@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from danube.host import files
-from danube.wal.log import freeing as module
-from danube.wal.log.freeing import WAITING_MAX, Freeing
+from danube.wal.log import retention as module
+from danube.wal.log.retention import WAITING_MAX, Freeing
 
 
 class HeldThread:

@@ -11,7 +11,7 @@ from danube.broker.partition.opening import open_partition
 from danube.broker.processes.removing import put_aside, remove_directory
 from danube.cluster.log.local_log import LocalLog
 from danube.core.metadata.commands import CreateTopic, TopicRecord
-from danube.core.partition.offset_budget import OffsetBudget
+from danube.core.partition.partition import OffsetBudget
 from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.recovered import OFFSETS_AHEAD
 from danube.errors import OffsetOutOfRange

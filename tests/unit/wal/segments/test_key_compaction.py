@@ -10,7 +10,7 @@ import pytest
 
 from danube.core.batch.columns import BatchView
 from danube.core.batch.format import BatchHeader, Compression, Flag, check_stored, read_header
-from danube.core.batch.stored_selection import compressed
+from danube.core.batch.selection import compressed
 from danube.errors import Damage, InvalidArgument
 from danube.wal.log.log import Log
 from danube.wal.segments.key_compaction import LatestKeys, compact

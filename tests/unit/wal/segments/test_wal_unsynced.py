@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from danube.wal.segments.descriptors import LogFile, descriptors
-from danube.wal.segments.unsynced import Unsynced
+from danube.wal.segments.descriptors import LogFile, Unsynced, descriptors
 
 
 @pytest.fixture

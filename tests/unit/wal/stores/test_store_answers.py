@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
-from danube.wal.stores import s3_answers, s3_errors
+from danube.wal.stores import s3_answers
+from danube.wal.stores import s3_answers as s3_errors
 from danube.wal.stores.s3_answers import Answer
 
 NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'

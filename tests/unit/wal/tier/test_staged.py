@@ -24,8 +24,7 @@ from danube.wal.segments.segment import (
 )
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
-from danube.wal.tier.merging import merge_objects
-from danube.wal.tier.rewriting import compact_objects, compaction_plan
+from danube.wal.tier.rewriting import compact_objects, compaction_plan, merge_objects
 from danube.wal.tier.staged import (
     SOURCES_MAX,
     Rules,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from danube.broker.mover.backup import put_cursors, put_metadata
+from danube.broker.mover.copies import put_cursors, put_metadata
 from danube.core.partition.tier_plan import MANIFESTS_KEPT, TierSettings
 from danube.errors import (
     Fenced,

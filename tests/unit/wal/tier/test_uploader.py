@@ -14,7 +14,7 @@ from danube.host import files
 from danube.wal.segments.segment import LogIdentity, base_offset_of
 from danube.wal.tier.keys import manifest_key, manifest_prefix, segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
-from danube.wal.tier.merging import merge_objects
+from danube.wal.tier.rewriting import merge_objects
 from danube.wal.tier.uploader import (
     Ownership,
     Uploader,

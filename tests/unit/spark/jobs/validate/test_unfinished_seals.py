@@ -180,7 +180,7 @@ def test_a_cut_footer_in_front_of_a_sealed_segment_is_damage(directory: Path) ->
 
 @pytest.mark.parametrize("sector", [1, -1])
 def test_spark_s_check_says_the_same(directory: Path, sector: int) -> None:
-    from danube.spark.jobs.segment_facts import Expected
+    from danube.spark.jobs.findings import Expected
     from danube.spark.jobs.validate.bytes import FileBytes
     from danube.spark.jobs.validate.directory import DirectoryPlan, judge_directory, remarks_of
     from danube.spark.jobs.validate.segment import validate_segment

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from danube.spark.jobs.findings import Damage
-from danube.spark.jobs.segment_facts import SegmentFacts
+from danube.spark.jobs.findings import Damage, SegmentFacts
 from danube.spark.jobs.validate.order import check_order, without_leftovers
-from danube.spark.jobs.validate.producers import repeats_between
+from danube.spark.jobs.validate.walk import repeats_between
 
 
 def facts(base: int, end: int, **more: Any) -> SegmentFacts:

@@ -15,9 +15,8 @@ from danube.core.batch.checksum import content_hash, crc32c
 from danube.core.batch.columns import encode
 from danube.core.batch.format import Compression, Flag, read_header, stamp, unpack_header
 from danube.core.batch.selection import select
-from danube.spark.jobs import segment_facts
-from danube.spark.jobs.findings import Damage
-from danube.spark.jobs.segment_facts import Expected, SegmentFacts
+from danube.spark.jobs import findings as segment_facts
+from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
 from danube.spark.jobs.validate import rows as batch_rows
 from danube.spark.jobs.validate.bytes import FileBytes, MemoryBytes
 from danube.spark.jobs.validate.segment import validate_segment

@@ -61,7 +61,7 @@ def ask(request: Request) -> Outcome:
 
 def _import_paths() -> list[str]:
     """Where this process finds its modules: site packages, and the folder of this package."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     return [package, *(path for path in sys.path if os.path.isabs(path) and path != package)]
 
 

@@ -610,7 +610,7 @@ def test_a_proposal_that_nobody_waits_for_is_made_all_the_same(directory: Path) 
 def test_without_raftos_the_error_names_the_command() -> None:
     code = (
         "import sys; sys.modules['raftos'] = sys.modules['raftos.state'] = None\n"
-        "from danube.cluster import raftos_engine as engine\n"
+        "from danube.cluster.raft import raftos_engine as engine\n"
         "from danube.errors import ConfigInvalid\n"
         "try: engine.RaftosEngine('a', None, None, None, bootstrap=None)\n"
         "except ConfigInvalid as error: print(error, error.hint)"
@@ -621,10 +621,8 @@ def test_without_raftos_the_error_names_the_command() -> None:
 
 
 def test_importing_it_says_nothing_and_needs_no_cryptography() -> None:
-    code = (
-        "import sys; sys.modules['cryptography'] = None; from danube.cluster import raftos_engine as engine; "
-    )
-    code += "print(engine.MISSING)"
+    code = "import sys; sys.modules['cryptography'] = None; "
+    code += "from danube.cluster.raft import raftos_engine as engine; print(engine.MISSING)"
     said = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )

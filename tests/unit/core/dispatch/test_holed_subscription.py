@@ -235,7 +235,7 @@ def test_a_gap_of_any_width_stops_nothing_and_costs_no_memory(mode: Mode, why: s
 def test_many_gaps_count_for_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is too small to be passed over at once; together they are wider than any window."""
     monkeypatch.setattr("danube.core.dispatch.subscription.SPAN_MAX", 1_000)
-    monkeypatch.setattr("danube.core.dispatch.window.SPAN_LIMIT", 8_000)
+    monkeypatch.setattr("danube.core.dispatch.course.SPAN_LIMIT", 8_000)
     monkeypatch.setattr("danube.core.dispatch.holed.WIDE_SPAN", 2_000)
     one = make()
     starts = np.arange(1, 1_000, dtype=np.int64) * 100

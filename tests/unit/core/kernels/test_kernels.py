@@ -234,7 +234,8 @@ def _run(code: str, **environment: str) -> str:
 def test_reading_and_encoding_never_import_numba() -> None:
     code = """
 import sys
-from danube.core import columns, kernels, selection
+from danube.core import kernels
+from danube.core.batch import columns, selection
 columns.BatchView(columns.encode([b"a"], publish_time_us=1).to_bytes()).check()
 print(kernels.available, "numba" in sys.modules, "llvmlite" in sys.modules)
 """

@@ -281,7 +281,7 @@ def test_no_child_is_left_behind(scripted: list[str], monkeypatch: pytest.Monkey
 def limits_script(body: str) -> list[str]:
     return [
         READ,
-        "from danube.schema import child",
+        "from danube.schema.limited import child",
         "import socket, msgspec, traceback",
         "child._limit('avro')",
         READY,
@@ -321,7 +321,7 @@ def test_a_definition_that_needs_too_much_memory_is_refused(scripted: list[str])
 def test_a_child_loads_what_it_needs_and_no_more(schema_type: str) -> None:
     program = (
         "import sys; sys.path[:] = sys.argv[1:]\n"
-        "from danube.schema import child, kinds, verdict\n"
+        "from danube.schema import kinds, verdict\nfrom danube.schema.limited import child\n"
         "from danube.schema.model import SchemaType\n"
         f"kinds.examine(SchemaType('{schema_type}'), child._SAMPLES['{schema_type}'])\n"
         "print({'numba', 'numpy', 'asyncio', 'uvloop', 'click', 'grpc', 'pydantic'} & set(sys.modules))"

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from danube.broker import supervisor
-from danube.broker.supervisor import SupervisorSettings, WorkerContext
-from danube.config import BrokerConfig, Started
-from danube.config_sections import NO_PORT
+from danube.broker.processes import supervisor
+from danube.broker.processes.supervisor import SupervisorSettings, WorkerContext
+from danube.config.loading import BrokerConfig, Started
+from danube.config.sections import NO_PORT
 from danube.errors import ConfigInvalid
 
 METADATA_POLL_S: Final = 0.05
@@ -18,10 +18,10 @@ WAITING_ROOM_S: Final = 1.0  # a cluster whose nodes start together is there by 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from danube.broker.connection_passing import ConnectionPassing
-    from danube.broker.contexts import MetricsMain, MoverMain
-    from danube.broker.controller_side import ControllerSide
-    from danube.broker.worker import Worker
+    from danube.broker.processes.contexts import MetricsMain, MoverMain
+    from danube.broker.processes.controller_side import ControllerSide
+    from danube.broker.routing.passing import ConnectionPassing
+    from danube.broker.worker.worker import Worker
     from danube.server.native import NativeServer
 
 
@@ -57,12 +57,12 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
 
 def _restore(config: BrokerConfig, announce: Callable[[str | Started], None]) -> None:
     """End a restore that was cut off; begin one where nothing is here and the configuration asks for it."""
-    from danube.broker import restore
+    from danube.broker.tiers import restore
 
     if config.storage.mode == "local" or config.storage.restore != "if_empty":
         restore.finish_restore(config.data_dir)
         return
-    from danube.wal.open_store import open_store
+    from danube.wal.stores.opening import open_store
 
     restored = restore.restore_if_empty(open_store(config.storage), config.data_dir)
     if restored is not None:
@@ -75,8 +75,8 @@ def _mover_main(config: BrokerConfig) -> MoverMain | None:
     """The main function of the mover; None where everything stays local."""
     if config.storage.mode == "local":
         return None
-    from danube.broker.mover import run_mover
-    from danube.wal.open_store import open_store
+    from danube.broker.mover.mover import run_mover
+    from danube.wal.stores.opening import open_store
 
     open_store(config.storage)  # settings that cannot be used stop the start, not the mover again and again
     return lambda context: run_mover(context, config)
@@ -86,14 +86,14 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
     """The main function of the process that serves metrics; None where they are off."""
     if config.metrics.port == NO_PORT:
         return None
-    from danube.server.metrics_process import run_metrics
+    from danube.server.metrics.process import run_metrics
 
     return lambda context: run_metrics(context, config)
 
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
     """The member of a cluster that this host runs; None where the broker is alone."""
-    from danube.cluster.recovery import refuse_unfinished
+    from danube.cluster.control.recovery import refuse_unfinished
 
     if not config.cluster.enabled:
         refuse_unfinished(config.data_dir)
@@ -105,8 +105,8 @@ def _controller(config: BrokerConfig) -> ControllerSide | None:
                 hint="give --seed-nodes and --raft-addr as before",
             )
         return None
-    from danube.broker.controller import check_cluster, open_door, run_controller
-    from danube.broker.controller_side import ControllerSide
+    from danube.broker.clustered.controller import check_cluster, open_door, run_controller
+    from danube.broker.processes.controller_side import ControllerSide
 
     check_cluster(config.cluster, config.data_dir)
     return ControllerSide(lambda context: run_controller(context, config), lambda: open_door(config.cluster))
@@ -116,9 +116,9 @@ def _import_worker_parts() -> None:
     """Load what workers need before they are forked, so that they share it and start at once."""
     import uvloop  # noqa: F401
 
-    import danube.broker.worker
+    import danube.broker.worker.worker
     import danube.server.arrivals
-    import danube.server.grpc_doors
+    import danube.server.grpc.doors
     import danube.server.native  # noqa: F401
 
 
@@ -136,7 +136,7 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
     """The main function of a worker process."""
     import uvloop
 
-    from danube import allocator, telemetry
+    from danube.host import allocator, telemetry
 
     telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
     allocator.keep_large_blocks()
@@ -146,10 +146,10 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
 
 
 async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
-    from danube.broker.worker import Worker
+    from danube.broker.worker.worker import Worker
     from danube.server.arrivals import Arrivals
-    from danube.server.grpc_doors import grpc_doors
-    from danube.server.placing import SHARES_MAX
+    from danube.server.grpc.doors import grpc_doors
+    from danube.server.grpc.placing import SHARES_MAX
 
     if context.controller_address and not await _cluster_joined(context, config, tls):
         return
@@ -164,7 +164,7 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
 
 def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> ConnectionPassing | None:
     """The way to this door of other workers; None where there are none."""
-    from danube.broker.connection_passing import ConnectionPassing
+    from danube.broker.routing.passing import ConnectionPassing
 
     if context.passage is None:
         return None
@@ -178,8 +178,8 @@ async def _cluster_joined(
 
     Where that takes longer, whoever connects is told what is waited for.
     """
-    from danube.broker.worker import METADATA_DIRECTORY
-    from danube.cluster.cluster_log import agreed_copy_exists
+    from danube.broker.worker.worker import METADATA_DIRECTORY
+    from danube.cluster.control.cluster_log import agreed_copy_exists
     from danube.server.waiting_room import WaitingRoom
 
     directory = context.settings.data_dir / METADATA_DIRECTORY

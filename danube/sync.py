@@ -9,7 +9,7 @@ Plain sockets; safe to use from several threads; works under gevent's monkey pat
 
 from __future__ import annotations
 
-from danube.client.blocking_client import (
+from danube.client.blocking.client import (
     Admin,
     Batch,
     Client,

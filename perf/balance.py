@@ -12,21 +12,21 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from danube.clock import monotonic_ns
-from danube.core.balance import STRATEGIES, BalanceSettings
-from danube.core.cluster_commands import (
+from danube.core.cluster.commands import (
     Agreed,
     AssignPartitions,
     GrantLease,
     PutKey,
     RegisterBroker,
 )
-from danube.core.commands import Change, Command, CreateTopic
-from danube.core.duties import Duties, Outlook
-from danube.core.load_report import SHARED, STORAGE_PREFIX, LoadReport, report_command
-from danube.core.metadata import Metadata
-from danube.core.partition_table import PartitionTable
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.commands import Change, Command, CreateTopic
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
+from danube.core.placement.balance import STRATEGIES, BalanceSettings
+from danube.core.placement.duties import Duties, Outlook
+from danube.core.placement.load_report import SHARED, STORAGE_PREFIX, LoadReport, report_command
+from danube.core.placement.partition_table import PartitionTable
+from danube.host.clock import monotonic_ns
 
 NOW_US = 10_000_000
 REPEATED = 5

@@ -20,16 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from danube.core.batch import stamp
-from danube.core.checksum import content_hash
-from danube.core.columns import encode
-from danube.core.commands import CreateTopic
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
-from danube.wal.index import SparseIndex
-from danube.wal.manifest import Manifest, entry_of
-from danube.wal.manifest_keys import manifest_key, metadata_key, segment_key
-from danube.wal.segment import (
+from danube.core.batch.checksum import content_hash
+from danube.core.batch.columns import encode
+from danube.core.batch.format import stamp
+from danube.core.metadata.commands import CreateTopic
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
+from danube.wal.segments.index import SparseIndex
+from danube.wal.segments.segment import (
     NO_HASH,
     SUMMARY_BYTES,
     LogIdentity,
@@ -39,6 +37,8 @@ from danube.wal.segment import (
     pack_header,
     read_summary,
 )
+from danube.wal.tier.keys import manifest_key, metadata_key, segment_key
+from danube.wal.tier.manifest import Manifest, entry_of
 from tests.broker_process import descendants
 
 TOPIC = "/default/bench"
@@ -118,7 +118,9 @@ def best(run: Callable[[], Any], runs: int = 3) -> tuple[float, float]:
 
 def measure(store: Path, size: int, only: str, spark: Any) -> dict[str, float]:
     """GB/s of each job."""
-    from danube.spark import compact, export, validate
+    from danube.spark.jobs.compact import compact
+    from danube.spark.jobs.export import export
+    from danube.spark.jobs.validate import validate
 
     url = f"file://{store}"
     found: dict[str, float] = {}

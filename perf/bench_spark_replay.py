@@ -22,9 +22,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from danube.client.blocking_client import connect
+from danube.client.blocking.client import connect
 from danube.limits import MIB
-from danube.spark import replay, session
+from danube.spark import session
+from danube.spark.jobs.replay import replay
 from perf import machine
 from tests.broker_process import BrokerProcess
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from danube.core import kernels
-from danube.core.columns import BatchView, encode
+from danube.core.batch.columns import BatchView, encode
+from danube.server.messages.sent_messages import encode_messages, own_of, parsed, read_together
+from danube.server.messages.stream_messages import framed_messages
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
-from danube.server.publishes import encode_messages
-from danube.server.sent_messages import own_of, parsed, read_together
-from danube.server.stream_messages import framed_messages
 from perf.kernels import best_ns
 
 TOPIC = "/default/orders"

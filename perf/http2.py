@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 
 from hpack import Encoder
 
-from danube.core import http2_frames as frames
 from danube.core import kernels
-from danube.core.grpc_framing import MessageAssembler, frame_message
-from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
-from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.core.http2 import frames
+from danube.core.http2.connection import Http2Settings, ServerConnection, Stream
+from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.core.protocol.grpc import MessageAssembler, frame_message
 
 HEAD = [
     (":method", "POST"),

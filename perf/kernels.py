@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from danube.core import checksum, kernels, selection
-from danube.core.batch import read_header, stamp
-from danube.core.batch_scan import scan, scan_twin
-from danube.core.columns import BatchView, check_columns, check_columns_twin, encode
-from danube.core.payload_column import payload_column
+from danube.core import kernels
+from danube.core.batch import checksum, selection
+from danube.core.batch.columns import BatchView, check_columns, check_columns_twin, encode
+from danube.core.batch.format import read_header, stamp
+from danube.core.batch.payloads import payload_column
+from danube.core.batch.scan import scan, scan_twin
 
 Call = Callable[[], Any]
 _ROUNDS = 5

@@ -25,7 +25,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import danube  # noqa: E402
-from danube.core.placement import owner_of  # noqa: E402
+from danube.core.placement.workers import owner_of  # noqa: E402
 from danube.errors import Conflict, Overloaded  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
 from tests.child_process import told  # noqa: E402

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from danube.wal.manifest import SEGMENT_ENTRY, Manifest, SegmentEntry
+from danube.wal.tier.manifest import SEGMENT_ENTRY, Manifest, SegmentEntry
 
 _RECORDS = 1_000
 _SEARCHES = 1_000

@@ -117,7 +117,8 @@ class Pump(asyncio.BufferedProtocol):
 
 async def serve(options: dict[str, Any]) -> None:
     """Serve one connection after another until the process is stopped; each writes a fresh file."""
-    from danube.core import checksum, kernels
+    from danube.core import kernels
+    from danube.core.batch import checksum
 
     kernels.load()  # the fastest CRC32C that Danube itself may use
     directory = Path(options["directory"])
@@ -176,7 +177,7 @@ class Sender(asyncio.Protocol):
 
 async def send(options: dict[str, Any]) -> dict[str, Any]:
     """Send ``frame_count`` frames of ``frame_bytes`` when the parent says so; return the seconds it took."""
-    from danube.core.checksum import crc32c
+    from danube.core.batch.checksum import crc32c
     from tests.child_process import told
 
     body = os.urandom(options["frame_bytes"] - FRAME.size)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from danube.cluster.engine import EngineStatus, Members
-from danube.cluster.raftos_engine import RaftosEngine
+from danube.cluster.raft.engine import EngineStatus, Members
+from danube.cluster.raft.raftos_engine import RaftosEngine
 from danube.errors import DanubeError
 
 ENTRY = b"x" * 100

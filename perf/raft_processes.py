@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from danube.core.cluster_commands import PutKey  # noqa: E402
+from danube.core.cluster.commands import PutKey  # noqa: E402
 from perf.floor import common_arguments, conclude, listing  # noqa: E402
 from perf.raft_writers import write_many  # noqa: E402
 from perf.turns import Bench, Plan, Settings, compare  # noqa: E402

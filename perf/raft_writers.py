@@ -8,11 +8,11 @@ import secrets
 import time
 from typing import cast
 
-from danube.cluster.calls import Propose, Proposed, decode_answer, encode
-from danube.cluster.controller_socket import REQUESTS_MAX
-from danube.cluster.link_frames import FrameReader, Kind, Lane, pack_frame
-from danube.core.cluster_commands import PutKey
-from danube.core.commands import encode_command, join_commands
+from danube.cluster.control.calls import Propose, Proposed, decode_answer, encode
+from danube.cluster.control.door import REQUESTS_MAX
+from danube.cluster.links.frames import FrameReader, Kind, Lane, pack_frame
+from danube.core.cluster.commands import PutKey
+from danube.core.metadata.commands import encode_command, join_commands
 
 TIMEOUT_MS = 60_000
 WRITERS_PER_LINK = REQUESTS_MAX // 2

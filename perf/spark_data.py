@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from danube.cluster.local_log import LocalLog
-from danube.core.batch import Compression, stamp
-from danube.core.batch_builder import EncodedBatch, encode
-from danube.core.checksum import content_hasher
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.wal.index import SparseIndex
-from danube.wal.segment import (
+from danube.cluster.log.local_log import LocalLog
+from danube.core.batch.builder import EncodedBatch, encode
+from danube.core.batch.checksum import content_hasher
+from danube.core.batch.format import Compression, stamp
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
+from danube.wal.segments.index import SparseIndex
+from danube.wal.segments.segment import (
     HEADER_BYTES,
     NO_HASH,
     LogIdentity,

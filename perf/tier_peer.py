@@ -34,7 +34,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 import danube  # noqa: E402
-from danube.config_sections import Secret, StorageConfig  # noqa: E402
+from danube.config.sections import Secret, StorageConfig  # noqa: E402
 from perf.loads import IN_FLIGHT, go, open_consumer, open_producer, payloads_of  # noqa: E402
 from perf.pump import percentiles  # noqa: E402
 from tests.child_process import told  # noqa: E402
@@ -97,9 +97,9 @@ async def put(options: dict[str, Any]) -> dict[str, Any]:
 
 async def mover(options: dict[str, Any]) -> dict[str, Any]:
     """The same files through the mover, until a manifest that was read back names all of them."""
-    from danube.broker.contexts import DrainSignal, MoverContext, Pulse, SupervisorSettings
-    from danube.broker.mover import Mover
-    from danube.wal.open_store import open_store
+    from danube.broker.mover.mover import Mover
+    from danube.broker.processes.contexts import DrainSignal, MoverContext, Pulse, SupervisorSettings
+    from danube.wal.stores.opening import open_store
 
     listener = socket.socket(socket.AF_UNIX)
     address = f"\0danube-bench-{secrets.token_hex(8)}"
@@ -134,8 +134,8 @@ async def mover(options: dict[str, Any]) -> dict[str, Any]:
 
 async def _moved(address: str, options: dict[str, Any]) -> dict[str, Any]:
     """What a worker sees: from ``attach`` to the state that tells of every segment."""
-    from danube.broker.mover_link import FrameReader, encode_frame
-    from danube.wal.manifest import Manifest
+    from danube.broker.links import FrameReader, encode_frame
+    from danube.wal.tier.manifest import Manifest
 
     reader, writer = await asyncio.open_unix_connection(address)
     frames = FrameReader()

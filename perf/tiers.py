@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from danube import sync  # noqa: E402
-from danube.wal.segment import base_offset_of  # noqa: E402
+from danube.wal.segments.segment import base_offset_of  # noqa: E402
 from perf import manifest  # noqa: E402
 from perf.floor import common_arguments, conclude, listing  # noqa: E402
 from perf.tier_bench import (  # noqa: E402
@@ -129,7 +129,7 @@ def segment_files(broker: BrokerProcess) -> list[Path]:
 
 
 def sealed(broker: BrokerProcess) -> list[Path]:
-    from danube.wal.sealed_files import LocalListing
+    from danube.wal.tier.sealed_files import LocalListing
 
     files = segment_files(broker)
     listed = {

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from danube.cluster.cluster_log import ClusterLog
-from danube.core.cluster_commands import AssignPartitions, Ownership, UnloadPartitions
-from danube.core.commands import Command
+from danube.cluster.control.cluster_log import ClusterLog
+from danube.core.cluster.commands import AssignPartitions, Ownership, UnloadPartitions
+from danube.core.metadata.commands import Command
 from danube.errors import DanubeError
 from tests.broker_process import BrokerProcess, free_port, wait_until
 

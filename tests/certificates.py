@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from danube.cluster.raft_tls import TlsContexts, TlsFiles, contexts
+from danube.cluster.links.tls import TlsContexts, TlsFiles, contexts
 
 
 class Authority:

@@ -137,7 +137,7 @@ class CloudServer:
 
     def settings(self, bucket: str, prefix: str = "", *, endpoint: str = "", **more: Any) -> Any:
         """StorageSettings of a bucket here; ``endpoint`` is that of a proxy before it."""
-        from danube.config_sections import Secret, StorageSettings
+        from danube.config.sections import Secret, StorageSettings
 
         given = {name: Secret(text) for name, text in self.credentials().items()}
         url = f"{self.scheme}://{bucket}/{prefix}".rstrip("/")

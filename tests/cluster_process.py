@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from danube.cluster.calls import Change, Changed, ClusterStatus, Status
-from danube.cluster.cluster_log import ClusterLog, copy_exists
-from danube.cluster.controller_client import ControllerClient
-from danube.cluster.engine import Members
-from danube.cluster.raft_tls import TlsFiles
+from danube.cluster.control.calls import Change, Changed, ClusterStatus, Status
+from danube.cluster.control.cluster_log import ClusterLog, copy_exists
+from danube.cluster.control.door import ControllerClient
+from danube.cluster.links.tls import TlsFiles
+from danube.cluster.raft.engine import Members
 from danube.errors import DanubeError
 from tests.broker_process import ROOT, die_with_parent, free_port, wait_until
 
@@ -198,9 +198,10 @@ class Cluster:
 
 def main() -> None:
     """The process itself."""
-    from danube import config, telemetry
-    from danube.broker.contexts import ControllerContext, DrainSignal, Pulse, SupervisorSettings
-    from danube.broker.controller import open_door, run_controller
+    from danube.broker.clustered.controller import open_door, run_controller
+    from danube.broker.processes.contexts import ControllerContext, DrainSignal, Pulse, SupervisorSettings
+    from danube.config import loading as config
+    from danube.host import telemetry
 
     data_dir = Path(os.environ["MEMBER_DATA_DIR"])
     loaded = config.load().config

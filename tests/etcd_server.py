@@ -77,12 +77,12 @@ class EtcdServer(CloudServer):
         return f"/danube-{os.getpid()}-{next(_numbers)}/"
 
     def calls(self, endpoint: str = "", **options: Any) -> Any:
-        from danube.cluster.etcd_calls import EtcdCalls
+        from danube.cluster.etcd.calls import EtcdCalls
 
         return EtcdCalls([endpoint or self.endpoint], **options)
 
     def log(self, prefix: str, endpoint: str = "", *, watched: bool = False, **options: Any) -> Any:
-        from danube.cluster.etcd_log import EtcdLog
+        from danube.cluster.etcd.log import EtcdLog
 
         watch_calls = self.calls(endpoint) if watched else None
         return EtcdLog(self.calls(endpoint), prefix, watch_calls=watch_calls, **options)

@@ -9,8 +9,8 @@ import asyncio
 import sys
 import time
 
-from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
-from danube.core.http2_headers import response_block
+from danube.core.http2.connection import Http2Settings, ServerConnection, Stream
+from danube.core.http2.headers import response_block
 
 HEAD = response_block([(":status", "200"), ("content-type", "text/plain")])
 TRAILERS = response_block([("x-end", "1")])

@@ -236,7 +236,7 @@ class S3Server:
 
     def settings(self, bucket: str, prefix: str = "", *, endpoint: str = "", **more: Any) -> Any:
         """StorageSettings of a bucket here; ``endpoint`` is that of a proxy before it."""
-        from danube.config_sections import Secret, StorageSettings
+        from danube.config.sections import Secret, StorageSettings
 
         given = {
             "url": f"s3://{bucket}/{prefix}".rstrip("/"),

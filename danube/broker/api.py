@@ -3,20 +3,25 @@
 A :class:`Session` is one client connection as the owner of a partition sees it.  The connection may
 be held by this worker or by another one: the owner only sends frames to it.  Frames are collected
 during a turn of the loop and leave together at its end.
+
+What a worker and the servers of its protocols (:mod:`danube.server`) want of each other.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from danube.core.wire import error_frame, published_frame
+from danube.core.protocol.native import error_frame, published_frame
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
-    from danube.broker.chunks import Chunk
-    from danube.broker.consumers import ConsumerLink
-    from danube.broker.producers import ProducerLink
+    import asyncio
+
+    from danube.broker.partition.chunks import Chunk
+    from danube.broker.partition.consumers import ConsumerLink
+    from danube.broker.partition.producers import ProducerLink
+    from danube.broker.routing.router import RoutedSession
 
 
 class Session(ABC):
@@ -52,3 +57,39 @@ class Session(ABC):
 
     def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
         self.send(error_frame(error, correlation, handle))
+
+
+class Door(Protocol):
+    """A protocol's server on one worker."""
+
+    draining: bool
+
+    def factory(self) -> asyncio.BaseProtocol: ...
+    def session(self, connection_id: int) -> RoutedSession | None: ...
+    def worker_restarted(self, worker: int) -> None: ...
+    def hand_over(self) -> bool: ...
+    def flush(self) -> None: ...
+    def sweep(self, now_s: float) -> None: ...
+    def drain(self) -> None: ...
+    def close_all(self) -> None: ...
+    def abort_all(self) -> None: ...
+
+    @property
+    def connections(self) -> Any: ...
+
+
+class Arrivals(Protocol):
+    """Connections that other workers pass to this one (see :mod:`danube.server.arrivals`)."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Turns(Protocol):
+    """When the worker does what its connections brought (:class:`danube.broker.worker.worker.Worker`)."""
+
+    flush_follows: bool  # the turn that runs will flush every door
+
+    def schedule_turn(self, asker: object = None) -> None: ...
+    def claim_turn(self, asker: object) -> bool: ...
+    def run_turn(self, *, claimed: bool = False) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from danube.cli.output import write
+from danube.cli.terminal.output import write
 
 INSTALL = {
     "bash": 'eval "$(danube completion bash)"    # in ~/.bashrc',

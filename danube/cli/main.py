@@ -11,29 +11,40 @@ from typing import Any, NoReturn
 
 import click
 
-from danube.cli.lazy import Entry, LazyGroup
-from danube.cli.services import Services
+from danube.cli.terminal.lazy import Entry, LazyGroup
+from danube.cli.terminal.services import Services
 
 COMMANDS = {
-    "start": Entry("danube.cli.start:start", "Start a broker on this host."),
-    "stop": Entry("danube.cli.stop:stop", "Stop the broker of a data directory."),
-    "status": Entry("danube.cli.stop:status", "Show whether a broker runs and how it does."),
-    "produce": Entry("danube.cli.produce:produce", "Send records to a topic."),
-    "consume": Entry("danube.cli.consume:consume", "Receive records of a topic."),
-    "topics": Entry("danube.cli.topics:topics", "List, create, describe, update and delete topics."),
+    "start": Entry("danube.cli.broker.start:start", "Start a broker on this host."),
+    "stop": Entry("danube.cli.broker.stop:stop", "Stop the broker of a data directory."),
+    "status": Entry("danube.cli.broker.stop:status", "Show whether a broker runs and how it does."),
+    "produce": Entry("danube.cli.records.produce:produce", "Send records to a topic."),
+    "consume": Entry("danube.cli.records.consume:consume", "Receive records of a topic."),
+    "topics": Entry("danube.cli.topics.topics:topics", "List, create, describe, update and delete topics."),
     "subscriptions": Entry(
-        "danube.cli.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
+        "danube.cli.topics.subscriptions:subscriptions",
+        "List, describe, seek, unblock and delete subscriptions.",
     ),
-    "cluster": Entry("danube.cli.cluster:cluster", "Show and change the members of a cluster."),
-    "brokers": Entry("danube.cli.brokers:brokers", "Show, empty and balance the brokers of a cluster."),
-    "storage": Entry("danube.cli.storage:storage", "Show tiered storage; restore from an object store."),
-    "schema": Entry("danube.cli.schema:schema", "Register, compare and look up schemas."),
-    "verify": Entry("danube.cli.verify:verify", "Check stored data: every segment, manifest and object."),
-    "inspect": Entry("danube.cli.inspect:inspect", "Say in words what one stored file or object holds."),
-    "spark": Entry("danube.cli.spark:spark", "Validate, replay, compact and export stored history."),
-    "bench": Entry("danube.cli.bench:bench", "Measure throughput and latency against a broker."),
-    "load": Entry("danube.cli.load:load", "Load-test a broker with Locust and account for every record."),
-    "config": Entry("danube.cli.config:config", "Show and check the broker's configuration."),
+    "cluster": Entry("danube.cli.broker.cluster:cluster", "Show and change the members of a cluster."),
+    "brokers": Entry(
+        "danube.cli.broker.brokers:brokers", "Show, empty and balance the brokers of a cluster."
+    ),
+    "storage": Entry(
+        "danube.cli.stored.storage:storage", "Show tiered storage; restore from an object store."
+    ),
+    "schema": Entry("danube.cli.topics.schema:schema", "Register, compare and look up schemas."),
+    "verify": Entry(
+        "danube.cli.stored.verify:verify", "Check stored data: every segment, manifest and object."
+    ),
+    "inspect": Entry(
+        "danube.cli.stored.inspect:inspect", "Say in words what one stored file or object holds."
+    ),
+    "spark": Entry("danube.cli.stored.spark:spark", "Validate, replay, compact and export stored history."),
+    "bench": Entry("danube.cli.records.bench:bench", "Measure throughput and latency against a broker."),
+    "load": Entry(
+        "danube.cli.records.load:load", "Load-test a broker with Locust and account for every record."
+    ),
+    "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),
 }
@@ -44,7 +55,7 @@ class Root(LazyGroup):
     """Runs a command and leaves with the exit code of what it raised."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        from danube.cli import failure
+        from danube.cli.terminal import failure
 
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from danube.cli.output import output_option, show
+from danube.cli.terminal.output import output_option, show
 
 
 @click.command(short_help="Print the version.")

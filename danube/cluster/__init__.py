@@ -1,1 +1,1 @@
-"""Metadata that survives and is agreed on: the engines behind danube.core.ports.Consensus."""
+"""Metadata that survives and is agreed on: the engines behind danube.core.metadata.ports.Consensus."""

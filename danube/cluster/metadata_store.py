@@ -20,9 +20,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from danube import clock
-from danube.core.agreement import AgreedTime
-from danube.core.cluster_commands import (
+from danube.core.cluster.agreement import AgreedTime
+from danube.core.cluster.commands import (
     Allocated,
     AllocateId,
     CompareAndSet,
@@ -39,10 +38,11 @@ from danube.core.cluster_commands import (
     RevokeLease,
     Skipped,
 )
-from danube.core.commands import Change
-from danube.core.key_space import check_prefix
-from danube.core.ports import Clock, Consensus
+from danube.core.cluster.keys import check_prefix
+from danube.core.metadata.commands import Change
+from danube.core.metadata.ports import Clock, Consensus
 from danube.errors import InvalidArgument, WrongState, broken
+from danube.host import clock
 from danube.limits import LEASES_PER_COMMAND_MAX, MIB
 
 HISTORY_EVENTS_MAX: Final = 4_096

@@ -19,7 +19,7 @@ from typing import Any, Final
 from danube.errors import DanubeError
 from danube.load.audit import Account, Auditor, Finding
 from danube.load.collector import Collector
-from danube.load.links import Place
+from danube.load.links.links import Place
 from danube.load.plan import Plan
 from danube.load.topic import discard, new_run, prepare, subscriptions
 

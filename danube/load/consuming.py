@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from danube.clock import monotonic_ns
 from danube.errors import DanubeError
+from danube.host.clock import monotonic_ns
 from danube.load import stamp
 from danube.load.collector import Collector
-from danube.load.links import Delivery, Receiver
+from danube.load.links.links import Delivery, Receiver
 from danube.load.plan import size_label
 from danube.load.producing import Record
 

@@ -26,8 +26,8 @@ from danube.errors import DanubeError, InvalidArgument, exit_code_of
 from danube.load import results
 from danube.load.conduct import Conductor, Running
 from danube.load.consuming import Consuming
-from danube.load.links import Receiver, Sender
-from danube.load.native_links import NativeReceiver, NativeSender
+from danube.load.links.links import Receiver, Sender
+from danube.load.links.native import NativeReceiver, NativeSender
 from danube.load.plan import BROKER, OPTIONS, TOPIC, Plan
 from danube.load.producing import Producing
 from danube.load.topic import subscription_name
@@ -122,7 +122,7 @@ class GrpcProducer(Producer):
     protocol = "grpc"
 
     def link_to(self, running: Running, name: str) -> Sender:
-        from danube.load.grpc_links import GrpcSender  # grpcio is imported after the fork
+        from danube.load.links.grpc import GrpcSender  # grpcio is imported after the fork
 
         return GrpcSender(running.plan, running.collector, running.place, name)
 
@@ -191,7 +191,7 @@ class GrpcConsumer(Consumer):
     protocol = "grpc"
 
     def link_to(self, running: Running, subscription: str) -> Receiver:
-        from danube.load.grpc_links import GrpcReceiver
+        from danube.load.links.grpc import GrpcReceiver
 
         name = f"load-{os.getpid()}-{id(self):x}"
         return GrpcReceiver(running.plan, running.collector, running.place, subscription, self.mode, name)

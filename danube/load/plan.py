@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from danube.client.address import URL_DEFAULT, parse_url
+from danube.client.machine.address import URL_DEFAULT, parse_url
+from danube.config.quantities import format_size, parse_duration_ms, parse_size_bytes
 from danube.errors import InvalidArgument
 from danube.ids import check_new_topic_name
 from danube.limits import PARTITIONS_MAX, RECORD_BYTES_MAX
 from danube.load.stamp import STAMP_BYTES
-from danube.quantities import format_size, parse_duration_ms, parse_size_bytes
 
 PROTOCOLS: Final = ("native", "grpc")
 MODES: Final = ("exclusive", "shared", "failover", "key_shared")

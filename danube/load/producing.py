@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Final, Protocol
 
-from danube.clock import monotonic_ns
 from danube.errors import ClosedError, DanubeError, WrongState
+from danube.host.clock import monotonic_ns
 from danube.load import stamp
 from danube.load.collector import Collector, producer_name
-from danube.load.links import Sender
+from danube.load.links.links import Sender
 from danube.load.plan import Plan, size_label
 from danube.load.schedule import OpenLoop
 

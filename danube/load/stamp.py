@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from danube.clock import monotonic_ns, wall_us
+from danube.host.clock import monotonic_ns, wall_us
 
 _FIELDS: Final = struct.Struct("<4sIQQQIIqq")
 _CHECK: Final = struct.Struct("<I")

@@ -7,15 +7,14 @@ import socket
 from typing import Final
 
 import danube.sync
-from danube.client.address import Address
-from danube.client.admin import TopicInfo
-from danube.client.dialling import refused
-from danube.core.policy import larger_record_hint
+from danube.client.machine.address import Address, refused
+from danube.client.machine.admin import TopicInfo
+from danube.core.batch.payloads import larger_record_hint
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, TopicNotFound
+from danube.host.telemetry import events
 from danube.limits import GIB, RECORD_BYTES_DEFAULT
-from danube.load.links import Place
+from danube.load.links.links import Place
 from danube.load.plan import Plan, size_label
-from danube.telemetry import events
 
 RETENTION_BYTES: Final = 4 * GIB  # of a partition of a topic that is made: a long run must not fill the disk
 REDELIVERIES_MAX: Final = 1_000_000  # a slow consumer must not block its subscription

@@ -26,9 +26,9 @@ _MODULES: Final = {
     SchemaType.BYTES: "danube.schema.plain",
     SchemaType.STRING: "danube.schema.plain",
     SchemaType.NUMBER: "danube.schema.plain",
-    SchemaType.AVRO: "danube.schema.avro",
-    SchemaType.JSON_SCHEMA: "danube.schema.json_schema",
-    SchemaType.PROTOBUF: "danube.schema.protobuf",
+    SchemaType.AVRO: "danube.schema.avro.kind",
+    SchemaType.JSON_SCHEMA: "danube.schema.json.kind",
+    SchemaType.PROTOBUF: "danube.schema.protobuf.kind",
 }
 
 

@@ -1,7 +1,7 @@
 """One definition judged: it parses, and what it breaks of the promises to older versions.
 
-This is the work of the limited child (:mod:`danube.schema.child`); the registry asks for it through
-:func:`danube.schema.limited.run`.
+This is the work of the limited child (:mod:`danube.schema.limited.child`); the registry asks for it through
+:func:`danube.schema.limited.door.run`.
 
 A type speaks of reader and writer, a caller of old and new.  The promise *backward* is that the new
 version reads what an older one wrote, *forward* that an older one reads what the new one writes.  So that
@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from danube.schema import kinds
-from danube.schema.json_upstream import BACKWARD_ONLY
+from danube.schema.json.upstream import BACKWARD_ONLY
 from danube.schema.model import Checks, Compatibility, Definition, Difference, SchemaType, Violation
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Protocol
 
-from danube import telemetry
+from danube.host import telemetry
 from danube.ipc.passage import Passage, Passed
 
 _log = telemetry.events("passage")

@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Any, Final
 
-from danube import local_socket, tcp
+from danube.host import local_socket, tcp
 
 GONE_MS: Final = 30_000
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # 25 s in all

@@ -2,23 +2,26 @@
 
 Bytes are received into a lent buffer, cut into frames where they lie, and referred to until the end
 of the turn.  Output is collected during a turn and handed to the transport in one call.
+
+What goes out to clients of the native protocol: how soon, and what it answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import cast
 
-from danube import __version__, clock, tcp, telemetry
-from danube.broker.connection_passing import ConnectionPassing
-from danube.broker.doors import Turns
-from danube.broker.places import Places
-from danube.broker.router import RoutedSession, Router
-from danube.broker.shared_memory import ClientMemory
-from danube.core import wire
-from danube.core.silence import Silence, Verdict
-from danube.core.wire import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
+from danube import __version__
+from danube.broker.api import Turns
+from danube.broker.routing.passing import ConnectionPassing
+from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.routing.shared_memory import ClientMemory
+from danube.broker.worker.places import Places
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
+from danube.core.protocol.silence import Silence, Verdict
 from danube.errors import (
     DanubeError,
     Draining,
@@ -28,15 +31,28 @@ from danube.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
-from danube.limits import (
-    FRAME_BYTES_MAX,
-    OUTPUT_BUFFER_BYTES_MAX,
-    PUBLISH_CREDIT_BYTES,
-    RECEIVE_BUFFER_BYTES,
-)
+from danube.host import clock, tcp, telemetry
+from danube.limits import FRAME_BYTES_MAX, OUTPUT_BUFFER_BYTES_MAX, PUBLISH_CREDIT_BYTES, RECEIVE_BUFFER_BYTES
 from danube.server.half_open import gone, tune_socket, unsent_bytes
-from danube.server.output import answers_in, sent_at_once
 from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
+
+
+def sent_at_once(descriptor: int, data: bytes | memoryview) -> int:
+    """How much of it the socket has taken now; uvloop's transports write after the loop's callbacks.
+
+    Where it fails the transport finds out why.
+    """
+    try:
+        return os.write(descriptor, data)
+    except OSError:
+        return 0
+
+
+def answers_in(output: bytes) -> int:
+    """How many requests after HELLO are answered by these whole frames."""
+    frames = FrameDecoder().frames(output, 0, len(output))
+    return sum(1 for frame in frames if frame.correlation and frame.kind != Kind.WELCOME)
+
 
 _log = telemetry.events("native")
 _PONG = int(Kind.PONG)

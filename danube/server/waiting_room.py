@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from danube import clock, telemetry
-from danube.broker.listeners import BACKLOG, LOCAL
-from danube.broker.places import Places
-from danube.cluster.calls import Answer, ClusterStatus, Request, Status
-from danube.cluster.controller_client import ControllerClient
-from danube.cluster.waiting import Waiting, waiting_error
-from danube.core import wire
+from danube.broker.processes.listeners import BACKLOG, LOCAL
+from danube.broker.worker.places import Places
+from danube.cluster.control.calls import Answer, ClusterStatus, Request, Status
+from danube.cluster.control.door import ControllerClient
+from danube.cluster.control.waiting import Waiting, waiting_error
+from danube.core.protocol import native as wire
 from danube.errors import DanubeError, Unavailable
+from danube.host import clock, telemetry
 from danube.limits import KIB
-from danube.server.grpc_door import GrpcDoor
-from danube.server.methods import Method, MethodKind, methods_of, services_in
+from danube.server.grpc.door import GrpcDoor
+from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
 from danube.server.proto import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2, health_pb2
 from danube.server.services.cluster_admin import ClusterAdmin
 from danube.server.services.grpc_health import Health
@@ -30,8 +30,8 @@ from danube.server.services.ports import BrokerCalls
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from danube.broker.contexts import WorkerContext
-    from danube.config import BrokerConfig
+    from danube.broker.processes.contexts import WorkerContext
+    from danube.config.loading import BrokerConfig
 
 ASK_INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 5.0

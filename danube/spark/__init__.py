@@ -4,19 +4,29 @@
     spark = session()
     spark.read.format("danube").option("storage", "/var/lib/danube").option("topic", "/default/orders").load()
 
-The modules that plan, fetch and decode need neither Spark nor Java; pyspark is imported by
-:func:`session`, :func:`read`, :func:`register` and the modules ``frame``, ``source`` and ``stream`` alone.
+What plans, fetches and decodes needs neither Spark nor Java; pyspark is imported by :func:`session`,
+:func:`read`, :func:`register`, the folders ``source`` and ``sink``, and the job that exports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from danube.spark.submit import JOBS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["read", "register", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    """The jobs as modules, imported on first use: ``from danube.spark import validate``."""
+    if name in JOBS:
+        return import_module(f"danube.spark.jobs.{name}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSession:
@@ -34,7 +44,7 @@ def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSess
 
 def register(spark: SparkSession) -> None:
     """Make ``format("danube")`` known to a session that was made elsewhere."""
-    from danube.spark.source import DanubeDataSource
+    from danube.spark.source.source import DanubeDataSource
     from danube.spark.travelling import covered
 
     spark.dataSource.register(covered(DanubeDataSource))
@@ -47,6 +57,6 @@ def read(spark: SparkSession, options: Mapping[str, Any], columns: Sequence[str]
     of them a query uses.  InvalidArgument for a column or an option that there is not; ConfigInvalid where
     pandas is missing, which Spark wants for this.
     """
-    from danube.spark.frame import read_frame
+    from danube.spark.source.frame import read_frame
 
     return read_frame(spark, options, columns)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.errors import ConfigInvalid
-from danube.files import user_directory
+from danube.host.files import user_directory
 
 VERSION_MIN: Final = 17
 _VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
@@ -119,6 +119,6 @@ def _home_for(java: Path, environ: Mapping[str, str]) -> Path:
 
 def _tag(java: Path) -> str:
     """A short name for a path."""
-    from danube.core.checksum import content_hash
+    from danube.core.batch.checksum import content_hash
 
     return content_hash(str(java).encode())[:6].hex()

@@ -11,15 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from danube.core.batch import Compression, Flag, read_header
-from danube.core.columns import BatchView
-from danube.core.cursor import CursorState
+from danube.core.batch.columns import BatchView
+from danube.core.batch.format import Compression, Flag, read_header
+from danube.core.dispatch.cursor import CursorState
 from danube.errors import DanubeError
-from danube.wal.verify_bytes import BytesSource, FindingKind, Source
-from danube.wal.verify_journal import looks_like_journal, read_member_journal
-from danube.wal.verify_objects import MANIFEST_MAGIC, key_of, read_manifest
-from danube.wal.verify_segment import Batch, Problem, Segment, read_segment
-from danube.wal.verify_state import (
+from danube.wal.verify.bytes import BytesSource, FindingKind, Source
+from danube.wal.verify.journal import looks_like_journal, read_member_journal
+from danube.wal.verify.objects import MANIFEST_MAGIC, key_of, read_manifest
+from danube.wal.verify.segment import Batch, Problem, Segment, read_segment
+from danube.wal.verify.state import (
     CURSORS_MAGIC,
     MARK_MAGIC,
     METADATA_MAGIC,
@@ -347,8 +347,8 @@ def _metadata_snapshot(data: bytes) -> Inspection:
 
 def _add_topics(found: Inspection, snapshot: bytes, entries: list[bytes], index: int) -> None:
     """The topics that the metadata knows, as far as it can be applied."""
-    from danube.core.commands import decode_commands
-    from danube.core.metadata import Metadata
+    from danube.core.metadata.commands import decode_commands
+    from danube.core.metadata.machine import Metadata
 
     try:
         state = Metadata.restore(snapshot)

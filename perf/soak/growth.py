@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from danube.wal.cold_cache import SEGMENTS_MAX
+from danube.wal.cold.cache import SEGMENTS_MAX
 from perf.soak.record import PLACES, Record
 from perf.soak.sampling import METRICS
 from perf.soak.slopes import Bound, Floats, Growth, Slope, Stratum, blocks, judge, slope

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from danube import sync
-from danube.core.tier_plan import TierSettings
+from danube.core.partition.tier_plan import TierSettings
 from perf.machine import fingerprint
 from perf.soak.epoch import Context, Epoch
 from perf.soak.growth import Rules, findings, over_capacity

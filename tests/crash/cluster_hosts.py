@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from danube import sync
-from danube.cluster.cluster_log import ClusterLog
-from danube.core.cluster_commands import Ownership
-from danube.core.load_report import DECIDING_KEY
-from danube.core.metadata import Metadata
+from danube.cluster.control.cluster_log import ClusterLog
+from danube.core.cluster.commands import Ownership
+from danube.core.metadata.machine import Metadata
+from danube.core.placement.load_report import DECIDING_KEY
 from danube.errors import DanubeError
 from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
 from tests.crash.power import PowerDisk

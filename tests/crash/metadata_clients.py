@@ -25,8 +25,8 @@ ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from danube.cluster.cluster_log import ClusterLog  # noqa: E402
-from danube.core.cluster_commands import (  # noqa: E402
+from danube.cluster.control.cluster_log import ClusterLog  # noqa: E402
+from danube.core.cluster.commands import (  # noqa: E402
     Allocated,
     AllocateId,
     CompareAndSet,
@@ -34,7 +34,7 @@ from danube.core.cluster_commands import (  # noqa: E402
     KeyRecord,
     PutKey,
 )
-from danube.core.commands import Command  # noqa: E402
+from danube.core.metadata.commands import Command  # noqa: E402
 from danube.errors import DanubeError, WrongState  # noqa: E402
 from tests.crash.journal import Journal  # noqa: E402
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from danube.cluster.raft_tls import TlsFiles
-from danube.core.cluster_commands import Allocated, AllocateId, KeyRecord, PutKey
-from danube.core.commands import CreateTopic, TopicRecord
-from danube.core.policy import TopicPolicy
+from danube.cluster.links.tls import TlsFiles
+from danube.core.cluster.commands import Allocated, AllocateId, KeyRecord, PutKey
+from danube.core.metadata.commands import CreateTopic, TopicRecord
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import DanubeError, OutcomeUnknown, TopicExists, Unavailable, WrongState
 from danube.limits import METADATA_VALUE_BYTES_MAX
 from tests.broker_process import free_port, wait_until

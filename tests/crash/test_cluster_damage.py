@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from danube.core.cluster_commands import PutKey
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
+from danube.core.cluster.commands import PutKey
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from tests.broker_process import wait_until
 from tests.cluster_process import Cluster, MemberProcess
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import TopicExists, Unavailable
 from tests.broker_process import wait_until
 from tests.cluster_process import Cluster, MemberProcess

@@ -64,7 +64,7 @@ def test_history_goes_to_a_cloud_and_comes_back_also_on_another_host(
 
 
 def copied(server: CloudServer, store: dict[str, str]) -> bool:
-    from danube.wal.open_store import open_store
+    from danube.wal.stores.opening import open_store
 
     bucket = store["DANUBE_STORAGE__URL"].split("/")[2]
     keys = [info.key for info in open_store(server.settings(bucket, "some/prefix")).list("")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from danube import sync
-from danube.broker.listeners import own_address
+from danube.broker.processes.listeners import own_address
 from danube.errors import OperationTimeout
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, free_port

@@ -55,7 +55,7 @@ def test_three_brokers_share_their_topics(cluster: BrokerCluster) -> None:
     found = status(two)
     assert len(found["voters"]) == 3 and found["leader_id"] in found["voters"]
     shown = subprocess.run(
-        [sys.executable, "-c", "from danube.cli.upstream_admin import main; main()", "--endpoint",
+        [sys.executable, "-c", "from danube.cli.upstream.admin import main; main()", "--endpoint",
          f"http://{one.admin_address}", "cluster", "status"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip

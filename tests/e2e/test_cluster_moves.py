@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from danube import sync
-from danube.core.cluster_commands import Ownership, UnloadPartitions
+from danube.core.cluster.commands import Ownership, UnloadPartitions
 from danube.errors import Unavailable
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until

@@ -16,9 +16,9 @@ import pytest
 
 import danube
 from danube import sync
-from danube.core import wire
-from danube.core.columns import encode
-from danube.core.wire import Kind
+from danube.core.batch.columns import encode
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 
@@ -70,21 +70,21 @@ def test_commands_of_any_broker_reach_the_owner(tmp_path: Path) -> None:
             client.admin.create_topic(TOPIC)
         other = cluster.others(cluster.owner(TOPIC))[0]
         grpc = f"http://{other.grpc_address}"
-        run("upstream_cli", "produce", "-s", grpc, "-t", TOPIC, "-m", "hello", "-c", "3", "--reliable")
+        run("cli", "produce", "-s", grpc, "-t", TOPIC, "-m", "hello", "-c", "3", "--reliable")
         with sync.connect(other.address) as client, client.consumer(TOPIC, "s", start="earliest") as consumer:
             assert [bytes(consumer.receive(timeout=10).payload) for _ in range(3)] == [b"hello"] * 3
             consumer.flush()
         admin = f"http://{other.admin_address}"
-        shown = run("upstream_admin", "--endpoint", admin, "topics", "subscriptions", TOPIC)
+        shown = run("admin", "--endpoint", admin, "topics", "subscriptions", TOPIC)
         assert "s" in shown.split('"'), shown
-        run("upstream_admin", "--endpoint", admin, "topics", "unsubscribe", TOPIC, "--subscription", "s")
+        run("admin", "--endpoint", admin, "topics", "unsubscribe", TOPIC, "--subscription", "s")
         with sync.connect(cluster.brokers[0].address) as client:
             assert client.admin.list_subscriptions(TOPIC) == []
 
 
 def run(module: str, *words: str) -> str:
     """One of the commands that official tools have; what it prints."""
-    code = f"from danube.cli.{module} import main; main()"
+    code = f"from danube.cli.upstream.{module} import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
     return done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from danube import sync
-from danube.core.recovered import OFFSETS_AHEAD
+from danube.core.placement.recovered import OFFSETS_AHEAD
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
 from tests.e2e.test_compaction import cli

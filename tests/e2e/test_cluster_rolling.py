@@ -32,9 +32,9 @@ ZONE = '    zone: str = "a"\n'
 VERSION, MODE = '    version: str = ""\n', '    mode: str = ""\n'
 CHANGES = {
     "__init__.py": ('__version__ = "0.1.0"', f'__version__ = "{NEW_VERSION}"'),
-    "cluster/link_frames.py": ("    version: int = VERSION\n", "    version: int = VERSION\n" + ZONE),
-    "cluster/raft_messages.py": ("    hint_index: Number\n", "    hint_index: Number\n    spare: int = 7\n"),
-    "core/cluster_commands.py": (VERSION + MODE, VERSION + ZONE + MODE),
+    "cluster/links/frames.py": ("    version: int = VERSION\n", "    version: int = VERSION\n" + ZONE),
+    "cluster/raft/messages.py": ("    hint_index: Number\n", "    hint_index: Number\n    spare: int = 7\n"),
+    "core/cluster/commands.py": (VERSION + MODE, VERSION + ZONE + MODE),
 }
 
 

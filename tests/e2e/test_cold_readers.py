@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from danube import limits, sync
-from danube.wal.cold_cache import FETCH_BYTES_MAX
+from danube.wal.cold.cache import FETCH_BYTES_MAX
 from tests.broker_process import BrokerProcess, wait_until
 from tests.child_process import Child
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy

@@ -16,10 +16,10 @@ import pytest
 
 import danube
 from danube import sync
-from danube.core import wire
-from danube.core.columns import encode
-from danube.core.placement import owner_of
-from danube.core.wire import Kind, Lookup, OpenProducer
+from danube.core.batch.columns import encode
+from danube.core.placement.workers import owner_of
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind, Lookup, OpenProducer
 from danube.errors import ConnectionFailed
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.grpc_parts import UNAVAILABLE, DanubeCalls, pb

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import danube
-from danube.core import wire
-from danube.core.wire import Kind, Subscribe
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind, Subscribe
 from tests.broker_process import BrokerProcess
 from tests.e2e.test_native_door import RawPeer
 

@@ -531,10 +531,10 @@ run = new_run()
 place, collector = prepare(plan, run), Collector(run)
 name = subscription_name(run, protocol, "shared")
 if protocol == "native":
-    from danube.load.native_links import NativeReceiver
+    from danube.load.links.native import NativeReceiver
     links = [NativeReceiver(plan, collector, place, name, "shared") for _ in range(20)]
 else:
-    from danube.load.grpc_links import GrpcReceiver
+    from danube.load.links.grpc import GrpcReceiver
     links = [GrpcReceiver(plan, collector, place, name, "shared", f"c{one}") for one in range(20)]
 for link in links:
     link.open()

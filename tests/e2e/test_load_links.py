@@ -19,8 +19,8 @@ BEGINNING = """
 import json, sys, time
 from danube.errors import DanubeError
 from danube.load.collector import Collector
-from danube.load.grpc_links import GrpcReceiver, GrpcSender
-from danube.load.links import Place
+from danube.load.links.grpc import GrpcReceiver, GrpcSender
+from danube.load.links.links import Place
 from danube.load.plan import Plan
 def plan_of(address, **options):
     return Plan.parse({"grpc_broker": address, "protocol": "grpc", **options})

@@ -168,7 +168,7 @@ def test_a_taken_port_stops_the_start_and_without_one_nothing_is_served(
     process, port = start(broker, {})
     assert process.statistics()["addresses"]["metrics"] == f"127.0.0.1:{port}"
     wait_until(lambda: f"http://127.0.0.1:{port}/metrics" in process.output_tail(), 20, "the banner")
-    admin = "from danube.cli.upstream_admin import main; main()"
+    admin = "from danube.cli.upstream.admin import main; main()"
     listed = subprocess.run(
         [sys.executable, "-c", admin, "brokers", "list", "--output", "json"],
         capture_output=True, text=True, cwd=ROOT, timeout=60,

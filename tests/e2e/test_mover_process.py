@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from danube import telemetry
-from danube.broker.contexts import MoverContext, SupervisorSettings, WorkerContext
-from danube.broker.mover import run_mover
-from danube.broker.mover_link import FrameReader, encode_frame
-from danube.broker.supervisor import run
-from danube.config import BrokerConfig
-from danube.config_sections import StorageConfig
-from danube.wal.local_store import LocalStore
-from danube.wal.manifest import Manifest
+from danube.broker.links import FrameReader, encode_frame
+from danube.broker.mover.mover import run_mover
+from danube.broker.processes.contexts import MoverContext, SupervisorSettings, WorkerContext
+from danube.broker.processes.supervisor import run
+from danube.config.loading import BrokerConfig
+from danube.config.sections import StorageConfig
+from danube.host import telemetry
+from danube.wal.stores.directory import LocalStore
+from danube.wal.tier.manifest import Manifest
 from tests.e2e.test_supervisor import WAIT_S, gone, wait_until
 from tests.unit.faulty_store import TOPIC, make_segments, newest_manifest
 from tests.unit.wal_samples import IDENTITY

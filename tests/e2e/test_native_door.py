@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from danube.core import wire
-from danube.core.columns import encode
-from danube.core.wire import FrameDecoder, Hello, Kind, Lookup, OpenProducer
+from danube.core.batch.columns import encode
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import FrameDecoder, Hello, Kind, Lookup, OpenProducer
 from danube.errors import DanubeError
 
 pytestmark = pytest.mark.e2e

@@ -15,10 +15,10 @@ import pytest
 
 import danube
 from danube import sync
-from danube.client.copying import CopyChoice
+from danube.client.machine.shared_memory import CopyChoice
 from danube.core import kernels
-from danube.core.placement import owner_of
-from danube.core.wire import SHARED_MEMORY_NAME
+from danube.core.placement.workers import owner_of
+from danube.core.protocol.native import SHARED_MEMORY_NAME
 from tests.broker_process import BrokerProcess
 
 # Without kernels clients copy batches into the memory; with them they make them there.

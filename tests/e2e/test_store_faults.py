@@ -23,12 +23,12 @@ import pytest
 
 from danube import limits
 from danube.errors import DanubeError, StoreDamaged, StoreRefused, StoreUnavailable
-from danube.wal.store_retries import Pauses, Retries, RetryBudget
+from danube.wal.stores.retries import Pauses, Retries, RetryBudget
 from tests.broker_process import ROOT, die_with_parent
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 from tests.s3_server import S3Server
 
-minio_store = pytest.importorskip("danube.wal.minio_store")
+minio_store = pytest.importorskip("danube.wal.stores.s3")
 
 pytestmark = pytest.mark.e2e
 MIB = limits.MIB
@@ -346,8 +346,8 @@ def test_a_store_that_damages_what_it_took_is_found_by_reading_back(setup: Setup
 UPLOADER = """
 import sys
 from pathlib import Path
-from danube.config_sections import Secret, StorageSettings
-from danube.wal.open_store import open_store
+from danube.config.sections import Secret, StorageSettings
+from danube.wal.stores.opening import open_store
 endpoint, url, access, secret, path = sys.argv[1:]
 settings = StorageSettings(url=url, endpoint=endpoint, access_key=Secret(access), secret_key=Secret(secret))
 print("ready", flush=True)
@@ -459,7 +459,7 @@ def test_a_refusal_is_not_retried_and_tells_no_secret(
 def test_a_wrong_secret_is_refused_without_telling_it(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     if setup.server.kind != "minio":
         pytest.skip("moto takes any secret")
-    from danube.config_sections import Secret
+    from danube.config.sections import Secret
 
     caplog.set_level(logging.DEBUG)
     wrong = "wr0ng-secret-5ce1"
@@ -474,7 +474,7 @@ def test_a_wrong_secret_is_refused_without_telling_it(setup: Setup, caplog: pyte
 def test_renewed_credential_files_are_taken_without_a_restart(setup: Setup, tmp_path: Path) -> None:
     if setup.server.kind != "minio":
         pytest.skip("moto takes any secret")
-    from danube.config_sections import Secret
+    from danube.config.sections import Secret
 
     secret = tmp_path / "secret"
     secret.write_text("expired-by-now\n")
@@ -505,7 +505,7 @@ def test_a_bucket_that_is_removed_is_refused_and_used_again_when_it_is_back(setu
 
 
 def test_a_store_without_credentials_says_so(setup: Setup) -> None:
-    from danube.config_sections import Secret
+    from danube.config.sections import Secret
 
     with pytest.raises(StoreRefused, match="no credentials"):
         setup.store(access_key=Secret(), secret_key=Secret())

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from danube import telemetry
-from danube.broker.data_dir import BrokerState, DataDir, broker_state
-from danube.broker.supervisor import SupervisorSettings, WorkerContext, run
+from danube.broker.processes.data_dir import BrokerState, DataDir, broker_state
+from danube.broker.processes.supervisor import SupervisorSettings, WorkerContext, run
 from danube.errors import AlreadyRunning, DanubeError, StorageIncompatible, broken, exit_code_of
+from danube.host import telemetry
 from danube.ipc.counters import Counter, snapshot
 from danube.ipc.region import Region
 

@@ -223,7 +223,7 @@ def test_a_mover_killed_at_every_part_leaves_no_half_object_and_no_parts(
     report = site.verify()
     assert report["objects"] == 3 == len(site.objects())
     unfinished = site.server.settings(site.bucket, "p")
-    from danube.wal.open_store import open_store
+    from danube.wal.stores.opening import open_store
 
     assert open_store(unfinished).clean_uploads(0) == 0, "no parts are left"
     assert site.read(len(site.sent), "all") == site.sent

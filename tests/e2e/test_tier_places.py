@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from danube import sync
-from danube.core.recovered import OFFSETS_AHEAD
+from danube.core.placement.recovered import OFFSETS_AHEAD
 from danube.errors import OffsetOutOfRange
-from danube.wal.segment import base_offset_of
+from danube.wal.segments.segment import base_offset_of
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.side_by_side import Bench, beside
 from tests.e2e.side_by_side import lanes as lanes

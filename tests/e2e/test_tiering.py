@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from danube import sync
-from danube.core.cursor import CursorState
-from danube.core.recovered import OFFSETS_AHEAD
+from danube.core.dispatch.cursor import CursorState
+from danube.core.placement.recovered import OFFSETS_AHEAD
 from danube.errors import WrongState
 from danube.server.proto import DanubeApi_pb2 as pb
-from danube.wal.cursors import read_cursor_file
-from danube.wal.segment import LogIdentity
+from danube.wal.log.cursors import read_cursor_file
+from danube.wal.segments.segment import LogIdentity
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
 

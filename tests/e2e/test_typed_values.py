@@ -137,7 +137,7 @@ def test_values_of_every_kind_come_back_over_a_restart(
 
 
 def test_a_generated_message_class_registers_and_comes_back(served: BrokerProcess) -> None:
-    from tests.unit.test_typed import PROTO3, message_class
+    from tests.unit.client.typed.test_typed import PROTO3, message_class
 
     topic = "/default/generated"
     order: Any = message_class(PROTO3, "shop.v1.Order")

@@ -19,7 +19,7 @@ from tests.broker_process import ROOT, BrokerProcess, free_port
 
 pytestmark = pytest.mark.e2e
 TIMEOUT_S = 60.0
-MAIN = "import danube.cli.{0} as command; command.main()"
+MAIN = "import danube.cli.upstream.{0} as command; command.main()"
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +52,28 @@ class Commands:
         return done
 
     def admin(self, *words: str) -> str:
-        return self.run("upstream_admin", *words).stdout
+        return self.run("admin", *words).stdout
 
     def refused(self, *words: str) -> str:
-        return self.run("upstream_admin", *words, exit_code=1).stderr
+        return self.run("admin", *words, exit_code=1).stderr
 
     def json(self, *words: str) -> Any:
         return json.loads(self.admin(*words, "--output", "json"))
 
     def produce(self, *words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
         address = ("-s", f"http://{self.process.grpc_address}")
-        return self.run("upstream_cli", "produce", *address, *words, exit_code=exit_code)
+        return self.run("cli", "produce", *address, *words, exit_code=exit_code)
 
     def schema(self, *words: str) -> str:
         address = ("-s", f"http://{self.process.grpc_address}")
-        return self.run("upstream_cli", "schema", *address, *words).stdout
+        return self.run("cli", "schema", *address, *words).stdout
 
 
 class Consumer:
     """``danube-cli consume`` in the background; ``until`` reads its lines."""
 
     def __init__(self, process: BrokerProcess, *words: str) -> None:
-        command = [sys.executable, "-c", MAIN.format("upstream_cli"), "consume"]
+        command = [sys.executable, "-c", MAIN.format("cli"), "consume"]
         self._process = subprocess.Popen(
             [*command, "-s", f"http://{process.grpc_address}", *words],
             stdout=subprocess.PIPE,
@@ -363,19 +363,19 @@ def test_over_tls(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", environment=told) as process:
         listing = ["--endpoint", f"http://{process.admin_address}", "brokers", "list"]
         trusted = {"DANUBE_ADMIN_TLS": "true", "DANUBE_ADMIN_CA": cert, "DANUBE_ADMIN_TOKEN": "any"}
-        listed = run_with("upstream_admin", listing, **trusted)
+        listed = run_with("admin", listing, **trusted)
         assert listed.returncode == 0, listed.stderr
         assert f"https://{process.admin_address}" in listed.stdout
-        assert run_with("upstream_admin", listing, DANUBE_ADMIN_TLS="true").returncode == 1
-        assert run_with("upstream_admin", listing).returncode == 1
+        assert run_with("admin", listing, DANUBE_ADMIN_TLS="true").returncode == 1
+        assert run_with("admin", listing).returncode == 1
         producing = ["produce", "-s", f"https://{process.grpc_address}", "-m", "hello"]
-        sent = run_with("upstream_cli", producing, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=cert)
+        sent = run_with("cli", producing, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=cert)
         assert "Success: 1" in sent.stdout, sent.stderr
 
 
 def test_nobody_answers() -> None:
     words = ["--endpoint", f"http://127.0.0.1:{free_port()}", "brokers", "list"]
-    done = run_with("upstream_admin", words)
+    done = run_with("admin", words)
     assert done.returncode == 1
     assert "status UNAVAILABLE" in done.stderr
     assert "is a broker running there" in done.stderr

@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from danube.core import wire
-from danube.core.batch import read_header, stamp
-from danube.core.columns import check_columns
-from danube.core.policy import TopicPolicy
-from danube.core.selection import select
-from danube.core.wire import FrameFlag, Kind
+from danube.core.batch.columns import check_columns
+from danube.core.batch.format import read_header, stamp
+from danube.core.batch.selection import select
+from danube.core.partition.policy import TopicPolicy
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import FrameFlag, Kind
 from danube.errors import (
     DanubeError,
     Fenced,
@@ -286,7 +286,7 @@ class FakeBroker:
         raise AssertionError("the fake broker did not get there in time")
 
     def payloads(self, partition: str) -> list[bytes]:
-        from danube.core.columns import BatchView
+        from danube.core.batch.columns import BatchView
 
         with self.lock:
             log = self.partitions[partition].log

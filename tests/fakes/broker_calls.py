@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import msgspec
 
-from danube.broker import cluster_operations
-from danube.config import BrokerConfig
-from danube.core.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
-from danube.core.metadata import Metadata
-from danube.core.policy import FailurePolicy, TopicPolicy
+from danube.broker.operations import cluster as cluster_operations
+from danube.config.loading import BrokerConfig
+from danube.core.metadata.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import (
     InvalidArgument,
     NotFound,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from danube.cli.upstream_endpoint import Endpoint
-from danube.cli.upstream_status import status_error
+from danube.cli.upstream.endpoint import Endpoint
+from danube.cli.upstream.grpc_channel import status_error
 from danube.errors import DanubeError
 from danube.server.proto import DanubeApi_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from danube.cluster.acceptance import accept
-from danube.core.commands import (
+from danube.cluster.log.local_log import accept
+from danube.core.metadata.commands import (
     Change,
     Command,
     Outcome,
     decode_commands,
     join_commands,
 )
-from danube.core.metadata import Metadata
-from danube.core.outcomes import outcome_of
-from danube.core.ports import Consensus
+from danube.core.metadata.machine import Metadata
+from danube.core.metadata.outcomes import outcome_of
+from danube.core.metadata.ports import Consensus
 from danube.errors import ClosedError
 from danube.limits import METADATA_ENTRY_BYTES_MAX
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from danube.cluster.engine import EngineStatus, Machine, Members
+from danube.cluster.raft.engine import EngineStatus, Machine, Members
 from danube.errors import InvalidArgument, NotLeader, OutcomeUnknown
 from danube.limits import RAFT_ENTRY_BYTES_MAX
 

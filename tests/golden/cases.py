@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from danube.core.batch import Compression, read_header, stamp
-from danube.core.columns import BatchView, encode, key_partitions
-from danube.core.selection import ring_hash, select
+from danube.core.batch.columns import BatchView, encode, key_partitions
+from danube.core.batch.format import Compression, read_header, stamp
+from danube.core.batch.selection import ring_hash, select
 
 FOLDER = Path(__file__).resolve().parent
 TIME_US = 1_700_000_000_000_000

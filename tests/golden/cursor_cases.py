@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from danube.wal.cursors import FILE_NAMES, CursorStore
-from danube.wal.segment import NO_LOG, log_id_of
-from danube.wal.verify_state import read_cursors
+from danube.wal.log.cursors import FILE_NAMES, CursorStore
+from danube.wal.segments.segment import NO_LOG, log_id_of
+from danube.wal.verify.state import read_cursors
 from tests.unit.wal_samples import IDENTITY
 
 FOLDER = Path(__file__).resolve().parent / "cursors"

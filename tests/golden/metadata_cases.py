@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from danube.core.cluster_commands import (
+from danube.core.cluster.commands import (
     Agreed,
     AllocateId,
     AssignPartitions,
@@ -30,7 +30,7 @@ from danube.core.cluster_commands import (
     SetBrokerMode,
     UnloadPartitions,
 )
-from danube.core.commands import (
+from danube.core.metadata.commands import (
     AddPartitions,
     Binding,
     Command,
@@ -50,8 +50,8 @@ from danube.core.commands import (
     encode_command,
     join_commands,
 )
-from danube.core.metadata import Metadata
-from danube.core.policy import FailurePolicy, TopicPolicy
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
 
 FOLDER = Path(__file__).resolve().parent / "metadata"
 POLICY = TopicPolicy(durability="fsync", failure=FailurePolicy(poison="drop"))

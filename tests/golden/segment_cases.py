@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from danube.wal.key_compaction import LatestKeys, compact
-from danube.wal.merge import merge
-from danube.wal.segment import log_id_of
-from danube.wal.verify_bytes import BytesSource
-from danube.wal.verify_segment import read_segment
+from danube.wal.segments.key_compaction import LatestKeys, compact
+from danube.wal.segments.merge import merge
+from danube.wal.segments.segment import log_id_of
+from danube.wal.verify.bytes import BytesSource
+from danube.wal.verify.segment import read_segment
 from tests.unit.merge_samples import Record, sealed_log
 
 LOG_ID = log_id_of("/default/orders", 7, 1_000)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from danube.core.batch import Flag, check_stored
-from danube.core.columns import BatchView
+from danube.core.batch.columns import BatchView
+from danube.core.batch.format import Flag, check_stored
 from tests.golden.cases import COMPRESSED, COMPRESSED_CASE, FOLDER, describe, hashes, vectors
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.bin"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from danube.wal.cursors import FILE_NAMES, CursorStore
-from danube.wal.segment import NO_LOG
+from danube.wal.log.cursors import FILE_NAMES, CursorStore
+from danube.wal.segments.segment import NO_LOG
 from tests.golden.cursor_cases import FOLDER, LOG_IDS, describe, vectors
 from tests.unit.wal_samples import IDENTITY
 

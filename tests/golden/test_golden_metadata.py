@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from danube.core.cluster_commands import AnyClusterCommand
-from danube.core.commands import decode_commands
-from danube.core.metadata import Metadata
+from danube.core.cluster.commands import AnyClusterCommand
+from danube.core.metadata.commands import decode_commands
+from danube.core.metadata.machine import Metadata
 from tests.golden.metadata_cases import CASES, FOLDER, describe, vectors
 
 NAMES = sorted(path.name for path in FOLDER.iterdir() if path.suffix != ".json")

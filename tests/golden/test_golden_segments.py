@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from danube.wal.segment import HEADER_BYTES, NO_LOG, read_header
+from danube.wal.segments.segment import HEADER_BYTES, NO_LOG, read_header
 from tests.golden.segment_cases import FOLDER, LOG_ID, describe, vectors
 from tests.unit.merge_samples import stored_records
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from danube.wal.holes import HoleKind
-from danube.wal.manifest import EntryFlag, Manifest
-from danube.wal.manifest_keys import KeyKind, parse_key
+from danube.wal.segments.holes import HoleKind
+from danube.wal.tier.keys import KeyKind, parse_key
+from danube.wal.tier.manifest import EntryFlag, Manifest
 from tests.golden.tiered_cases import FOLDER, describe, vectors
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.bin"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
-from danube.wal.manifest_keys import manifest_key, segment_key
-from danube.wal.segment import NO_HASH, LogIdentity
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.segment import NO_HASH, LogIdentity
+from danube.wal.tier.keys import manifest_key, segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
 
 FOLDER = Path(__file__).resolve().parent / "tiered"
 TIME_US = 1_700_000_000_000_000

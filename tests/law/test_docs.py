@@ -55,9 +55,9 @@ def test_links_between_documents_resolve() -> None:
 
 
 def test_tests_that_documents_name_are_there() -> None:
-    """``unit/test_x.py::test_y`` is a test, and ``unit/test_x.py`` a file of tests."""
+    """``unit/wal/test_x.py::test_y`` is a test, and ``unit/wal/test_x.py`` a file of tests."""
     named = re.compile(
-        r"`(?:tests/)?((?:unit|e2e|model|crash|golden|stories|law|compat|spark)/test_\w+\.py)(?:::(\w+))?`"
+        r"`(?:tests/)?((?:unit|e2e|model|crash|golden|stories|law|compat|spark)/(?:[a-z0-9_]+/)*test_\w+\.py)(?:::(\w+))?`"
     )
     missing = []
     for path in documents():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from danube.ipc.counters import GAUGES
-from danube.server.metrics_table import COUNTED, FAMILIES
+from danube.server.metrics.table import COUNTED, FAMILIES
 from tests.law.source import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"

@@ -64,7 +64,7 @@ def bodies() -> dict[str, list[ast.stmt]]:
 
 def test_every_test_file_can_be_read_without_spark(bodies: dict[str, list[ast.stmt]]) -> None:
     needing = needing_spark(bodies)
-    assert "danube.spark.export" in needing
+    assert "danube.spark.jobs.export.export" in needing
     wrong = {
         name: early
         for name, body in bodies.items()
@@ -77,5 +77,5 @@ def test_every_test_file_can_be_read_without_spark(bodies: dict[str, list[ast.st
 def test_an_import_behind_the_question_is_allowed_and_one_before_is_not() -> None:
     asked = ast.parse("import pytest\npytest.importorskip('pyspark')\nimport pyspark\n").body
     assert unguarded(asked, set()) == []
-    early = ast.parse("from danube.spark import export\nimport pytest\n").body
-    assert unguarded(early, {"danube.spark.export"}) == ["danube.spark.export"]
+    early = ast.parse("from danube.spark.jobs.export import export\nimport pytest\n").body
+    assert unguarded(early, {"danube.spark.jobs.export.export"}) == ["danube.spark.jobs.export.export"]

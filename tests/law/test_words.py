@@ -12,17 +12,20 @@ RAFT_WORDS = {"term", "leader", "follower", "candidate"}
 # error says that a member does not lead.
 RAFT_SPEAKERS = (
     "danube/cluster/",
-    "danube/core/agreement.py",
-    "danube/core/cluster_commands.py",
+    "danube/core/cluster/agreement.py",
+    "danube/core/cluster/commands.py",
     "danube/errors.py",
     "danube/server/services/broker_admin.py",
-    "danube/cli/upstream_brokers.py",
+    "danube/cli/upstream/brokers.py",
 )
 
 # (file prefix, word): why this one place may use it.
 ALLOWED: dict[tuple[str, str], str] = {
-    ("danube/cli/consume.py", "sub"): "--sub-type is the flag of the upstream command line",
-    ("danube/client/waiting.py", "msg"): "asyncio's tasks pass the reason of a cancellation under this name",
+    ("danube/cli/records/consume.py", "sub"): "--sub-type is the flag of the upstream command line",
+    (
+        "danube/client/aio/waiting.py",
+        "msg",
+    ): "asyncio's tasks pass the reason of a cancellation under this name",
 }
 
 

@@ -18,11 +18,10 @@ from typing import Any
 
 from hpack import Encoder
 
-from danube.core import http2_frames as frames
-from danube.core.grpc_framing import MessageAssembler, frame_message
-from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
-from danube.core.http2_decoder import MEMORY_HEADS_MAX
-from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD
+from danube.core.http2 import frames
+from danube.core.http2.connection import Http2Settings, ServerConnection, Stream
+from danube.core.http2.headers import MEMORY_HEADS_MAX, OK_TRAILERS, RESPONSE_HEAD
+from danube.core.protocol.grpc import MessageAssembler, frame_message
 
 SECOND = 1_000_000_000
 KINDS = range(11)

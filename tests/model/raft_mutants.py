@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from danube.cluster import raft_journal, raft_log, raft_roles, raftos_engine
-from danube.cluster.raft_messages import AppendAnswer, VoteAnswer
+from danube.cluster.raft import entries as raft_log
+from danube.cluster.raft import journal as raft_journal
+from danube.cluster.raft import raftos_engine
+from danube.cluster.raft import roles as raft_roles
+from danube.cluster.raft.messages import AppendAnswer, VoteAnswer
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 

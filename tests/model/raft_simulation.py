@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 
-from danube.cluster.engine import Members
+from danube.cluster.raft.engine import Members
 from tests.model.raft_world import Killed, Node, Violation, World
 
 STEPS = 500

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from danube.cluster.engine import Members
-from danube.cluster.raft_messages import Message, decode
-from danube.cluster.raft_replication import Bounds
+from danube.cluster.raft.engine import Members
+from danube.cluster.raft.messages import Message, decode
+from danube.cluster.raft.replication import Bounds
 from tests.model.raft_world import Client, Node, World
 
 Taken = tuple[str, str, bytes]

@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from danube.cluster.engine import EngineStatus, Members
-from danube.cluster.raft_journal import Journal
-from danube.cluster.raft_log import RaftLog
-from danube.cluster.raft_messages import VoteAnswer, VoteRequest, decode
-from danube.cluster.raft_replication import Bounds
-from danube.cluster.raftos_engine import LeaderRole, RaftosEngine
-from danube.core.checksum import crc32c
+from danube.cluster.raft.engine import EngineStatus, Members
+from danube.cluster.raft.entries import RaftLog
+from danube.cluster.raft.journal import Journal
+from danube.cluster.raft.messages import VoteAnswer, VoteRequest, decode
+from danube.cluster.raft.raftos_engine import LeaderRole, RaftosEngine
+from danube.cluster.raft.replication import Bounds
+from danube.core.batch.checksum import crc32c
 from danube.errors import DanubeError, InvariantBroken
 
 HEARTBEAT_MS = 100

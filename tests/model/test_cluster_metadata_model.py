@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from danube.core.cluster_commands import (
+from danube.core.cluster.commands import (
     Agreed,
     AllocateId,
     AssignPartitions,
@@ -39,7 +39,7 @@ from danube.core.cluster_commands import (
     SetBrokerMode,
     UnloadPartitions,
 )
-from danube.core.commands import (
+from danube.core.metadata.commands import (
     Change,
     Command,
     CreateTopic,
@@ -50,8 +50,8 @@ from danube.core.commands import (
     encode_command,
     join_commands,
 )
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import CallerError
 
 STEPS = 250

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from danube.core.batch import MAGIC, BatchHeader
-from danube.core.dedup import Duplicate, producer_id_of
-from danube.core.partition import Partition
-from danube.core.policy import TopicPolicy
+from danube.core.batch.format import MAGIC, BatchHeader
+from danube.core.partition.dedup import Duplicate, producer_id_of
+from danube.core.partition.partition import Partition
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import Fenced, SequenceConflict, SequenceGap
 
 NAMES = ("anna", "bert", "carl")

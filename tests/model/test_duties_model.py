@@ -11,12 +11,12 @@ import random
 
 import pytest
 
-from danube.core.balance import LEVELS, STRATEGIES, BalanceSettings
-from danube.core.cluster_commands import SetBrokerMode, UnloadPartitions
-from danube.core.commands import DeleteTopic
-from danube.core.duties import MOVES_KEPT_MAX, Outlook, moves_record, rebalance_command
-from danube.core.load_report import LoadReport
-from danube.core.partition_table import PartitionTable
+from danube.core.cluster.commands import SetBrokerMode, UnloadPartitions
+from danube.core.metadata.commands import DeleteTopic
+from danube.core.placement.balance import LEVELS, STRATEGIES, BalanceSettings
+from danube.core.placement.duties import MOVES_KEPT_MAX, Outlook, moves_record, rebalance_command
+from danube.core.placement.load_report import LoadReport
+from danube.core.placement.partition_table import PartitionTable
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 from tests.unit.cluster_site import SECOND_US, Site
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from danube.broker.returning import asides
+from danube.broker.mover.returning import asides
 from danube.errors import DanubeError
-from danube.wal.holes import HoleKind
-from danube.wal.manifest import Manifest
-from danube.wal.uploader import trimming
-from danube.wal.verify_store import verify_store
-from danube.wal.verify_tree import Verified
+from danube.wal.segments.holes import HoleKind
+from danube.wal.tier.manifest import Manifest
+from danube.wal.tier.uploader import trimming
+from danube.wal.verify.store import verify_store
+from danube.wal.verify.tree import Verified
 from tests.unit.cluster_hosts import NOW_US, Cluster, Host
 from tests.unit.faulty_store import Crash, crash_after, crash_before, fail_after, fail_before
 from tests.unit.wal_samples import memory_directory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from danube.core import http2_frames as frames
+from danube.core.http2 import frames
 from tests.model.http2_traffic import Run, Traffic, fuzz_once, main, mutated
 
 Events = list[tuple[Any, ...]]

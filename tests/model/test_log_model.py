@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from danube import files
-from danube.core.batch import read_header, stamp
-from danube.core.columns import encode
+from danube.core.batch.columns import encode
+from danube.core.batch.format import read_header, stamp
 from danube.errors import OffsetOutOfRange
-from danube.wal.jobs import SealJob
-from danube.wal.log import Log, LogIdentity, LogOptions
-from danube.wal.spare import SpareJob
-from danube.wal.verify import verify
+from danube.host import files
+from danube.wal.log.log import Log, LogIdentity, LogOptions
+from danube.wal.log.syncer import SealJob
+from danube.wal.segments.spare import SpareJob
+from danube.wal.verify.oracle import verify
 from tests.unit.wal_samples import records_in
 
 IDENTITY = LogIdentity(7, 1)

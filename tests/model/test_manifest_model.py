@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
 from tests.golden.tiered_cases import IDENTITY, entry
 
 STEPS = 120

@@ -14,29 +14,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube.broker.inheritance import KeptOwner, read_owner, write_owner
-from danube.cluster import log_file
-from danube.cluster.engine import Members
-from danube.cluster.raft_entry import members_entry, members_of
-from danube.wal.cursors import CursorStore
-from danube.wal.damage import DamagedRange, DamageRegister
-from danube.wal.descriptors import LogFile, descriptors
-from danube.wal.hole_changes import Tail, decode_tail, encode_tail
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.index import SparseIndex
-from danube.wal.manifest import Manifest, SegmentEntry
-from danube.wal.manifest_keys import (
-    cursors_key,
-    manifest_key,
-    metadata_key,
-    owner_key,
-    parse_key,
-    returned_key,
-    segment_key,
-)
-from danube.wal.mark import SLOT_BYTES, Mark, pack_slot, read_mark
-from danube.wal.producers import Checkpoint, read_checkpoint, write_checkpoint
-from danube.wal.segment import (
+from danube.broker.tiers.inheritance import KeptOwner, read_owner, write_owner
+from danube.cluster.log import log_file
+from danube.cluster.raft.engine import Members
+from danube.cluster.raft.entry import members_entry, members_of
+from danube.wal.log.cursors import CursorStore
+from danube.wal.recovery.damage import DamagedRange, DamageRegister
+from danube.wal.recovery.mark import SLOT_BYTES, Mark, pack_slot, read_mark
+from danube.wal.recovery.producers import Checkpoint, read_checkpoint, write_checkpoint
+from danube.wal.segments.descriptors import LogFile, descriptors
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.index import SparseIndex
+from danube.wal.segments.segment import (
     SUMMARY_BYTES,
     LogIdentity,
     SegmentHeader,
@@ -52,7 +41,18 @@ from danube.wal.segment import (
     spare_name,
     split_footer,
 )
-from danube.wal.staged import Staged, decode_staged, encode_staged
+from danube.wal.tier.hole_changes import Tail, decode_tail, encode_tail
+from danube.wal.tier.keys import (
+    cursors_key,
+    manifest_key,
+    metadata_key,
+    owner_key,
+    parse_key,
+    returned_key,
+    segment_key,
+)
+from danube.wal.tier.manifest import Manifest, SegmentEntry
+from danube.wal.tier.staged import Staged, decode_staged, encode_staged
 
 QUICK = settings(deadline=None, max_examples=60)
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -25,11 +25,11 @@ from hypothesis.stateful import (
 )
 
 from danube.core import kernels
-from danube.core.cursor import CursorState
-from danube.core.glob import KeyFilter
-from danube.core.policy import FailurePolicy
-from danube.core.selection import ring_hash
-from danube.core.subscription import Grant, Mode, Subscription
+from danube.core.batch.selection import ring_hash
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.filters import KeyFilter
+from danube.core.dispatch.subscription import Grant, Mode, Subscription
+from danube.core.partition.policy import FailurePolicy
 from danube.errors import SubscriptionBusy
 
 SECOND = 1_000_000_000

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from danube.errors import DanubeError, Fenced
-from danube.wal.manifest import Manifest
-from danube.wal.merging import merge_objects
-from danube.wal.segment import base_offset_of
-from danube.wal.uploader import Ownership, Uploader, adding, dropped_keys, replacing
+from danube.wal.segments.segment import base_offset_of
+from danube.wal.tier.manifest import Manifest
+from danube.wal.tier.rewriting import merge_objects
+from danube.wal.tier.uploader import Ownership, Uploader, adding, dropped_keys, replacing
 from tests.unit.faulty_store import (
     TOPIC,
     Crash,

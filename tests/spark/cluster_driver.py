@@ -12,8 +12,10 @@ from typing import Any
 
 from pyspark.sql import functions
 
-from danube.spark import export, session, validate
-from danube.spark.findings import Report
+from danube.spark import session
+from danube.spark.jobs.export import export
+from danube.spark.jobs.findings import Report
+from danube.spark.jobs.validate import validate
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import danube.sync
-from danube.core.checksum import content_hash
+from danube.core.batch.checksum import content_hash
 from tests.broker_process import BrokerProcess
 
 TOPIC, PARTED = "/default/orders", "/default/parted"

@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from danube.core.batch import read_header, stamp
-from danube.core.columns import encode
-from danube.core.commands import Command, CreateTopic
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
-from danube.wal.local_holes import holes_in
-from danube.wal.local_store import LocalStore
-from danube.wal.log import Log, LogOptions
-from danube.wal.manifest import EntryFlag, Manifest, entry_of
-from danube.wal.manifest_keys import manifest_key, metadata_key, parse_partition, segment_key
-from danube.wal.objects import ObjectStore
-from danube.wal.segment import SUMMARY_BYTES, LogIdentity, read_summary
-from danube.wal.uploader import adding
+from danube.core.batch.columns import encode
+from danube.core.batch.format import read_header, stamp
+from danube.core.metadata.commands import Command, CreateTopic
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
+from danube.wal.log.log import Log, LogOptions
+from danube.wal.segments.local_holes import holes_in
+from danube.wal.segments.segment import SUMMARY_BYTES, LogIdentity, read_summary
+from danube.wal.stores.directory import LocalStore
+from danube.wal.stores.objects import ObjectStore
+from danube.wal.tier.keys import manifest_key, metadata_key, parse_partition, segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest, entry_of
+from danube.wal.tier.uploader import adding
 
 START_US = 1_700_000_000_000_000
 STORE_JSON = b'{"format": 1, "store_id": "0b3ff1e6-7d0c-4b44-9a0a-2f6f3a7b7a11", "created_us": 1}\n'

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import Fenced, InvalidArgument, StoreDamaged
-from danube.spark import compact, validate
-from danube.spark.places import open_place
-from danube.wal.local_store import LocalStore
-from danube.wal.manifest import EntryFlag, Manifest
-from danube.wal.manifest_keys import manifest_key
-from danube.wal.segment import LogIdentity
+from danube.spark.history.places import open_place
+from danube.spark.jobs.compact import compact
+from danube.spark.jobs.validate import validate
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.directory import LocalStore
+from danube.wal.tier.keys import manifest_key
+from danube.wal.tier.manifest import EntryFlag, Manifest
 from tests.spark.stored_history import metadata_of, put_history, write_history
 
 pa = pytest.importorskip("pyarrow")
@@ -49,11 +50,11 @@ def manifest_of(store: Path, partition: int = 0) -> Manifest:
 
 def rows_of(store: Path) -> dict[tuple[int, int], tuple[bytes, bytes]]:
     """Key and payload of every record that a reader sees, by partition and offset."""
-    from danube.spark.decode import Decoder, Losses
-    from danube.spark.options import read_options
-    from danube.spark.plan import pieces_of, plan_splits
-    from danube.spark.reading import read_split
-    from danube.spark.selecting import Catalogue
+    from danube.spark.history.decode import Decoder, Losses
+    from danube.spark.history.options import read_options
+    from danube.spark.history.plan import pieces_of, plan_splits
+    from danube.spark.history.reading import read_split
+    from danube.spark.history.selecting import Catalogue
 
     catalogue = Catalogue(read_options({"storage": f"file://{store}", "topic": TOPIC}, streaming=False))
     found: dict[tuple[int, int], tuple[bytes, bytes]] = {}

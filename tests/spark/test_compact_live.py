@@ -18,10 +18,11 @@ pytest.importorskip("pyarrow")
 
 from danube import sync
 from danube.errors import ConnectionFailed, InvalidArgument, Unavailable
-from danube.spark import compact, compact_live
-from danube.spark.places import StorePlace, open_place
-from danube.wal.manifest import EntryFlag, Manifest
-from danube.wal.segment import LogIdentity
+from danube.spark.history.places import StorePlace, open_place
+from danube.spark.jobs.compact import compact
+from danube.spark.jobs.compact import live as compact_live
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.tier.manifest import EntryFlag, Manifest
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.s3_server import S3Server
 
@@ -341,8 +342,8 @@ class Questions:
 def test_the_rest_counts_as_unanswered_when_nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from danube.wal.manifest import SegmentEntry
-    from danube.wal.staged import staged
+    from danube.wal.tier.manifest import SegmentEntry
+    from danube.wal.tier.staged import staged
 
     def one(number: int) -> Any:
         entry = SegmentEntry(number, number + 1, 1, 1, 300, 200, 1, 1, 1, 1, 2, *[b"%016d" % number] * 3)

@@ -10,18 +10,18 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from danube.config_sections import StorageSettings
-from danube.core.batch import Compression, read_header
-from danube.core.checksum import crc32c
+from danube.config.sections import StorageSettings
+from danube.core.batch.checksum import crc32c
+from danube.core.batch.format import Compression, read_header
 from danube.errors import Damage
-from danube.spark.decode import COLUMNS, Decoder, Losses
-from danube.spark.fetch import Fetcher
-from danube.spark.local_segments import LocalSegments
-from danube.spark.places import DataDirectory, StorePlace
-from danube.spark.plan import Piece, Selection, pieces_of, plan_splits
-from danube.spark.segments import PartitionHistory
-from danube.wal.key_compaction import LatestKeys, compact
-from danube.wal.segment import HEADER_BYTES, LogIdentity, file_name
+from danube.spark.history.decode import COLUMNS, Decoder, Losses
+from danube.spark.history.fetch import Fetcher
+from danube.spark.history.local_segments import LocalSegments
+from danube.spark.history.places import DataDirectory, StorePlace
+from danube.spark.history.plan import Piece, Selection, pieces_of, plan_splits
+from danube.spark.history.segments import PartitionHistory
+from danube.wal.segments.key_compaction import LatestKeys, compact
+from danube.wal.segments.segment import HEADER_BYTES, LogIdentity, file_name
 from perf.spark_data import MOMENT_US, Shape, fill_partition, make_directory
 from tests.unit.merge_samples import random_segments, records_of, sealed_log
 from tests.unit.wal_samples import IDENTITY

@@ -10,22 +10,22 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from danube.cluster import log_file
-from danube.core.commands import CreateTopic, DeleteTopic
-from danube.core.policy import TopicPolicy
+from danube.cluster.log import log_file
+from danube.core.metadata.commands import CreateTopic, DeleteTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import DanubeError, InvalidArgument, TopicNotFound
-from danube.spark.decode import Decoder, Losses
-from danube.spark.options import read_options
-from danube.spark.plan import Run, Split
-from danube.spark.reading import read_split
-from danube.spark.replay_plan import plan_lanes
-from danube.spark.replay_target import LaneRange
-from danube.spark.schema import columns_of
-from danube.spark.selecting import Catalogue
-from danube.spark.source import DanubeReader, SplitPartition
-from danube.spark.stream import DanubeStreamReader
-from danube.spark.tail import Tail
-from danube.wal.segment import LogIdentity
+from danube.spark.history.decode import Decoder, Losses
+from danube.spark.history.options import read_options
+from danube.spark.history.plan import Run, Split
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
+from danube.spark.history.tail import Tail
+from danube.spark.jobs.replay.plan import plan_lanes
+from danube.spark.jobs.replay.target import LaneRange
+from danube.spark.source.schema import columns_of
+from danube.spark.source.source import DanubeReader, SplitPartition
+from danube.spark.source.stream import DanubeStreamReader
+from danube.wal.segments.segment import LogIdentity
 from tests.fakes.broker import FakeBroker
 from tests.spark.stored_history import metadata_of, write_history
 

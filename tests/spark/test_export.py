@@ -14,27 +14,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from danube.core.batch import Compression
-from danube.core.commands import ConfigureTopicSchema, CreateTopic, RegisterSchema, TopicSchema, UpdatePolicy
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
+from danube.core.batch.format import Compression
+from danube.core.metadata.commands import (
+    ConfigureTopicSchema,
+    CreateTopic,
+    RegisterSchema,
+    TopicSchema,
+    UpdatePolicy,
+)
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import Conflict, DanubeError, InvalidArgument, PayloadInvalid
-from danube.wal.local_store import LocalStore
-from danube.wal.log import Log, LogOptions
-from danube.wal.segment import LogIdentity
+from danube.wal.log.log import Log, LogOptions
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.directory import LocalStore
 from tests.broker_process import ROOT, die_with_parent
 from tests.spark.stored_history import append, metadata_of, put_history, write_history
 
 pytest.importorskip("pyspark")
-from danube.spark import export
-from danube.spark.decode import Decoder, Losses
-from danube.spark.export_state import ExportState
-from danube.spark.options import read_options
-from danube.spark.plan import pieces_of, plan_splits
-from danube.spark.reading import read_split
-from danube.spark.selecting import Catalogue
-from danube.spark.typed_rows import TypedRows
-from danube.spark.values import find_schemas
+from danube.spark.history.decode import Decoder, Losses
+from danube.spark.history.options import read_options
+from danube.spark.history.plan import pieces_of, plan_splits
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
+from danube.spark.jobs.export import export
+from danube.spark.jobs.export.state import ExportState
+from danube.spark.source.typed_rows import TypedRows
+from danube.spark.source.values import find_schemas
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -221,11 +227,11 @@ def _break(patch: pytest.MonkeyPatch, kind: str, step: str, after: bool) -> None
     elif step == "export":
         patch.setattr(export, "export", broken(export.export))
     elif step == "replace":
-        from danube.spark import export_tables
+        from danube.spark.jobs.export import tables as export_tables
 
         patch.setattr(export_tables, "_move", broken(export_tables._move))
     else:
-        from danube.spark import export_tables
+        from danube.spark.jobs.export import tables as export_tables
 
         table = {"parquet": "ParquetTable", "delta": "DeltaTable", "iceberg": "IcebergTable"}[kind]
         made = getattr(export_tables, table)
@@ -237,7 +243,7 @@ def test_runs_that_are_killed_lose_and_repeat_nothing(lake: Lake) -> None:
     command = [
         sys.executable,
         "-m",
-        "danube.spark.export",
+        "danube.spark.jobs.export.export",
         "--local",
         "--processes",
         "2",

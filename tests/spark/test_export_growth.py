@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark")
-from danube.client.typed import codec_of_definition
-from danube.core.commands import ConfigureTopicSchema, RegisterSchema, TopicSchema
+from danube.client.typed.models import codec_of_definition
+from danube.core.metadata.commands import ConfigureTopicSchema, RegisterSchema, TopicSchema
 from danube.errors import SchemaIncompatible
 from danube.schema.kinds import examine
 from danube.schema.model import SchemaType
-from danube.spark import export
-from danube.spark.export_shape import grown, loses
+from danube.spark.jobs.export import export
+from danube.spark.source.export_shape import grown, loses
 from tests.spark.stored_history import metadata_of, write_history
 from tests.spark.test_export import CREATE, IDENTITY, TABLE, TOPIC, Lake, _read
 

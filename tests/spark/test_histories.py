@@ -16,27 +16,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from danube.broker.copied import note_place, settle_place
-from danube.broker.data_dir import DataDir
-from danube.broker.opening import ahead_of
-from danube.cluster import log_file
-from danube.cluster.local_log import LocalLog
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.core.recovered import OFFSETS_AHEAD, recovery_of
+from danube.broker.partition.opening import ahead_of
+from danube.broker.processes.copied import note_place, settle_place
+from danube.broker.processes.data_dir import DataDir
+from danube.cluster.log import log_file
+from danube.cluster.log.local_log import LocalLog
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
+from danube.core.placement.recovered import OFFSETS_AHEAD, recovery_of
 from danube.errors import Conflict, DanubeError, OffsetOutOfRange
-from danube.spark import export, replay, validate
-from danube.spark.findings import Damage
-from danube.spark.offsets import PartitionKey, history_in, limited, pack, unpack
-from danube.spark.options import read_options
-from danube.spark.schema import columns_of
-from danube.spark.source import DanubeReader
-from danube.spark.stream import DanubeStreamReader
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.local_holes import FILE_NAME as HOLES_NAME
-from danube.wal.local_store import LocalStore
-from danube.wal.log import Log, LogOptions
-from danube.wal.segment import LogIdentity
+from danube.spark.history.offsets import PartitionKey, history_in, limited, pack, unpack
+from danube.spark.history.options import read_options
+from danube.spark.jobs.export import export
+from danube.spark.jobs.findings import Damage
+from danube.spark.jobs.replay import replay
+from danube.spark.jobs.validate import validate
+from danube.spark.source.schema import columns_of
+from danube.spark.source.source import DanubeReader
+from danube.spark.source.stream import DanubeStreamReader
+from danube.wal.log.log import Log, LogOptions
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.local_holes import FILE_NAME as HOLES_NAME
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.directory import LocalStore
 from tests.spark.stored_history import append, metadata_of, put_history
 
 TOPIC = "/default/orders"

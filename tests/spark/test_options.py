@@ -14,8 +14,8 @@ pytest.importorskip("pyarrow")
 
 from danube.errors import ConfigInvalid, InvalidArgument
 from danube.spark import env, java
-from danube.spark.offsets import unpack
-from danube.spark.options import Bound, parse_moment_us, read_options
+from danube.spark.history.offsets import unpack
+from danube.spark.history.options import Bound, parse_moment_us, read_options
 
 GIVEN = {"topic": "/default/a", "storage": "/data"}
 

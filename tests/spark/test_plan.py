@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube.config_sections import StorageSettings
+from danube.config.sections import StorageSettings
 from danube.errors import Damage, OffsetOutOfRange, Unavailable
 from danube.limits import MIB
-from danube.spark.offsets import PartitionKey, limited, pack, unpack
-from danube.spark.places import StorePlace
-from danube.spark.plan import (
+from danube.spark.history.offsets import PartitionKey, limited, pack, unpack
+from danube.spark.history.places import StorePlace
+from danube.spark.history.plan import (
     PIECE_BYTES_MAX,
     Piece,
     Selection,
@@ -30,12 +30,12 @@ from danube.spark.plan import (
     plan_splits,
     refuse_lost,
 )
-from danube.spark.segments import PartitionHistory, SegmentRef
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.manifest import SEGMENT_ENTRY, Manifest
-from danube.wal.manifest_keys import manifest_key
-from danube.wal.memory_store import MemoryStore
-from danube.wal.segment import LogIdentity
+from danube.spark.history.segments import PartitionHistory, SegmentRef
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.memory import MemoryStore
+from danube.wal.tier.keys import manifest_key
+from danube.wal.tier.manifest import SEGMENT_ENTRY, Manifest
 from tests.broker_process import ROOT
 
 IDENTITY = LogIdentity(7, 0)
@@ -249,7 +249,7 @@ def test_a_hundred_thousand_segments_are_planned_in_seconds() -> None:
 
 
 def test_a_hundred_thousand_files_are_found_in_seconds(tmp_path: Path) -> None:
-    from danube.spark.places import open_place
+    from danube.spark.history.places import open_place
     from perf.spark_data import Shape, make_directory, sealed_segment
 
     identity = make_directory(tmp_path, "/default/t")

@@ -16,16 +16,16 @@ pytest.importorskip("pyarrow")
 
 import danube.sync
 from danube.core import kernels
-from danube.core.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from danube.core.joined_columns import load_kernels
+from danube.core.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
+from danube.core.batch.joined import load_kernels
 from danube.errors import Damage, OffsetOutOfRange
-from danube.spark.decode import COLUMNS, Decoder, Losses
-from danube.spark.options import read_options
-from danube.spark.places import open_place
-from danube.spark.plan import Selection, pieces_of, plan_splits
-from danube.spark.reading import read_split
-from danube.spark.selecting import Catalogue
-from danube.wal.segment import HEADER_BYTES, LogIdentity
+from danube.spark.history.decode import COLUMNS, Decoder, Losses
+from danube.spark.history.options import read_options
+from danube.spark.history.places import open_place
+from danube.spark.history.plan import Selection, pieces_of, plan_splits
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
+from danube.wal.segments.segment import HEADER_BYTES, LogIdentity
 from perf.spark_data import Shape, fill_partition, make_directory
 from tests.broker_process import BrokerProcess
 from tests.spark.history import TOPIC, Journal, digest_of_batches, publish
@@ -96,7 +96,7 @@ def test_every_record_comes_once_and_as_it_was_sent(stored: tuple[Path, Journal]
 
 def test_the_twins_of_the_kernels_give_the_same(stored: tuple[Path, Journal], monkeypatch: Any) -> None:
     data, journal = stored
-    monkeypatch.setattr("danube.spark.reading.load_kernels", kernels.unload)
+    monkeypatch.setattr("danube.spark.history.reading.load_kernels", kernels.unload)
     try:
         assert digest_of_batches(read_all(data)) == journal.digest()
         assert not kernels.available

@@ -21,8 +21,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import danube.sync
-from danube.spark.decode import COLUMNS
-from danube.spark.schema import COLUMNS as SPARK_COLUMNS
+from danube.spark.history.decode import COLUMNS
+from danube.spark.source.schema import COLUMNS as SPARK_COLUMNS
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
 from tests.spark.history import PARTED, TOPIC, Journal, digest_of_frame, publish
 from tests.spark.stream_reader import started
@@ -139,9 +139,9 @@ def test_damage_is_an_error_that_names_it_or_counted(
 # What a worker of Spark does, in a process where nobody listens to events.
 TASKS = """
 import sys
-from danube.spark.options import read_options
-from danube.spark.schema import COLUMNS
-from danube.spark.source import DanubeReader
+from danube.spark.history.options import read_options
+from danube.spark.source.schema import COLUMNS
+from danube.spark.source.source import DanubeReader
 given = {"storage": sys.argv[1], "topic": sys.argv[2], "failOnDataLoss": "false"}
 reader = DanubeReader(read_options(given, streaming=False), COLUMNS)
 for partition in reader.partitions():

@@ -14,12 +14,12 @@ pytest.importorskip("pyarrow")
 
 import danube.sync
 from danube.errors import Damage, NotFound, StoreUnavailable
-from danube.spark.decode import COLUMNS, Decoder, Losses
-from danube.spark.options import read_options
-from danube.spark.places import DataDirectory, StorePlace, open_place
-from danube.spark.plan import pieces_of, plan_splits
-from danube.spark.reading import read_split
-from danube.spark.selecting import Catalogue
+from danube.spark.history.decode import COLUMNS, Decoder, Losses
+from danube.spark.history.options import read_options
+from danube.spark.history.places import DataDirectory, StorePlace, open_place
+from danube.spark.history.plan import pieces_of, plan_splits
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
 from tests.broker_process import BrokerProcess, wait_until
 from tests.s3_server import S3Server
 from tests.spark.history import TOPIC, Journal, digest_of_batches, digest_of_frame, publish

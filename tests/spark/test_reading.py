@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.spark import fetch, places
-from danube.spark.decode import COLUMNS, Decoder, Losses
-from danube.spark.fetch import Fetcher
-from danube.spark.options import read_options
-from danube.spark.places import AnyPlace, DataDirectory, open_place
-from danube.spark.plan import Selection, pieces_of, plan_splits
-from danube.spark.reading import read_split
-from danube.spark.selecting import Catalogue
-from danube.wal.local_store import LocalStore
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
+from danube.spark.history import fetch, places
+from danube.spark.history.decode import COLUMNS, Decoder, Losses
+from danube.spark.history.fetch import Fetcher
+from danube.spark.history.options import read_options
+from danube.spark.history.places import AnyPlace, DataDirectory, open_place
+from danube.spark.history.plan import Selection, pieces_of, plan_splits
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
+from danube.wal.stores.directory import LocalStore
 from perf.spark_data import MOMENT_US, Shape, fill_partition, make_directory
 from tests.spark.stored_history import metadata_of, put_history
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import danube.clock
+import danube.host.clock
 import danube.sync
-from danube.client.blocking_client import Client
-from danube.core.checksum import content_hash
+from danube.client.blocking.client import Client
+from danube.core.batch.checksum import content_hash
 from danube.errors import (
     Conflict,
     ConnectionFailed,
@@ -30,11 +30,12 @@ from danube.errors import (
     PolicyMismatch,
     TopicNotFound,
 )
-from danube.spark import replay, replay_target
 from danube.spark.failures import told_by_spark
-from danube.spark.publishing import PublishOptions
-from danube.spark.replay_state import ReplayState, load_state, save_state
-from danube.spark.replay_target import LaneRange, Target, Throttle, file_name, producer_name, write_lane
+from danube.spark.jobs.replay import replay
+from danube.spark.jobs.replay import target as replay_target
+from danube.spark.jobs.replay.state import ReplayState, load_state, save_state
+from danube.spark.jobs.replay.target import LaneRange, Target, Throttle, file_name, producer_name, write_lane
+from danube.spark.sink.publishing import PublishOptions
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
 
 pytest.importorskip("pyarrow")
@@ -182,7 +183,7 @@ def test_a_range_of_time(client: Client, process: BrokerProcess, given: dict[str
     fill(client, source, range(1000), "one", partitions=1)
     with client.consumer(source, "look", "exclusive", start=999) as consumer:
         between_us = consumer.receive(timeout=10).publish_time_us + 500_000
-    wait_until(lambda: danube.clock.wall_us() > between_us + 500_000, 10, "a second passes")
+    wait_until(lambda: danube.host.clock.wall_us() > between_us + 500_000, 10, "a second passes")
     fill(client, source, range(1000, 1500), "two", partitions=1)
     moment = danube_time(between_us)
     replay.run({**given, "topic": source, "startingTimestamp": moment})
@@ -214,7 +215,7 @@ def test_the_tail_of_a_live_broker(
 
 
 def test_times_and_schemas_may_stay_behind(client: Client, given: dict[str, str], topic: str) -> None:
-    before = danube.clock.wall_us()
+    before = danube.host.clock.wall_us()
     replay.run({**given, "publishTime": "now", "schemas": "drop"})
     assert all(record[3] >= before for part in contents(client, topic).values() for record in part)
 
@@ -295,7 +296,7 @@ def start_driver(given: dict[str, str], tmp_path: Path) -> subprocess.Popen[byte
         words += ["--" + "".join(f"-{one.lower()}" if one.isupper() else one for one in name), value]
     with (tmp_path / "output").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "danube.spark.replay", *words],
+            [sys.executable, "-m", "danube.spark.jobs.replay.replay", *words],
             cwd=ROOT,
             stdout=output,
             stderr=output,

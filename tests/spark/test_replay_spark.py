@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import danube.sync
-from danube.client.blocking_client import Client
-from danube.core.checksum import content_hash
+from danube.client.blocking.client import Client
+from danube.core.batch.checksum import content_hash
 from danube.errors import DanubeError, InvalidArgument, RecordTooLarge
 from tests.broker_process import BrokerProcess, wait_until
 
 pytest.importorskip("pyspark")
-from danube.spark import replay
+from danube.spark.jobs.replay import replay
 from tests.spark.drivers import QUICK, kill_tree, start_driver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -113,7 +113,7 @@ def test_a_driver_that_was_killed(spark: Any, client: Client, given: dict[str, s
     given["where"] = CHOSEN
     words = words_of({**given, "maxRecordsPerSecond": "2000", "batchBytes": "1KiB"})
     words += ["--master", "local[2]", *(f"--conf={name}={value}" for name, value in QUICK.items())]
-    driver = start_driver("danube.spark.replay", words, tmp_path / "output")
+    driver = start_driver("danube.spark.jobs.replay.replay", words, tmp_path / "output")
     wait_until(partial(reached, client, topic, total // 3, driver), 150, "the replay publishes")
     assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]
     kill_tree(driver)

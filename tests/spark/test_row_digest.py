@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 
-from danube.spark.row_digest import RowDigest
+from danube.spark.sink.row_digest import RowDigest
 
 TEXT = pa.string()
 MAPPING = pa.map_(pa.string(), pa.string())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from danube.errors import InvalidArgument, Unavailable
-from danube.spark.job_options import COMMON, Surroundings, parse_arguments, read_job_options
-from danube.spark.running import LocalRunner, Pace, packed
+from danube.spark.jobs.options import COMMON, Surroundings, parse_arguments, read_job_options
+from danube.spark.jobs.running import LocalRunner, Pace, packed
 
 
 def double(task: Any) -> bytes:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from danube.config.quantities import parse_duration_ms, parse_size_bytes
 from danube.errors import DanubeError, InvalidArgument, InvalidName, NotSupported, WrongState
-from danube.quantities import parse_duration_ms, parse_size_bytes
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
-from danube.spark import sink, sink_stream
-from danube.spark.publishing import PublishOptions
-from danube.spark.sink_options import _FIELDS, _OWN, COLUMNS, check_columns, read_sink_options
+from danube.spark.sink import sink, sink_stream
+from danube.spark.sink.options import _FIELDS, _OWN, COLUMNS, check_columns, read_sink_options
+from danube.spark.sink.publishing import PublishOptions
 
 BROKER = {"broker": "danube://127.0.0.1:1"}
 TOPIC = {**BROKER, "topic": "/default/x"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import danube.sync
-from danube.client.blocking_client import Client
-from danube.client.blocking_numbered import NumberedProducer
-from danube.core.checksum import key_hash
+from danube.client.blocking.client import Client
+from danube.client.blocking.numbered import NumberedProducer
+from danube.core.batch.checksum import key_hash
 from danube.errors import Conflict, InvalidArgument, RecordTooLarge
-from danube.spark.passed_over import stored_rows
-from danube.spark.publishing import ROWS_TOGETHER, Progress, Publisher, PublishOptions
+from danube.spark.sink.passed_over import stored_rows
+from danube.spark.sink.publishing import ROWS_TOGETHER, Progress, Publisher, PublishOptions
 from tests.broker_process import BrokerProcess
 
 pa = pytest.importorskip("pyarrow")

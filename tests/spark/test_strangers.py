@@ -10,28 +10,28 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from danube.cluster.local_log import LocalLog
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
+from danube.cluster.log.local_log import LocalLog
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import Conflict, Damage, StoreDamaged
-from danube.spark.compact_task import CompactTask, stage
-from danube.spark.decode import Decoder, Losses
-from danube.spark.findings import Damage as Kind
-from danube.spark.options import read_options
-from danube.spark.places import StorePlace, open_place
-from danube.spark.plan import pieces_of, plan_splits
-from danube.spark.reading import read_split
-from danube.spark.segment_bytes import MemoryBytes
-from danube.spark.segment_facts import Expected
-from danube.spark.selecting import Catalogue
-from danube.spark.validate_directory import plan_directory
-from danube.spark.validate_segment import validate_segment
-from danube.wal.manifest import Manifest
-from danube.wal.manifest_keys import metadata_key, segment_key
-from danube.wal.segment import file_name
-from danube.wal.staged import decode_staged
+from danube.spark.history.decode import Decoder, Losses
+from danube.spark.history.options import read_options
+from danube.spark.history.places import StorePlace, open_place
+from danube.spark.history.plan import pieces_of, plan_splits
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue
+from danube.spark.jobs.compact.task import CompactTask, stage
+from danube.spark.jobs.findings import Damage as Kind
+from danube.spark.jobs.findings import Expected
+from danube.spark.jobs.validate.bytes import MemoryBytes
+from danube.spark.jobs.validate.directory import plan_directory
+from danube.spark.jobs.validate.segment import validate_segment
+from danube.wal.segments.segment import file_name
+from danube.wal.tier.keys import metadata_key, segment_key
+from danube.wal.tier.manifest import Manifest
+from danube.wal.tier.staged import decode_staged
 from tests.unit.store_samples import entry_for, put_manifest
-from tests.unit.test_log_identity import IDENTITY, OURS, THEIRS, TOPIC, filled, machine
+from tests.unit.wal.log.test_log_identity import IDENTITY, OURS, THEIRS, TOPIC, filled, machine
 
 
 def read(storage: str, start: int = 0) -> list[int]:

@@ -13,19 +13,19 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from danube.cluster import log_file
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.spark.offsets import PartitionKey, pack, unpack
-from danube.spark.options import read_options
-from danube.spark.plan import SPLIT_BYTES, SPLITS_MAX
-from danube.spark.schema import columns_of
-from danube.spark.stream import DanubeStreamReader
-from danube.spark.stream_plan import RECORDS, Range, cut_ranges
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.local_store import LocalStore
-from danube.wal.log import Log, LogOptions
-from danube.wal.segment import LogIdentity
+from danube.cluster.log import log_file
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
+from danube.spark.history.offsets import PartitionKey, pack, unpack
+from danube.spark.history.options import read_options
+from danube.spark.history.plan import SPLIT_BYTES, SPLITS_MAX
+from danube.spark.source.schema import columns_of
+from danube.spark.source.stream import DanubeStreamReader
+from danube.spark.source.stream_plan import RECORDS, Range, cut_ranges
+from danube.wal.log.log import Log, LogOptions
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.directory import LocalStore
 from tests.spark.stored_history import append, metadata_of, put_history
 
 TOPIC = "/default/orders"

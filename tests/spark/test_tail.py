@@ -12,22 +12,22 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import danube.sync
-from danube.cluster import log_file
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
+from danube.cluster.log import log_file
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import InvalidArgument, OffsetOutOfRange, OperationTimeout, Unavailable
-from danube.spark import tail as tail_module
-from danube.spark.decode import Decoder, Losses
-from danube.spark.offsets import PartitionKey
-from danube.spark.options import ReadOptions, read_options
-from danube.spark.plan import EXPIRED, GIVEN_UP, WAITING, Lost, Split, refuse_lost
-from danube.spark.reading import read_split
-from danube.spark.replay_plan import plan_lanes
-from danube.spark.selecting import Catalogue, Known
-from danube.spark.tail import PartitionEnds, Tail
-from danube.spark.tail_runs import ENDED, tail_runs
-from danube.wal.holes import Hole, HoleKind
-from danube.wal.segment import LogIdentity
+from danube.spark.history import tail as tail_module
+from danube.spark.history.decode import Decoder, Losses
+from danube.spark.history.offsets import PartitionKey
+from danube.spark.history.options import ReadOptions, read_options
+from danube.spark.history.plan import EXPIRED, GIVEN_UP, WAITING, Lost, Split, refuse_lost
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.history.tail import PartitionEnds, Tail
+from danube.spark.history.tail_runs import ENDED, tail_runs
+from danube.spark.jobs.replay.plan import plan_lanes
+from danube.wal.segments.holes import Hole, HoleKind
+from danube.wal.segments.segment import LogIdentity
 from tests.fakes.broker import FakeBroker
 from tests.spark.stored_history import metadata_of, write_history
 

@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import danube.sync
-from danube.clock import wall_us
-from danube.cluster import log_file
-from danube.core.commands import CreateTopic
-from danube.core.policy import TopicPolicy
-from danube.spark.options import Bound, read_options
-from danube.spark.selecting import Catalogue
-from danube.wal.local_store import LocalStore
-from danube.wal.segment import LogIdentity
+from danube.cluster.log import log_file
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
+from danube.host.clock import wall_us
+from danube.spark.history.options import Bound, read_options
+from danube.spark.history.selecting import Catalogue
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.directory import LocalStore
 from tests.broker_process import BrokerProcess, wait_until
 from tests.spark.stored_history import START_US, metadata_of, put_history, write_history
 

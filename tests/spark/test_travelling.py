@@ -17,15 +17,15 @@ from pyspark.errors import PythonException
 
 from danube.errors import ConfigInvalid
 from danube.spark.failures import told_by_spark
-from danube.spark.frame import RowsOfSplits, SplitSource
-from danube.spark.options import read_options
-from danube.spark.schema import columns_of
-from danube.spark.sink import DanubeArrowWriter
-from danube.spark.sink_options import read_sink_options
-from danube.spark.sink_stream import DanubeStreamArrowWriter
-from danube.spark.source import DanubeDataSource, DanubeReader
-from danube.spark.spark_runner import JobReader, JobSource
-from danube.spark.stream import DanubeStreamReader
+from danube.spark.history.options import read_options
+from danube.spark.jobs.spark_runner import JobReader, JobSource
+from danube.spark.sink.options import read_sink_options
+from danube.spark.sink.sink import DanubeArrowWriter
+from danube.spark.sink.sink_stream import DanubeStreamArrowWriter
+from danube.spark.source.frame import RowsOfSplits, SplitSource
+from danube.spark.source.schema import columns_of
+from danube.spark.source.source import DanubeDataSource, DanubeReader
+from danube.spark.source.stream import DanubeStreamReader
 from danube.spark.travelling import covered
 
 OPTIONS = {"topic": "/default/t", "broker": "danube://127.0.0.1:1"}

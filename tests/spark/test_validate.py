@@ -16,17 +16,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from danube import sync
-from danube.cli.sealing import wait_uploaded
-from danube.core.cursor import CursorState
-from danube.core.grants import Mode
+from danube.cli.topics.topics import wait_uploaded
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.grants import Mode
 from danube.errors import InvalidArgument, NotFound, StoreUnavailable
-from danube.spark import places, validate, validate_task
-from danube.spark.findings import Damage, Report
-from danube.wal.cursors import CursorStore
-from danube.wal.local_store import LocalStore
-from danube.wal.manifest import EntryFlag, Manifest
-from danube.wal.manifest_keys import manifest_key, parse_partition, segment_key
-from danube.wal.mark import Mark, pack_slot
+from danube.spark.history import places
+from danube.spark.jobs.findings import Damage, Report
+from danube.spark.jobs.validate import task as validate_task
+from danube.spark.jobs.validate import validate
+from danube.wal.log.cursors import CursorStore
+from danube.wal.recovery.mark import Mark, pack_slot
+from danube.wal.stores.directory import LocalStore
+from danube.wal.tier.keys import manifest_key, parse_partition, segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -341,14 +343,14 @@ def test_a_young_object_that_nobody_names_is_an_upload(copy: History) -> None:
 
 def test_copies_that_differ_are_found(copy: History) -> None:
     """A sound local segment of other bytes: the same records, sealed with another hash before it."""
-    from danube.wal.segment import SUMMARY_BYTES, pack_footer, read_summary
+    from danube.wal.segments.segment import SUMMARY_BYTES, pack_footer, read_summary
 
     path = segments_of(copy.data)[0]
     data = bytearray(path.read_bytes())
     summary = read_summary(bytes(data[-SUMMARY_BYTES:]), len(data))
     assert summary is not None
-    from danube.core.batch import read_header, stamp
-    from danube.core.checksum import content_hash
+    from danube.core.batch.checksum import content_hash
+    from danube.core.batch.format import read_header, stamp
 
     batch = read_header(data, 64)
     view = bytearray(data[64 : 64 + batch.size])
@@ -429,7 +431,14 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
 
 def test_the_command_without_java_works_in_several_processes(copy: History, tmp_path: Path) -> None:
     """As a user starts it: exit codes, findings and progress; JAVA_HOME leads nowhere."""
-    command = [sys.executable, "-m", "danube.spark.validate", "--local", "--storage", str(copy.data)]
+    command = [
+        sys.executable,
+        "-m",
+        "danube.spark.jobs.validate.validate",
+        "--local",
+        "--storage",
+        str(copy.data),
+    ]
     environment = {**os.environ, "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
 
     def start() -> subprocess.CompletedProcess[str]:

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from danube.core.batch import HEADER_BYTES, Compression, read_header
-from danube.core.checksum import content_hash, crc32c
-from danube.core.commands import (
+from danube.core.batch.checksum import content_hash, crc32c
+from danube.core.batch.format import HEADER_BYTES, Compression, read_header
+from danube.core.metadata.commands import (
     CreateTopic,
     DeleteSchemaVersion,
     DeleteTopic,
     RegisterSchema,
     UpdatePolicy,
 )
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
 from danube.schema.kinds import examine
 from danube.schema.model import SchemaType
-from danube.spark import validate
-from danube.spark.findings import Damage
-from danube.wal.local_store import LocalStore
-from danube.wal.manifest import Manifest, entry_of
-from danube.wal.manifest_keys import manifest_key, segment_key
-from danube.wal.segment import SUMMARY_BYTES, LogIdentity, pack_footer, read_summary
+from danube.spark.jobs.findings import Damage
+from danube.spark.jobs.validate import validate
+from danube.wal.segments.segment import SUMMARY_BYTES, LogIdentity, pack_footer, read_summary
+from danube.wal.stores.directory import LocalStore
+from danube.wal.tier.keys import manifest_key, segment_key
+from danube.wal.tier.manifest import Manifest, entry_of
 from tests.spark.stored_history import put_history, write_history
 
 TOPIC = "/default/orders"

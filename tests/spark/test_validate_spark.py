@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from danube.config_sections import StorageSettings
-from danube.spark import validate
-from danube.spark.findings import Damage
-from danube.spark.places import StorePlace
-from danube.wal.segment import LogIdentity
+from danube.config.sections import StorageSettings
+from danube.spark.history.places import StorePlace
+from danube.spark.jobs.findings import Damage
+from danube.spark.jobs.validate import validate
+from danube.wal.segments.segment import LogIdentity
 from tests.spark.stored_history import put_history, write_history
 
 pytest.importorskip("pyspark")

@@ -11,14 +11,20 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 
-from danube.core.commands import Command, ConfigureTopicSchema, CreateTopic, RegisterSchema, TopicSchema
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.commands import (
+    Command,
+    ConfigureTopicSchema,
+    CreateTopic,
+    RegisterSchema,
+    TopicSchema,
+)
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
 from danube.errors import InvalidArgument, SchemaNotFound
 from danube.schema.kinds import examine
 from danube.schema.model import SchemaType
-from danube.spark.value_types import arrow_type
-from danube.spark.values import Registered, Schemas, ValueDecoder, find_schemas, tombstones_of
+from danube.spark.source.value_types import arrow_type
+from danube.spark.source.values import Registered, Schemas, ValueDecoder, find_schemas, tombstones_of
 
 AVRO_1 = {
     "type": "record",
@@ -76,7 +82,7 @@ def decoded(target: Registered, *rows: tuple[bytes, int | None, int | None], kno
 
 
 def avro_bytes(definition: Any, value: Any) -> bytes:
-    from danube.client.typed import codec_of_definition
+    from danube.client.typed.models import codec_of_definition
 
     return codec_of_definition("avro", json.dumps(definition).encode()).encode(value)
 
@@ -130,7 +136,7 @@ def test_protobuf_messages_become_columns() -> None:
     from google.protobuf.message_factory import GetMessageClass
 
     from danube.schema.model import Definition
-    from danube.schema.protobuf_descriptors import open_definition
+    from danube.schema.protobuf.descriptors import open_definition
 
     target = registered("protobuf", PROTO)
     definition = Definition(schema_type=SchemaType.PROTOBUF, text=PROTO, compiled=target.compiled)

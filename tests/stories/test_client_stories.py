@@ -30,8 +30,8 @@ import pytest
 
 import danube
 import danube.sync
-from danube.core.policy import TopicPolicy
-from danube.core.wire import Kind
+from danube.core.partition.policy import TopicPolicy
+from danube.core.protocol.native import Kind
 from tests.fakes.broker import FakeBroker
 from tests.stories.test_stories import blocks, bounds, show
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from danube.core.cursor import CursorState
-from danube.core.policy import FailurePolicy
-from danube.core.selection import ring_hash
-from danube.core.subscription import Mode, Subscription
-from danube.core.window import IN_FLIGHT
+from danube.core.batch.selection import ring_hash
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.subscription import Mode, Subscription
+from danube.core.dispatch.window import IN_FLIGHT
+from danube.core.partition.policy import FailurePolicy
 from danube.errors import SubscriptionBusy
 
 SECOND = 1_000_000_000

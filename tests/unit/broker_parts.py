@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from danube.broker.api import Session
-from danube.broker.consumers import SubscriptionHost
-from danube.broker.examinations import Examinations
-from danube.broker.hosted import HostedPartition
-from danube.broker.proposals import Proposals
-from danube.broker.router import RoutedSession, Router
-from danube.broker.shard import Shard
-from danube.cluster.local_log import LocalLog
-from danube.core import wire
-from danube.core.batch import read_header
-from danube.core.columns import BatchView, encode
-from danube.core.commands import (
+from danube.broker.operations.examinations import Examinations
+from danube.broker.operations.proposals import Proposals
+from danube.broker.partition.consumers import SubscriptionHost
+from danube.broker.partition.hosted import HostedPartition
+from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.shard.shard import Shard
+from danube.cluster.log.local_log import LocalLog
+from danube.core.batch.columns import BatchView, encode
+from danube.core.batch.format import read_header
+from danube.core.dispatch.grants import DeadLetter
+from danube.core.metadata.commands import (
     Command,
     CreateTopic,
     TopicRecord,
@@ -26,15 +26,15 @@ from danube.core.commands import (
     encode_command,
     join_commands,
 )
-from danube.core.grants import DeadLetter
-from danube.core.metadata import Metadata
-from danube.core.placement import owner_of
-from danube.core.policy import FailurePolicy, TopicPolicy
-from danube.core.wire import Frame, FrameDecoder, Kind
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
+from danube.core.placement.workers import owner_of
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, TopicNotFound
 from danube.schema.verdict import Request, judge
-from danube.wal.log import LogOptions
-from danube.wal.syncer import Syncer
+from danube.wal.log.log import LogOptions
+from danube.wal.log.syncer import Syncer
 
 TOPIC = "/default/orders"
 CREDIT = 1 << 20

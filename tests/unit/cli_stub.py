@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from danube.client.ack import Ack
-from danube.client.admin import SubscriptionInfo, TopicDescription, TopicInfo
+from danube.client.machine.ack import Ack
+from danube.client.machine.admin import SubscriptionInfo, TopicDescription, TopicInfo
 from danube.errors import ConnectionFailed, DanubeError, SubscriptionNotFound, TopicExists, TopicNotFound
 
 

@@ -1,7 +1,7 @@
 """Hosts of a cluster with their own disks and one store, as far as one partition is concerned.
 
-The metadata is a few fields with the rules of :mod:`danube.core.reservations`; logs, uploaders, inheritance
-and the return of tails are the real ones.  What was given and acknowledged is remembered here.
+The metadata is a few fields with the rules of :mod:`danube.core.cluster.ownership`; logs, uploaders,
+inheritance and the return of tails are the real ones.  What was given and acknowledged is remembered here.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from danube.broker.backup import put_cursors
-from danube.broker.inheritance import LOG_EPOCHS, Heir, Inherited, inherit, set_aside
-from danube.broker.returning import Memory, Outcome, asides, give_back, newest_manifest
-from danube.core.batch import read_header
-from danube.core.cluster_commands import Reservation
-from danube.core.cursor import CursorState
-from danube.core.grants import Mode
-from danube.core.holed_subscription import HoledSubscription
-from danube.core.policy import FailurePolicy
-from danube.wal.cursors import CursorStore
-from danube.wal.hole_changes import giving_up
-from danube.wal.holes import HoleKind
-from danube.wal.log import Log
-from danube.wal.manifest import Manifest
-from danube.wal.manifest_keys import segment_key
-from danube.wal.reading import Chunk
-from danube.wal.returned import take_returned
-from danube.wal.sealed_files import LocalListing
-from danube.wal.segment import HEADER_BYTES, file_name
-from danube.wal.uploader import Ownership, Uploader, adding
+from danube.broker.mover.copies import put_cursors
+from danube.broker.mover.returning import Memory, Outcome, asides, give_back, newest_manifest
+from danube.broker.tiers.inheritance import LOG_EPOCHS, Heir, Inherited, inherit, set_aside
+from danube.core.batch.format import read_header
+from danube.core.cluster.commands import Reservation
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.grants import Mode
+from danube.core.dispatch.holed import HoledSubscription
+from danube.core.partition.policy import FailurePolicy
+from danube.wal.log.cursors import CursorStore
+from danube.wal.log.log import Log
+from danube.wal.segments.holes import HoleKind
+from danube.wal.segments.reading import Chunk
+from danube.wal.segments.segment import HEADER_BYTES, file_name
+from danube.wal.tier.hole_changes import giving_up
+from danube.wal.tier.keys import segment_key
+from danube.wal.tier.manifest import Manifest
+from danube.wal.tier.returned import take_returned
+from danube.wal.tier.sealed_files import LocalListing
+from danube.wal.tier.uploader import Ownership, Uploader, adding
 from tests.unit.faulty_store import TOPIC, FaultyStore
 from tests.unit.wal_samples import IDENTITY, SMALL, append, records_in, roll, sync
 

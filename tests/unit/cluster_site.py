@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from danube.core.balance import BalanceSettings
-from danube.core.cluster_commands import (
+from danube.core.cluster.commands import (
     Agreed,
     ClusterCommand,
     GrantLease,
@@ -14,11 +13,12 @@ from danube.core.cluster_commands import (
     RenewLease,
     UnloadPartitions,
 )
-from danube.core.commands import Change, Command, CreateTopic, TopicRecord
-from danube.core.duties import Duties
-from danube.core.load_report import SHARED, STORAGE_PREFIX, LoadReport, report_command
-from danube.core.metadata import Metadata
-from danube.core.policy import TopicPolicy
+from danube.core.metadata.commands import Change, Command, CreateTopic, TopicRecord
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import TopicPolicy
+from danube.core.placement.balance import BalanceSettings
+from danube.core.placement.duties import Duties
+from danube.core.placement.load_report import SHARED, STORAGE_PREFIX, LoadReport, report_command
 from danube.errors import CallerError
 
 LEASE_MS = 2_000

@@ -22,7 +22,7 @@ def fake() -> Iterator[FakeBroker]:
 def whole_turns(request: pytest.FixtureRequest) -> Iterator[None]:
     """A turn's share of time is tested with a clock in the test's hands (``looks``); elsewhere a machine
     that is busy must not end a turn early."""
-    deliveries = sys.modules.get("danube.broker.deliveries")
+    deliveries = sys.modules.get("danube.broker.partition.deliveries")
     if deliveries is None or "looks" in request.fixturenames:
         yield
         return

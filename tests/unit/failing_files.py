@@ -1,4 +1,4 @@
-"""A disk that fails at the k-th call: replaces functions of danube.files for the length of a test."""
+"""A disk that fails at the k-th call: replaces functions of danube.host.files for the length of a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from danube import files
+from danube.host import files
 
 WRITING = (
     "open_new",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from danube.core import http2_frames as frames
-from danube.core.grpc_framing import frame_message
-from danube.core.http2_connection import Http2Settings, ServerConnection, Stream
-from danube.core.http2_headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.core.http2 import frames
+from danube.core.http2.connection import Http2Settings, ServerConnection, Stream
+from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, response_block
+from danube.core.protocol.grpc import frame_message
 
 SECOND = 1_000_000_000
 GREETING = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0) + frames.SETTINGS_ACK

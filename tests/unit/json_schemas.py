@@ -7,9 +7,9 @@ import json
 from random import Random
 from typing import Any
 
-from danube.schema.json_document import Node
-from danube.schema.json_schema import matches
-from danube.schema.json_shape import Shape
+from danube.schema.json.document import Node
+from danube.schema.json.kind import matches
+from danube.schema.json.shape import Shape
 
 NAMES = ["a", "b", "c", "x1", "x2", "kind"]
 TEXTS = ["", "a", "b", "ab", "x1", "aaaa", "é"]

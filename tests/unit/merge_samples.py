@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from danube.core.batch import Compression, read_header, stamp
-from danube.core.columns import BatchView, encode
-from danube.wal.log import Log
-from danube.wal.merge import SealedRange
-from danube.wal.segment import NO_LOG, SUMMARY_BYTES, file_name, read_summary
-from danube.wal.stored_segment import StoredSegment
+from danube.core.batch.columns import BatchView, encode
+from danube.core.batch.format import Compression, read_header, stamp
+from danube.wal.log.log import Log
+from danube.wal.segments.merge import SealedRange
+from danube.wal.segments.segment import NO_LOG, SUMMARY_BYTES, file_name, read_summary
+from danube.wal.segments.stored_segment import StoredSegment
 from tests.unit.wal_samples import IDENTITY, SMALL, START_US, open_log, roll, sync
 
 Record = tuple[bytes | None, bytes]  # key, payload

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from danube.cluster import proposer
-from danube.cluster.cluster_log import ClusterLog
-from danube.cluster.local_log import LocalLog
-from danube.core.ports import Consensus
+from danube.cluster.control import proposer
+from danube.cluster.control.cluster_log import ClusterLog
+from danube.cluster.log.local_log import LocalLog
+from danube.core.metadata.ports import Consensus
 from tests.fakes.memory_log import MemoryLog, Order
-from tests.unit.test_cluster_log import Controller
+from tests.unit.cluster.control.test_cluster_log import Controller
 
 OpenLog = Callable[[], Consensus]
 Kind = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[OpenLog]]

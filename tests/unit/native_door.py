@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from danube.broker.connection_passing import ConnectionPassing
-from danube.broker.places import Places
-from danube.broker.router import RoutedSession, Router
-from danube.core import wire
-from danube.core.wire import Frame, Kind
+from danube.broker.routing.passing import ConnectionPassing
+from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.worker.places import Places
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Frame, Kind
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
 from danube.server.native import NativeConnection, NativeServer
 from tests.unit.broker_parts import Received, frames_in

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from danube.broker.shared_memory import attach
-from danube.client.publishing import PartitionProducer
-from danube.core import wire
-from danube.core.batch import body_intact
-from danube.core.columns import BatchView
-from danube.core.wire import Kind, ShareMemory
+from danube.broker.routing.shared_memory import attach
+from danube.client.machine.publishing import PartitionProducer
+from danube.core.batch.columns import BatchView
+from danube.core.batch.format import body_intact
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind, ShareMemory
 from danube.errors import InvalidArgument
 from danube.limits import SHARED_BODY_BYTES_MIN
-from tests.unit.test_client_session import Peer, opened_at, send
+from tests.unit.client.machine.test_client_session import Peer, opened_at, send
 
 LARGE = bytes(range(256)) * (SHARED_BODY_BYTES_MIN // 256 + 1)
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from danube.core import wire
-from danube.core.wire import SHARED_MEMORY_NAME, SHARED_TOKEN_BYTES, ShareMemory
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import SHARED_MEMORY_NAME, SHARED_TOKEN_BYTES, ShareMemory
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 TOKEN = os.urandom(SHARED_TOKEN_BYTES)

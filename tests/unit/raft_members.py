@@ -12,15 +12,15 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from danube.cluster.cluster_log import ClusterLog
-from danube.cluster.controller_socket import serve_host
-from danube.cluster.raft_node import METADATA_DIRECTORY, Node, NodeSettings
-from danube.cluster.raft_transport import bind
-from danube.cluster.raftos_engine import RaftosEngine
-from danube.core.cluster_commands import DeletePrefix, RevokeLease
-from danube.core.commands import Change, Command, DeleteNamespace, DeleteTopic
-from danube.core.metadata import Metadata
-from danube.core.ports import Clock
+from danube.cluster.control.cluster_log import ClusterLog
+from danube.cluster.control.door import serve_host
+from danube.cluster.control.node import METADATA_DIRECTORY, Node, NodeSettings
+from danube.cluster.links.transport import bind
+from danube.cluster.raft.raftos_engine import RaftosEngine
+from danube.core.cluster.commands import DeletePrefix, RevokeLease
+from danube.core.metadata.commands import Change, Command, DeleteNamespace, DeleteTopic
+from danube.core.metadata.machine import Metadata
+from danube.core.metadata.ports import Clock
 
 SIZE = 3
 HEARTBEAT_MS = 100

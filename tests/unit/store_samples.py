@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from danube.core.cursor import CursorState
-from danube.core.grants import Mode
-from danube.core.metadata import Metadata
-from danube.wal.cursors import CursorStore
-from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
-from danube.wal.manifest_keys import cursors_key, manifest_key, metadata_key, segment_key
-from danube.wal.memory_store import MemoryStore
-from danube.wal.objects import ObjectInfo, ObjectStore
-from danube.wal.segment import LogIdentity, chain_hash_of, read_summary
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.grants import Mode
+from danube.core.metadata.machine import Metadata
+from danube.wal.log.cursors import CursorStore
+from danube.wal.segments.segment import LogIdentity, chain_hash_of, read_summary
+from danube.wal.stores.memory import MemoryStore
+from danube.wal.stores.objects import ObjectInfo, ObjectStore
+from danube.wal.tier.keys import cursors_key, manifest_key, metadata_key, segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from tests.unit.wal_samples import IDENTITY, append, open_log, roll, sync
 
 TOPIC = "/default/orders"

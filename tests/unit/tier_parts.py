@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from danube.broker.api import Session
-from danube.broker.tier import PartitionTier
-from danube.broker.tiers import TierOptions, Tiers
-from danube.core.policy import FailurePolicy
+from danube.broker.tiers.partition_tier import PartitionTier
+from danube.broker.tiers.worker_tiers import TierOptions, Tiers
+from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, StorageFailed
-from danube.wal.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
-from danube.wal.manifest_keys import segment_key
-from danube.wal.memory_store import MemoryStore
-from danube.wal.segment import SUMMARY_BYTES, LogIdentity, Summary, base_offset_of, read_summary
+from danube.wal.segments.segment import SUMMARY_BYTES, LogIdentity, Summary, base_offset_of, read_summary
+from danube.wal.stores.memory import MemoryStore
+from danube.wal.tier.keys import segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from tests.unit.broker_parts import Bench
 
 

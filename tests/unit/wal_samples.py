@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from danube.core.batch import BatchHeader, read_header, stamp
-from danube.core.columns import BatchView, encode
-from danube.wal.log import Log, LogIdentity, LogOptions
+from danube.core.batch.columns import BatchView, encode
+from danube.core.batch.format import BatchHeader, read_header, stamp
+from danube.wal.log.log import Log, LogIdentity, LogOptions
 
 IDENTITY = LogIdentity(topic_id=0x1234, partition=3)
 SMALL = LogOptions(segment_bytes=4096, preallocate_first=4096, preallocate_step_max=8192)

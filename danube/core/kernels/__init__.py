@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from danube.core import checksum
+from danube.core.batch import checksum
 
 available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault

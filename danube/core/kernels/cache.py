@@ -28,7 +28,7 @@ _DIGEST_BYTES: Final = 32
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _PRIVATE: Final = stat.S_IRWXU
 # Constants of these are compiled into kernels as well.
-_SOURCES_BESIDE: Final = ("../batch.py", "../../limits.py")
+_SOURCES_BESIDE: Final = ("../batch/format.py", "../../limits.py")
 
 
 def folders() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from danube.core.batch import BODY_CRC_START, COMPRESSION_MASK, FLAGS_KNOWN, HEADER_BYTES, MAGIC, Flag
+from danube.core.batch.format import BODY_CRC_START, COMPRESSION_MASK, FLAGS_KNOWN, HEADER_BYTES, MAGIC, Flag
 from danube.core.kernels import WELL_FORMED, jit
 from danube.core.kernels.batch import check_attributes, check_nulls, check_offsets, text_is_valid
 from danube.core.kernels.crc import crc32c

@@ -1,7 +1,7 @@
 """Kernels of the key-shared window: find keys, give their records to seats, count them anew.
 
-One pass over plain arrays each; the numpy twins are in :mod:`danube.core.key_table`, which also
-explains the arrays.  The constants are those of :mod:`danube.core.window`, spelled out because a
+One pass over plain arrays each; the numpy twins are in :mod:`danube.core.dispatch.key_table`, which also
+explains the arrays.  The constants are those of :mod:`danube.core.dispatch.window`, spelled out because a
 kernel knows no imports of other modules.
 """
 

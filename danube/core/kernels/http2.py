@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from danube.core.http2_frames import (
+from danube.core.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,

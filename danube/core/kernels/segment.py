@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from danube.core.batch import (
+from danube.core.batch.format import (
     BODY_CRC_START,
     COMPRESSION_MASK,
     HEADER_BYTES,

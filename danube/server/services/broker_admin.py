@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.services.calls import whole_list
 from danube.server.services.naming import number_of_broker
 from danube.server.services.ports import BrokerCalls, Call
-from danube.server.services.whole import whole_list
 
 _NO_LEADER = "not_found"  # what clients know for none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}

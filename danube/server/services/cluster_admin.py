@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from danube.broker.alone import JOIN_HINT
-from danube.cluster.addresses import split_address
-from danube.cluster.calls import Change, Changed, ClusterStatus, Status
+from danube.broker.operations.alone import JOIN_HINT
+from danube.cluster.control.calls import Change, Changed, ClusterStatus, Status
+from danube.cluster.links.addresses import split_address
 from danube.errors import ConfigInvalid, InvalidArgument, NotSupported, WrongState
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.ports import BrokerCalls, Call

@@ -1,20 +1,20 @@
-"""danube.ConsumerService: Subscribe and ReceiveMessages.  (Ack and Nack: :mod:`danube.server.settling`.)"""
+"""danube.ConsumerService: Subscribe and ReceiveMessages.  (Ack and Nack: server/messages/settling.)"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from danube.core.commands import KnowConsumer, KnownConsumer
-from danube.core.glob import KeyFilter
-from danube.core.http2_streams import Stream
-from danube.core.metadata import Metadata
+from danube.core.dispatch.filters import KeyFilter
+from danube.core.http2.streams import Stream
+from danube.core.metadata.commands import KnowConsumer, KnownConsumer
+from danube.core.metadata.machine import Metadata
 from danube.errors import InvalidArgument, LimitExceeded, TopicNotFound
 from danube.ids import check_label, check_topic_name
 from danube.limits import KNOWN_CONSUMERS_MAX
-from danube.server.calls import BrokerCalls, Call
-from danube.server.consuming import Consuming, Streaming
-from danube.server.convert import mode_of
+from danube.server.messages.consuming import Consuming, Streaming
+from danube.server.messages.convert import mode_of
 from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, ConsumerResponse, ReceiveRequest
+from danube.server.services.calls import BrokerCalls, Call
 
 
 class ConsumerService:

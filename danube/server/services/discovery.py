@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from danube.core.metadata import Metadata
+from danube.core.metadata.machine import Metadata
 from danube.errors import TopicNotFound
 from danube.ids import check_topic_name, split_partition_name
-from danube.server.calls import BrokerCalls, Call
 from danube.server.proto.DanubeApi_pb2 import (
     TopicLookupRequest,
     TopicLookupResponse,
     TopicPartitionsResponse,
 )
+from danube.server.services.calls import BrokerCalls, Call
 
 
 class Discovery:

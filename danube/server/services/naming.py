@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from danube.core.commands import TopicRecord
-from danube.core.metadata import Metadata
+from danube.core.metadata.commands import TopicRecord
+from danube.core.metadata.machine import Metadata
 from danube.errors import InvalidArgument, SubscriptionNotFound
 from danube.ids import check_label, check_topic_name
 from danube.server.services.ports import BrokerCalls

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from danube.cluster.calls import Answer, Request
-from danube.config import BrokerConfig
-from danube.core.metadata import Metadata
+from danube.cluster.control.calls import Answer, Request
+from danube.config.loading import BrokerConfig
+from danube.core.metadata.machine import Metadata
 
 
 class Call(Protocol):

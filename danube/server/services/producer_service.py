@@ -1,12 +1,12 @@
-"""danube.ProducerService: CreateProducer.  (SendMessage is :mod:`danube.server.publishing`.)"""
+"""danube.ProducerService: CreateProducer.  (SendMessage is :mod:`danube.server.messages.publishing`.)"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from danube.core.commands import TopicRecord
-from danube.core.known_consumers import producer_identity
-from danube.core.metadata import Metadata
+from danube.core.metadata.commands import TopicRecord
+from danube.core.metadata.known_consumers import producer_identity
+from danube.core.metadata.machine import Metadata
 from danube.errors import (
     Conflict,
     PolicyMismatch,
@@ -16,10 +16,10 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.ids import check_label, check_topic_name, split_partition_name
-from danube.server.calls import BrokerCalls, Call
-from danube.server.convert import reliable_of
+from danube.server.messages.convert import reliable_of
+from danube.server.messages.publishing import Publishing
 from danube.server.proto.DanubeApi_pb2 import ProducerAccessMode, ProducerRequest, ProducerResponse
-from danube.server.publishing import Publishing
+from danube.server.services.calls import BrokerCalls, Call
 
 
 class ProducerService:

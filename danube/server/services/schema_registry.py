@@ -15,9 +15,9 @@ from danube.ids import check_label, check_topic_name
 from danube.limits import KIB, SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
 from danube.server.proto import SchemaRegistry_pb2 as pb
+from danube.server.services.calls import whole_list
 from danube.server.services.naming import find, required
 from danube.server.services.ports import BrokerCalls, Call
-from danube.server.services.whole import whole_list
 
 _MICROSECONDS: Final = 1_000_000
 _REMARKS_BYTES_MAX: Final = 16 * KIB

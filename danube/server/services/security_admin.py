@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from danube.core.access import PERMISSIONS, SCOPES
+from danube.core.metadata.roles import PERMISSIONS, SCOPES
 from danube.errors import InvalidArgument, NotFound, WrongState
 from danube.ids import check_label, check_namespace
 from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.services.calls import whole_list
 from danube.server.services.naming import required, required_message
 from danube.server.services.ports import BrokerCalls, Call
-from danube.server.services.whole import whole_list
 
 PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
 

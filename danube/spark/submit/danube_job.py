@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in JOBS:
         sys.stderr.write(f"name one of the jobs {', '.join(JOBS)} and its options\n")
         return EXIT_USAGE
-    code: int = import_module(f"danube.spark.{words[0]}").main(words[1:])
+    code: int = import_module(f"danube.spark.jobs.{words[0]}.{words[0]}").main(words[1:])
     return code
 
 

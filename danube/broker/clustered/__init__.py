@@ -1,0 +1,1 @@
+"""What a worker has beside that in a cluster: leases, epochs, moves, other brokers."""

@@ -1,0 +1,252 @@
+"""The controller: the one process of a host that takes part in the cluster's agreement.
+
+Workers read the metadata from the copy that it keeps (``metadata.log``) and send it what they want agreed
+on.  It runs on a loop of its own in a process of its own, so a busy worker delays no heartbeat.  When it
+ends at any point nothing is lost: what it promised is in its journal, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from danube import __version__
+from danube.broker.clustered.load_source import LoadSource
+from danube.broker.processes import last_resort
+from danube.cluster.control.cluster_log import copy_exists
+from danube.cluster.control.dismissal import EXIT_DISMISSED, dismissed
+from danube.cluster.control.door import serve_host
+from danube.cluster.control.node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
+from danube.cluster.control.node_files import NODE_FILE, load_node
+from danube.cluster.control.recovery import refuse_unsound
+from danube.cluster.control.registration import Local, Proposals, Registration
+from danube.cluster.links.addresses import parse_addresses, split_address
+from danube.cluster.links.tls import TlsFiles, contexts
+from danube.cluster.links.transport import bind
+from danube.core.placement.balance import BalanceSettings
+from danube.errors import WrongState
+from danube.host import telemetry
+from danube.ipc.counters import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from danube.broker.processes.contexts import ControllerContext
+    from danube.config.loading import BrokerConfig
+    from danube.config.sections import BalanceConfig, ClusterConfig
+
+HEARTBEAT_S: Final = 0.5
+OTHERS_POLL_S: Final = 0.02
+_ALL_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - names them, listens nowhere
+NAME: Final = "controller"
+
+_log = telemetry.events("controller")
+
+
+def run_controller(context: ControllerContext, config: BrokerConfig) -> int | None:
+    """The main function of the controller's process; EXIT_DISMISSED when its node was removed."""
+    from danube.cluster.raft.raftos_engine import RaftosEngine
+
+    telemetry.configure(config.log.level, config.log.format, process=NAME)
+    cluster = config.cluster
+    settings = node_settings(cluster, context.settings.data_dir, balance_settings(config.balance))
+    with asyncio.Runner() as runner:
+        return runner.run(Controller(context, settings, RaftosEngine, config).run())
+
+
+def balance_settings(balance: BalanceConfig) -> BalanceSettings:
+    """What the configuration says about where partitions go."""
+    return BalanceSettings(
+        strategy=balance.strategy,
+        aggressiveness=balance.aggressiveness,
+        automatic=balance.automatic,
+        interval_s=balance.interval_ms // 1000,
+        moves_max=balance.moves_max,
+        weights=balance.weight_by_measure,
+    )
+
+
+def local_broker(broker_id: int, config: BrokerConfig, addresses: Mapping[str, str]) -> Local:
+    """How this broker is registered: where it listens, by the host that the members know where it is all."""
+    host = config.cluster.raft_addr.rpartition(":")[0]
+
+    def reached(door: str) -> str:
+        address = addresses.get(door, "")
+        own_host, _, port = address.rpartition(":")
+        return f"{host}:{port}" if own_host in _ALL_HOSTS else address
+
+    return Local(
+        broker_id=broker_id,
+        native_address=config.server.advertised or reached("native"),
+        grpc_address=config.grpc.advertised or reached("grpc"),
+        admin_address=reached("admin"),
+        metrics_address=reached("metrics"),
+        version=__version__,
+        shared=config.storage.mode != "local",
+        lease_ms=config.cluster.lease_ms,
+    )
+
+
+def node_settings(
+    cluster: ClusterConfig, data_dir: Path, balance: BalanceSettings | None = None
+) -> NodeSettings:
+    """What the configuration says about this member; raises ConfigInvalid where files cannot be used."""
+    files = TlsFiles(cluster.cert_file, cluster.key_file, cluster.ca_file)
+    return NodeSettings(
+        data_dir=data_dir,
+        cluster=cluster.name,
+        raft_addr=cluster.raft_addr,
+        seeds=tuple(parse_addresses(cluster.seed_nodes)),
+        join=tuple(parse_addresses(cluster.join)),
+        heartbeat_ms=cluster.heartbeat_ms,
+        tls=contexts(files) if cluster.cert_file else None,
+        balance=balance or BalanceSettings(),
+    )
+
+
+def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
+    """Raise ConfigInvalid, WrongState or Damage where a controller could not run, before one is started."""
+    from danube.cluster.raft.raftos_engine import check_installed
+
+    check_installed()
+    node_settings(cluster, data_dir)
+    refuse_unsound(data_dir)
+    member = (data_dir / NODE_FILE).exists() and load_node(data_dir).cluster_id
+    if copy_exists(data_dir / METADATA_DIRECTORY) and not member:
+        raise WrongState(
+            f"{data_dir} holds the topics of a broker that was alone",
+            why="members of a cluster must all begin with the same",
+            hint=f"`danube cluster adopt --data-dir {data_dir} --raft-addr {cluster.raft_addr}` makes it the"
+            " first member of a new cluster; a broker that joins one begins with an empty directory",
+        )
+
+
+def open_door(cluster: ClusterConfig) -> socket.socket:
+    """The listening socket for members: on the address itself, or on all where it is a name."""
+    host, port = split_address(cluster.raft_addr)
+    with suppress(ValueError):
+        return bind(str(ipaddress.ip_address(host)), port)
+    return bind(host if host == "localhost" else "", port)
+
+
+class Controller:
+    """A member, the sockets that it serves, and the supervisor's signals."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        settings: NodeSettings,
+        make_engine: MakeEngine,
+        config: BrokerConfig | None = None,
+    ) -> None:
+        """Without a configuration it is a member only, and registers no broker."""
+        self._context = context
+        self._config = config
+        self._registration: Registration | None = None
+        self._settings = settings
+        self._make_engine = make_engine
+        self._stop = asyncio.Event()
+        self._exit_code: int | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    async def run(self) -> int | None:
+        """Until the supervisor says stop, or the node is a member no more."""
+        self._loop = loop = asyncio.get_running_loop()
+        last_resort.install(loop)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        if self._context.drain.requested:
+            self._stop.set()
+        self._beat()
+        if self._settings.tls is None:
+            _log.warning("members are not authenticated", hint="set cluster.cert_file, key_file and ca_file")
+        node = Node(self._settings, self._make_engine, self._failed)
+        server = await serve_host(self._context.listener, node.asked)
+        node.when_committed = server.committed
+        taking_part = loop.create_task(node.run(self._context.door))
+        taking_part.add_done_callback(self._took_part)
+        registering = self._register(node)
+        leaving = loop.create_task(self._leave_when_dismissed(node))
+        leaving.add_done_callback(self._took_part)
+        await self._stop.wait()
+        leaving.cancel()
+        if self._exit_code is None:
+            await self._others_ended()
+        if registering is not None and self._registration is not None:
+            registering.cancel()
+            await self._registration.leave()
+        server.close()
+        taking_part.cancel()
+        node.stop()
+        return self._exit_code
+
+    async def _leave_when_dismissed(self, node: Node) -> None:
+        """Nothing is served in the name of a cluster that has another idea of its members."""
+        await dismissed(node)
+        _log.error("this node was removed from the cluster", node_id=node.node_id)
+        self._context.lease.end()
+        self._exit_code = EXIT_DISMISSED
+        self._stop.set()
+
+    def _register(self, node: Node) -> asyncio.Task[None] | None:
+        """Keep this host's broker registered from the time on when the node is part of a cluster."""
+        if self._config is None or self._context.region is None:
+            return None
+        local = local_broker(int(node.node_id), self._config, self._context.addresses)
+        _warn(local, self._settings.raft_addr)
+        load = LoadSource(self._context.region)
+        proposals = Proposals(node.asked)
+        self._registration = Registration(local, proposals, self._context.lease, load.report)
+        task = self._loop.create_task(self._registration.run())
+        task.add_done_callback(self._took_part)
+        return task
+
+    async def _others_ended(self) -> None:
+        """What workers still serve and the mover still uploads must stay this broker's until then.
+
+        A signal to the whole group comes here as early as to them.
+        """
+        while self._others_run():  # noqa: ASYNC110
+            await asyncio.sleep(OTHERS_POLL_S)
+
+    def _others_run(self) -> bool:
+        region, mover = self._context.region, self._context.mover
+        workers = region is not None and any(one["pid"] for one in snapshot(region))
+        return workers or (mover is not None and mover.pid != 0)
+
+    def _took_part(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Nothing may leave a member whose state on disk is not known."""
+        last_resort.leave("the member cannot go on", error)
+
+    def _beat(self) -> None:
+        self._context.heartbeat()
+        self._loop.call_later(HEARTBEAT_S, self._beat)
+
+
+def _warn(local: Local, raft_addr: str) -> None:
+    """What works alone, and not as a part of a cluster."""
+    if not local.shared:
+        _log.warning(
+            "partitions of reliable topics stay with a broker that dies",
+            why="they are on its disk only",
+            hint="set storage.url to a store that all brokers reach",
+        )
+    if _loopback(local.native_address) and not _loopback(raft_addr):
+        _log.warning(
+            "clients on other hosts are sent to an address that they cannot reach",
+            address=local.native_address,
+            hint="set server.host or server.advertised",
+        )
+
+
+def _loopback(address: str) -> bool:
+    return address.startswith(("127.", "localhost:", "[::1]:"))

@@ -1,0 +1,104 @@
+"""Which broker of a cluster serves a partition, as the metadata says it; for routers and doors.
+
+What is not here is *elsewhere*: OwnerMoved with the owner's address, or Unavailable while nobody owns
+it or its owner is away.  The metadata may be a moment old; who asks the wrong broker is told again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danube.core.placement.recovered import reservation_of
+from danube.errors import DanubeError, OwnerMoved, Unavailable
+
+if TYPE_CHECKING:
+    from danube.cluster.log.local_log import LocalLog
+    from danube.core.cluster.commands import BrokerRecord, Ownership, Reservation
+    from danube.core.cluster.state import ClusterState
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.protocol.native import TopicView
+
+WAITED_FOR = "the client waits and asks again"
+
+
+class Directory:
+    """One for each worker of a cluster; ``read`` takes in what others committed."""
+
+    def __init__(self, broker_id: int, metadata: LocalLog, read: Callable[[], None]) -> None:
+        self.broker_id = broker_id
+        self._metadata = metadata
+        self._read = read
+
+    @property
+    def _state(self) -> ClusterState:
+        return self._metadata.state.cluster
+
+    @property
+    def version(self) -> int:
+        """Of the metadata that is known here."""
+        return self._metadata.version
+
+    @property
+    def address(self) -> str:
+        """Where native clients reach this broker; "" before it is registered."""
+        broker = self._state.brokers.find(self.broker_id)
+        return broker.native_address if broker is not None else ""
+
+    def ownership(self, topic_id: int, partition: int) -> Ownership:
+        """Who has a partition, or had it last."""
+        return self._state.owners.of(topic_id, partition)
+
+    def reservation(self, topic_id: int, partition: int) -> Reservation:
+        """How far a partition's owners may have given offsets."""
+        return reservation_of(self._metadata.state, topic_id, partition)
+
+    def name(self, topic_id: int, partition: int) -> str | None:
+        """The physical name of a partition; None where its topic is gone."""
+        record = self._metadata.state.topic_with_id(topic_id)
+        return None if record is None else record.physical_name(partition)
+
+    def broker(self, broker_id: int) -> BrokerRecord | None:
+        """A broker that is there."""
+        found = self._state.brokers.find(broker_id)
+        return found if found is not None and found.alive else None
+
+    def owner(self, topic_id: int, partition: int) -> BrokerRecord | None:
+        """The owner of a partition; None where it has none or that is not there."""
+        broker_id = self._state.owners.of(topic_id, partition).broker_id
+        return self.broker(broker_id) if broker_id else None
+
+    def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None:
+        """None for a partition of this broker, else what who asks for it here is told."""
+        owners = self._state.owners
+        if owners.of(topic_id, partition).broker_id == self.broker_id:
+            return None
+        self._read()
+        return self.moved(topic_id, partition)
+
+    def moved(self, topic_id: int, partition: int) -> DanubeError | None:
+        """The same, without looking whether there is more to read."""
+        record = self._state.owners.of(topic_id, partition)
+        if record.broker_id == self.broker_id:
+            return None
+        owner = self.broker(record.broker_id) if record.broker_id else None
+        if owner is not None:
+            return OwnerMoved(
+                f"the partition is served by broker {owner.broker_id}", hint="ask there",
+                address=owner.native_address, broker_id=str(owner.broker_id), epoch=record.epoch,
+            )  # fmt: skip
+        if record.broker_id:
+            why = f"broker {record.broker_id} owns it and is not there"
+            return Unavailable("the partition cannot be reached now", why=why, hint=WAITED_FOR)
+        return Unavailable("the partition has no owner yet", why=record.reason, hint=WAITED_FOR)
+
+    def describe(self, record: TopicRecord, view: TopicView) -> TopicView:
+        """Say in a view where each partition is served, and which brokers there are."""
+        brokers = self._state.brokers.brokers()
+        view.brokers = [broker.native_address for broker in brokers if broker.alive]
+        owners = (self.owner(record.topic_id, index) for index in range(len(view.partitions)))
+        view.owners = [
+            "" if owner is None or owner.broker_id == self.broker_id else owner.native_address
+            for owner in owners
+        ]
+        return view

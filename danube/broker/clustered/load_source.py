@@ -1,0 +1,94 @@
+"""What this host's broker is loaded with: its workers' shared counters, and the kernel's figures in /proc.
+
+Rates are between two looks.  What cannot be read counts as nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from danube.config.loading import usable_cores
+from danube.core.placement.load_report import LoadReport
+from danube.host import clock
+from danube.ipc.counters import Counter, snapshot
+
+if TYPE_CHECKING:
+    from danube.ipc.region import Region
+
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PROC: Final = Path("/proc")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+class LoadSource:
+    """``report`` looks once; the first rates are since it was made."""
+
+    def __init__(self, region: Region, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> None:
+        self._region = region
+        self._proc = proc
+        self._cgroup = cgroup
+        self._cores = usable_cores()
+        self._at_ns = clock.monotonic_ns()
+        self._cpu_by_pid: dict[int, int] = {}
+        self._bytes, self._records = self._totals(snapshot(region))
+
+    def report(self) -> LoadReport:
+        now_ns = clock.monotonic_ns()
+        seconds = max(1e-3, (now_ns - self._at_ns) / 1e9)
+        self._at_ns = now_ns
+        counters = snapshot(self._region)
+        total_bytes, total_records = self._totals(counters)
+        moved_bytes, self._bytes = total_bytes - self._bytes, total_bytes
+        moved_records, self._records = total_records - self._records, total_records
+        busy_ns = self._busy_ns(one[Counter.PID.name.lower()] for one in counters)
+        return LoadReport(
+            cpu=round(min(1.0, busy_ns / 1e9 / seconds / self._cores), 3),
+            memory=round(self._memory(), 3),
+            bytes_per_s=round(max(0.0, moved_bytes / seconds), 1),
+            records_per_s=round(max(0.0, moved_records / seconds), 1),
+            backlog_records=sum(one["backlog_records"] for one in counters),
+            partition_count=sum(one["partitions_open"] for one in counters),
+        )
+
+    @staticmethod
+    def _totals(counters: list[dict[str, int]]) -> tuple[int, int]:
+        return (
+            sum(one["bytes_in"] + one["bytes_out"] for one in counters),
+            sum(one["records_in"] + one["records_out"] for one in counters),
+        )
+
+    def _busy_ns(self, pids: Iterable[int]) -> int:
+        """Processor time of the workers since the last look; a process that is new counts from its start."""
+        before, self._cpu_by_pid = self._cpu_by_pid, {}
+        busy_ns = 0
+        for pid in pids:
+            used_ns = self._cpu_ns(pid) if pid else 0
+            if used_ns:
+                busy_ns += max(0, used_ns - before.get(pid, used_ns))
+                self._cpu_by_pid[pid] = used_ns
+        return busy_ns
+
+    def _cpu_ns(self, pid: int) -> int:
+        try:
+            words = (self._proc / str(pid) / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
+            return (int(words[11]) + int(words[12])) * _TICK_NS  # utime, stime
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def _memory(self) -> float:
+        """The share in use of what this host, or its control group, has."""
+        try:
+            limit = int((self._cgroup / "memory.max").read_text("ascii"))  # ValueError: "max"
+            used = int((self._cgroup / "memory.current").read_text("ascii"))
+            return min(1.0, used / limit)
+        except (OSError, ValueError, ZeroDivisionError):
+            pass
+        try:
+            lines = (self._proc / "meminfo").read_text("ascii").splitlines()
+            sizes = {name: int(rest.split()[0]) for name, _, rest in (one.partition(":") for one in lines)}
+            return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
+        except (OSError, ValueError, LookupError, ZeroDivisionError):
+            return 0.0

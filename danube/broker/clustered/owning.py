@@ -1,0 +1,208 @@
+"""The epochs under which a worker may open the partitions of its broker.
+
+Granted:  an epoch that was given while this worker ran and the lease held, by the leader or because it
+          asked; nobody has appended under it.  What a worker finds when it starts belongs to its predecessor.
+Taken:    of what the broker owns already, its worker asks for another epoch: after a restart of the
+          worker, and after the broker's lease was over.  While it is over nothing is asked.
+Lost:     another broker owns it, or nobody.
+
+The log's epoch is the ownership's times REOPENS_PER_INCARNATION, and one more for each time that the same
+worker opens the log anew; so it grows with every owner, every worker and every reopening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from danube.broker.shard.shard import REOPENS_PER_INCARNATION
+from danube.core.cluster.commands import AssignPartitions, ReleasePartitions
+from danube.core.cluster.ownership import EPOCH_MAX
+from danube.core.placement.workers import owner_of
+from danube.errors import DanubeError, LimitExceeded, Unavailable
+from danube.host import clock, telemetry
+from danube.limits import PARTITIONS_PER_COMMAND_MAX
+
+if TYPE_CHECKING:
+    from danube.broker.clustered.directory import Directory
+    from danube.cluster.log.local_log import LocalLog
+    from danube.core.cluster.commands import Ownership
+    from danube.core.metadata.commands import Command, Outcome
+
+TAKE_NS: Final = 10_000_000_000
+WITHOUT_LEASE_NS: Final = 1_000_000_000
+RETRY_NS: Final = 200_000_000
+
+Place = tuple[int, int]  # topic id, partition
+Taken = Callable[[DanubeError | None], None]
+
+_log = telemetry.events("owning")
+
+
+class Submit(Protocol):
+    def __call__(self, command: Command, then: Callable[[Outcome], None]) -> None: ...
+
+
+class _Taking:
+    """A partition whose next epoch is asked for, and who waits for it."""
+
+    __slots__ = ("asked", "deadline_ns", "thens", "try_ns")
+
+    def __init__(self, deadline_ns: int) -> None:
+        self.thens: list[Taken] = []
+        self.deadline_ns = deadline_ns
+        self.asked = False
+        self.try_ns = 0  # not before
+
+
+class Owning:
+    """One worker's; all methods run on its loop."""
+
+    def __init__(
+        self, worker: tuple[int, int], metadata: LocalLog, directory: Directory, submit: Submit
+    ) -> None:
+        self._worker, self._workers = worker
+        self._metadata = metadata
+        self._directory = directory
+        self._submit = submit
+        self._asking = False  # the lease holds
+        self._epochs: dict[Place, int] = {}
+        self._taking: dict[Place, _Taking] = {}
+
+    def here(self, topic_id: int, partition: int) -> bool:
+        """Whether this worker is the one that may own the partition on this host."""
+        return owner_of(topic_id, partition, self._workers) == self._worker
+
+    def owned(self, topic_id: int, partition: int) -> bool:
+        """Whether the broker owns it."""
+        owners = self._metadata.state.cluster.owners
+        return owners.of(topic_id, partition).broker_id == self._directory.broker_id
+
+    def places(self) -> list[Place]:
+        """What the broker owns and this worker serves."""
+        records = self._metadata.state.cluster.owners.of_broker(self._directory.broker_id)
+        return [place for record in records if self.here(*(place := (record.topic_id, record.partition)))]
+
+    # -- epochs -----------------------------------------------------------------------------------
+
+    def granted(self, place: Place) -> bool:
+        """Whether the partition may be opened."""
+        return place in self._epochs
+
+    def log_epoch(self, place: Place) -> int:
+        """The first epoch of a log that is opened now; 0 for what may not be opened."""
+        return self._epochs.get(place, 0) * REOPENS_PER_INCARNATION
+
+    def grant(self, place: Place, epoch: int) -> None:
+        """The broker became the owner, or got another epoch.
+
+        The leader may be faster than the word that the lease holds: what it gives before is taken again
+        (:meth:`begin`), because until then no turn would write what a partition is sent.
+        """
+        if not self._asking:
+            return
+        error: DanubeError | None = None
+        if epoch < EPOCH_MAX // REOPENS_PER_INCARNATION:
+            self._epochs[place] = epoch
+        else:
+            error = LimitExceeded("the partition had too many owners", epoch=epoch)
+        self._settle(place, error)
+
+    def lose(self, place: Place) -> None:
+        """Somebody else owns it, or nobody."""
+        self._epochs.pop(place, None)
+        self._settle(place, self._directory.moved(*place))
+
+    def forget(self) -> None:
+        """The lease is over: everything has to be taken again."""
+        self._asking = False
+        self._epochs.clear()
+        deadline_ns = clock.monotonic_ns() + WITHOUT_LEASE_NS
+        for taking in self._taking.values():
+            taking.deadline_ns = min(taking.deadline_ns, deadline_ns)
+            taking.asked = False  # what comes of that is not ours any more
+
+    def begin(self) -> None:
+        """The lease holds: take all that is the broker's."""
+        self._asking = True
+        self.take_all(self.places())
+
+    def release(self, record: Ownership, then: Taken) -> None:
+        """Tell the cluster that nothing is appended to a partition any more."""
+        command = ReleasePartitions(
+            broker_id=self._directory.broker_id,
+            partitions=((record.topic_id, record.partition, record.epoch),),
+        )
+        try:
+            self._submit(command, lambda outcome: then(outcome if isinstance(outcome, DanubeError) else None))
+        except DanubeError as error:
+            then(error)
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    def take(self, place: Place, then: Taken | None = None) -> None:
+        """Ask for an epoch of what the broker owns; ``then`` gets None once it is granted, or the error."""
+        taking = self._taking.get(place)
+        if taking is None:
+            wait_ns = TAKE_NS if self._asking else WITHOUT_LEASE_NS
+            taking = self._taking[place] = _Taking(clock.monotonic_ns() + wait_ns)
+        if then is not None:
+            taking.thens.append(then)
+        self.step()
+
+    def take_all(self, places: Iterable[Place]) -> None:
+        """Ask for those that are not granted, together."""
+        deadline_ns = clock.monotonic_ns() + TAKE_NS
+        for place in places:
+            if place not in self._epochs:
+                self._taking.setdefault(place, _Taking(deadline_ns))
+        self.step()
+
+    def step(self) -> None:
+        """Ask for what is due while the lease holds; give up what nobody answers."""
+        now_ns = clock.monotonic_ns()
+        over = [place for place, taking in self._taking.items() if taking.deadline_ns <= now_ns]
+        for place in over:
+            self._settle(place, Unavailable("the partition cannot be opened now", hint="ask again"))
+        if not self._asking:
+            return
+        due = [one for one, taking in self._taking.items() if not taking.asked and taking.try_ns <= now_ns]
+        for start in range(0, len(due), PARTITIONS_PER_COMMAND_MAX):
+            self._ask(due[start : start + PARTITIONS_PER_COMMAND_MAX])
+
+    def _ask(self, places: list[Place]) -> None:
+        owned = [place for place in places if self.owned(*place)]
+        for place in set(places).difference(owned):
+            self._settle(place, self._directory.moved(*place))
+        if not owned:
+            return
+        owners = self._metadata.state.cluster.owners
+        wanted = tuple((*place, owners.of(*place).epoch) for place in owned)
+        for taking in [self._taking[place] for place in owned if place in self._taking]:
+            taking.asked = True
+        command = AssignPartitions(broker_id=self._directory.broker_id, partitions=wanted)
+        try:
+            self._submit(command, lambda outcome: self._asked(owned, outcome))
+        except DanubeError as error:
+            self._asked(owned, error)
+
+    def _asked(self, places: list[Place], outcome: Outcome) -> None:
+        """Where it was carried out :meth:`grant` has been called; one that was overtaken spoils all."""
+        if not isinstance(outcome, DanubeError):
+            return
+        _log.limited("epochs not taken", source="take", why=str(outcome), count=len(places))
+        try_ns = clock.monotonic_ns() + (RETRY_NS if len(places) == 1 else 0)
+        for place in places:
+            taking = self._taking.get(place)
+            if taking is not None:
+                taking.asked = False
+                taking.try_ns = try_ns
+        if len(places) > 1:
+            for place in [place for place in places if place in self._taking]:
+                self._ask([place])
+
+    def _settle(self, place: Place, error: DanubeError | None) -> None:
+        taking = self._taking.pop(place, None)
+        if taking is not None:
+            for then in taking.thens:
+                then(error)

@@ -1,0 +1,122 @@
+"""Requests for partitions that nobody serves at the moment: kept until somebody does, or for a while.
+
+A partition has no owner for a moment when its topic was just made and whenever it moves.  A request that
+waits here is answered as soon as the owner is known, without the client asking again and again.  So is a
+question that another broker refused: while a partition moves, brokers that learn of it one after the other
+may each take another one for its owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import FrameDecoder, Kind
+from danube.errors import ClosedError, DanubeError, OwnerMoved, Unavailable
+from danube.host import clock
+
+if TYPE_CHECKING:
+    from danube.broker.operations.context import Answer
+    from danube.broker.routing.router import RoutedSession, Router
+    from danube.core.protocol.native import Frame
+
+WAIT_NS: Final = 1_000_000_000
+PARKED_MAX: Final = 10_000
+_WAITS: Final = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.ADMIN)))
+
+
+class _Parked(NamedTuple):
+    deadline_ns: int
+    session: RoutedSession
+    frame: bytes  # whole
+    handle: int  # that it opens; 0: none
+
+
+class Parked:
+    """What waits on one worker; the oldest first."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._waiting: deque[_Parked] = deque()
+        self._refused: deque[_Parked] = deque()  # elsewhere, and not offered again since
+        self._deadline_ns = 0  # of what is offered again; 0: none is
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._refused)
+
+    def take(self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError) -> bool:
+        """Keep a request that failed with ``error``; False where waiting would not help."""
+        if type(error) is not Unavailable or frame.kind not in _WAITS:
+            return False
+        return self._keep(self._waiting, self._parked(session, frame, buffer))
+
+    def unless_refused(
+        self, session: RoutedSession, frame: Frame, buffer: memoryview, answer: Answer
+    ) -> Answer:
+        """``answer`` for a question to another broker: what that one refused waits here instead."""
+        parked = self._parked(session, frame, buffer)
+
+        def answered(outcome: object) -> None:
+            refused = isinstance(outcome, OwnerMoved) and bool(outcome.facts.get("address"))
+            if not refused or not self._keep(self._refused, parked):
+                answer(outcome)
+
+        return answered
+
+    def _parked(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> _Parked:
+        start = frame.start - wire.FRAME_HEADER_BYTES
+        end = frame.start + ((frame.end - frame.start + 7) & ~7)
+        deadline_ns = self._deadline_ns or clock.monotonic_ns() + WAIT_NS
+        return _Parked(deadline_ns, session, bytes(buffer[start:end]), frame.handle)
+
+    def _keep(self, queue: deque[_Parked], parked: _Parked) -> bool:
+        """Whether it has time left, and there is room."""
+        if len(self) >= PARKED_MAX or clock.monotonic_ns() >= parked.deadline_ns:
+            return False
+        queue.append(parked)
+        if parked.handle:
+            parked.session.opening[parked.handle] = parked
+        return True
+
+    def offer(self) -> None:
+        """Ownership changed: look again at all."""
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            self._offer(one)
+        self._offer_refused()
+
+    def tick(self, now_ns: int) -> None:
+        """Answer what has waited long enough, and ask again what was refused."""
+        for _ in range(len(self._waiting)):  # each once: one may be put back, as its owner's ring is full
+            if not self._waiting or self._waiting[0].deadline_ns > now_ns:
+                break
+            self._offer(self._waiting.popleft())
+        self._offer_refused()
+
+    def _offer_refused(self) -> None:
+        """No news need come for these: it may be the other broker that did not know."""
+        refused, self._refused = self._refused, deque()
+        for one in refused:
+            self._offer(one)
+
+    def _offer(self, parked: _Parked) -> None:
+        if parked.session.closed:
+            return
+        opening = parked.session.opening
+        given_up = parked.handle and opening.get(parked.handle) is not parked
+        if not given_up:
+            opening.pop(parked.handle, None)
+        buffer = memoryview(bytearray(parked.frame))
+        self._deadline_ns = parked.deadline_ns
+        try:
+            for frame in FrameDecoder().frames(buffer, 0, len(buffer)):
+                if given_up:
+                    closed = ClosedError("the handle was closed before it was open")
+                    parked.session.send_error(closed, frame.correlation)
+                elif not self._router.route(parked.session, frame, buffer):
+                    self._waiting.append(parked)  # the ring to its owner is full
+                    if parked.handle:
+                        opening[parked.handle] = parked
+        finally:
+            self._deadline_ns = 0

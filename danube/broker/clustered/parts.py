@@ -1,0 +1,103 @@
+"""What a worker of a broker in a cluster has beside that of a single host, and how it is put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.clustered.directory import Directory
+from danube.broker.clustered.notices import CommitNotices
+from danube.broker.clustered.owning import Owning
+from danube.broker.clustered.parked import Parked
+from danube.broker.clustered.peers import Peers
+from danube.broker.clustered.reserving import Reserving
+from danube.broker.clustered.shard import ClusterShard
+from danube.broker.processes.data_dir import broker_id
+from danube.broker.processes.listeners import own_address
+from danube.core.cluster.commands import BrokerChanged, OwnershipChanged
+from danube.errors import OwnerMoved
+from danube.host import clock
+
+if TYPE_CHECKING:
+    from danube.broker.processes.contexts import WorkerContext
+    from danube.broker.processes.lease import SharedLease
+    from danube.broker.routing.router import Router
+    from danube.client.machine.publishing import PartitionProducer
+    from danube.cluster.log.local_log import LocalLog
+    from danube.core.metadata.commands import Change, TopicRecord
+
+
+class ClusterParts:
+    """One for each worker; all methods run on its loop.  ``read`` takes in what others committed."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        lease: SharedLease,
+        metadata: LocalLog,
+        loop: asyncio.AbstractEventLoop,
+        read: Callable[[], None],
+        submit: Any,
+    ) -> None:
+        self._lease = lease
+        self._worker = context.worker
+        self._home = own_address(context.listeners["native"])
+        self.broker_id = broker_id(context.settings.data_dir, clustered=True)
+        self.directory = Directory(self.broker_id, metadata, read)
+        self._owning = Owning((context.worker, context.workers), metadata, self.directory, submit)
+        self._reserving = Reserving(self.directory, submit)
+        self._notices = CommitNotices(loop, context.controller_address, read)
+        self._peers = Peers(loop)
+        self._shard: ClusterShard
+        self._parked: Parked
+
+    @property
+    def metadata_whole(self) -> bool:
+        """Whether the host's copy has all that was agreed on before this broker was registered."""
+        return 0 < self._lease.registration <= self.directory.version
+
+    def make_shard(self, silence: Callable[[], None], **parts: Any) -> ClusterShard:
+        """The worker's shard; ``silence`` drops all connections with what they were to be sent."""
+        self._shard = ClusterShard(
+            self.directory, self._owning, self._reserving, self._lease, silence, **parts
+        )
+        return self._shard
+
+    def join(self, router: Router) -> None:
+        """Let a router know of the other brokers."""
+        self._parked = Parked(router)
+        router.directory, router.parked, router.peers = self.directory, self._parked, self._peers
+
+    def start(self) -> None:
+        self._notices.start()
+
+    def drain(self) -> None:
+        """Nothing more is taken: say where each log ends, for whoever owns it next."""
+        self._shard.end_reservations()
+
+    def stop(self) -> None:
+        self._notices.stop()
+        self._peers.close()
+
+    def follow(self, changes: Iterable[Change]) -> None:
+        """The metadata changed."""
+        concerned = False
+        for change in changes:
+            if isinstance(change, OwnershipChanged):
+                self._shard.follow(change.record)
+                concerned = True
+            elif isinstance(change, BrokerChanged):
+                concerned = True
+        if concerned and len(self._parked):
+            self._parked.offer()
+
+    def producer_elsewhere(self, record: TopicRecord, partition: str, name: str) -> PartitionProducer | None:
+        """A producer of a topic's first partition, where another broker owns it; it follows the owner."""
+        if not isinstance(self.directory.elsewhere(record.topic_id, 0), OwnerMoved):
+            return None
+        return self._peers.producer(self._home, partition, f"{name}-{self.broker_id}-{self._worker}")
+
+    def tick(self) -> None:
+        """Many times a second."""
+        self._parked.tick(clock.monotonic_ns())

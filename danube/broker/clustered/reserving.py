@@ -1,0 +1,95 @@
+"""The offsets that the owner of a partition may give: reserved in the metadata ahead of its need.
+
+Only where records are in a store that other brokers read: there the next owner begins behind what was
+reserved, so no offset is given twice.  What is on one disk only is numbered by that disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danube.broker.shard.shard import REOPENS_PER_INCARNATION
+from danube.core.cluster.commands import ReserveOffsets
+from danube.core.partition.partition import OffsetBudget
+from danube.errors import DanubeError
+from danube.host import telemetry
+
+if TYPE_CHECKING:
+    from danube.broker.clustered.directory import Directory
+    from danube.broker.clustered.owning import Place, Submit
+    from danube.broker.partition.hosted import HostedPartition
+    from danube.core.cluster.commands import Reservation
+    from danube.core.metadata.commands import Outcome
+
+Then = Callable[[DanubeError | None], None]
+
+_log = telemetry.events("owning")
+
+
+class Reserving:
+    """One worker's; all methods run on its loop."""
+
+    def __init__(self, directory: Directory, submit: Submit) -> None:
+        self._directory = directory
+        self._submit = submit
+
+    def budget(self, place: Place, epoch: int) -> OffsetBudget:
+        """Of an ownership that begins: nothing may be given before more is reserved."""
+        known = self._directory.reservation(*place)
+        mine = known.broker_id == self._directory.broker_id and known.epoch == epoch and not known.closed
+        return OffsetBudget(known.end if mine else 0)
+
+    def look(self, hosted: HostedPartition, then: Then | None = None) -> None:
+        """Reserve more where it is time to; ``then`` gets None once that is done, or the error."""
+        budget = hosted.budget
+        wanted = budget.wanted(hosted.core.log_end) if budget is not None else None
+        if budget is None or wanted is None:
+            if then is not None:
+                then(None)
+            return
+        end = max(wanted, self._directory.reservation(hosted.topic_id, hosted.index).end)
+        budget.asked(end)
+
+        def done(error: DanubeError | None) -> None:
+            if error is None:
+                budget.reserved(end)
+            else:
+                budget.refused()
+                _log.limited("offsets not reserved", source=hosted.name, why=str(error))
+            if then is not None:
+                then(error)
+
+        self._propose(hosted, end, done)
+
+    def close(self, hosted: HostedPartition) -> None:
+        """Nothing more is given: the next owner begins at the log's end."""
+        if hosted.budget is not None and not hosted.budget.closed:
+            end = hosted.budget.close(hosted.core.log_end)
+            self._propose(hosted, end, lambda error: None, last=True)
+
+    def _propose(self, hosted: HostedPartition, end: int, then: Then, *, last: bool = False) -> None:
+        epoch = hosted.core.epoch // REOPENS_PER_INCARNATION
+        command = ReserveOffsets(
+            broker_id=self._directory.broker_id,
+            partitions=((hosted.topic_id, hosted.index, epoch, end),),
+            last=last,
+        )
+
+        def committed(outcome: Outcome) -> None:
+            then(outcome if isinstance(outcome, DanubeError) else None)
+
+        try:
+            self._submit(command, committed)
+        except DanubeError as error:
+            then(error)
+
+
+def reserved_fields(known: Reservation) -> dict[str, int | bool]:
+    """Of the question to the mover."""
+    return {
+        "reserved_end": known.end,
+        "reserved_broker_id": known.broker_id,
+        "reserved_epoch": known.epoch,
+        "closed": known.closed,
+    }

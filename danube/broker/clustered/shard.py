@@ -1,0 +1,421 @@
+"""A shard of a broker in a cluster: it serves what the broker owns, and only while the broker's lease holds.
+
+    of nobody --granted--> ours --opened--> hosted --asked to release--> leaving --released--> departed
+                             ^                |                                                   |
+                             '----- taken ----'  the lease was over, the worker is a new one      |
+    clients are told the new owner's address when it is known  <---------------------------------'
+
+The right to acknowledge is looked at twice in a turn, with the clock: before what came in is written, and
+before what was answered leaves the process.  A worker that was paused beyond its lease therefore appends
+nothing and says nothing: its connections are dropped with what they had to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from danube.broker.clustered.leaving import Leaving
+from danube.broker.clustered.reserving import reserved_fields
+from danube.broker.partition.opening import ANY_EPOCH, after_cut, lost_before, partition_directory
+from danube.broker.shard.shard import REOPENS_PER_INCARNATION, Shard
+from danube.core.cluster.ownership import DELETED
+from danube.errors import DanubeError, OwnerMoved, TopicNotFound, Unavailable, broken
+from danube.host import clock, telemetry
+from danube.wal.segments.segment import log_id_of_topic
+
+if TYPE_CHECKING:
+    from danube.broker.api import Session
+    from danube.broker.clustered.directory import Directory
+    from danube.broker.clustered.owning import Owning, Place
+    from danube.broker.clustered.reserving import Reserving
+    from danube.broker.partition.hosted import HostedPartition
+    from danube.broker.processes.lease import SharedLease
+    from danube.broker.tiers.worker_tiers import Tiers
+    from danube.core.cluster.commands import Ownership
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.partition.partition import OffsetBudget
+    from danube.wal.segments.local_holes import Ahead
+
+RESERVE_NS: Final = 500_000_000
+OPEN_AGAIN_NS: Final = 2_000_000_000
+DEPARTED_NS: Final = 1_000_000_000  # so long clients wait to be told where a partition went
+STALE_NS: Final = 5_000_000_000  # and so long for a thread that opens its log for what was let go
+
+Then = Callable[["HostedPartition | DanubeError"], None]
+
+_log = telemetry.events("shard")
+
+
+class ClusterShard(Shard):
+    """See the module; :meth:`follow` tells it each change of ownership."""
+
+    def __init__(
+        self, directory: Directory, owning: Owning, reserving: Reserving, lease: SharedLease,
+        silence: Callable[[], None], **parts: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**parts)
+        self._directory = directory
+        self._owning = owning
+        self._reserving = reserving
+        self._lease = lease
+        self._silence = silence  # drops all connections with what they were to be sent
+        self._asked: dict[Place, Ownership] = {}  # to leave, and not open yet
+        self._unopened: set[Place] = set()  # to be open though nobody asks for it
+        self._open_ns = 0  # when to try again
+        self._leaving: dict[Place, Leaving] = {}
+        self._departed: dict[Place, tuple[HostedPartition, int]] = {}  # until when
+        self._inheriting: dict[Place, list[Then]] = {}  # who asked for what the mover makes ready
+        self._reserve_ns = 0  # when to look next
+        self._held: dict[Place, list[Then]] = {}  # who asked for what is leaving
+        self._stale: dict[Place, int] = {}  # whose log such a thread opens; who waits is told then
+        self.storage.on_reopen_ended = self._reopen_ended
+        self._serving = False  # the lease held when it was looked at last, by the registration
+        self._registration = 0
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        if self._lease_holds():
+            super().turn()
+            self._lease_holds()
+        elif self._dirty:  # what they lie in is free after this turn
+            broken("records were taken without a lease", partitions=len(self._dirty))
+
+    def _lease_holds(self) -> bool:
+        """Whether it has held since :meth:`_serve`: one that lapsed and is renewed has let everything go."""
+        if not self._serving:
+            return False
+        lease = self._lease
+        # The end first: it is stored after the registration that it belongs to.
+        if clock.elapsed_ns() < lease.end_ns and lease.registration == self._registration:
+            return True
+        self._lapse()
+        return False
+
+    def _lapse(self) -> None:
+        """Another broker may own everything by now: nothing is written, answered or handed out any more."""
+        self._serving = False
+        departed = [hosted for hosted, _ in self._departed.values()]
+        _log.warning("the broker's lease is over", partitions=len(self.partitions))
+        self._silence()
+        self._owning.forget()
+        error = OwnerMoved("the broker's lease was over", hint="the client asks again by itself")
+        hosts, self.partitions = [*self.partitions.values(), *departed], {}
+        self._asked.clear()
+        self._unopened.clear()
+        self._leaving.clear()
+        self._departed.clear()
+        for hosted in hosts:
+            self._depart(hosted, error)
+        for place in list(self._held):
+            self._release_held(place, error)
+
+    def _serve(self) -> None:
+        """Begin, or begin again, once it is known here what this registration found."""
+        holds, registration = clock.elapsed_ns() < self._lease.end_ns, self._lease.registration
+        if holds and 0 < registration <= self._directory.version:
+            self._serving, self._registration = True, registration
+            self._owning.begin()
+
+    def tick(self) -> None:
+        super().tick()
+        now_ns = clock.monotonic_ns()
+        if not self._lease_holds():
+            self._serve()
+        self._owning.step()
+        if now_ns >= self._reserve_ns:
+            self._reserve_ns = now_ns + RESERVE_NS
+            for hosted in self.partitions.values():
+                self._reserving.look(hosted)
+        if now_ns >= self._open_ns:
+            self._open_ns = now_ns + OPEN_AGAIN_NS
+            for place in list(self._unopened):
+                self._keep_open(place)
+        for leaving in list(self._leaving.values()):
+            leaving.step(now_ns)
+        for place, (hosted, until_ns) in list(self._departed.items()):
+            if until_ns <= now_ns:
+                self._tell_departed(place, Unavailable(f"{hosted.name} has no owner yet", hint="ask again"))
+        for place in [place for place, until_ns in self._stale.items() if until_ns <= now_ns]:
+            _log.limited("a partition waits for its disk", source=self._name(place) or "", topic_id=place[0])
+            error = Unavailable("an earlier opening of its log has not ended", hint="ask again")
+            self._release_held(place, error)
+
+    # -- ownership --------------------------------------------------------------------------------
+
+    def serves(self, topic_id: int, index: int) -> bool:
+        return self._owning.owned(topic_id, index)
+
+    def follow(self, record: Ownership) -> None:
+        """The ownership of a partition changed; what is overtaken already is passed over."""
+        place = record.topic_id, record.partition
+        if not self._owning.here(*place):
+            return
+        if record.reason == DELETED:
+            self._delete(place)
+            return
+        if record != self._directory.ownership(*place):
+            return
+        hosted = self._hosted(place)
+        if record.broker_id != self._directory.broker_id:
+            self._lose(place, hosted)
+        elif record.reason:
+            self._asked_to_leave(place, hosted, record)
+        else:
+            self._own(place, hosted, record)
+
+    def _delete(self, place: Place) -> None:
+        """Its topic is gone: nothing of it waits any more."""
+        error = TopicNotFound("the topic was deleted")
+        self._owning.lose(place)
+        self._asked.pop(place, None)
+        self._leaving.pop(place, None)
+        hosted, _ = self._departed.pop(place, (None, 0))
+        if hosted is not None:
+            self._forget(hosted, error)
+        self._release_held(place, error)
+
+    def _own(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
+        """It is ours, under an epoch that nobody has used."""
+        self._asked.pop(place, None)
+        self._leaving.pop(place, None)
+        if hosted is not None:  # a log is continued under one ownership only
+            self.partitions.pop(hosted.name)
+            self._depart(hosted, OwnerMoved("the partition is opened anew", hint="open it again"))
+        self._tell_departed(place, OwnerMoved("the partition is opened anew", hint="open it again"))
+        self._owning.grant(place, record.epoch)
+        self._release_held(place, None)
+        if hosted is not None or record.epoch > 1:  # its records may be waited for, here or on another disk
+            self._keep_open(place)
+
+    def _lose(self, place: Place, hosted: HostedPartition | None) -> None:
+        self._owning.lose(place)
+        self._asked.pop(place, None)
+        elsewhere = self._directory.moved(*place)
+        leaving = self._leaving.pop(place, None)
+        if hosted is not None:
+            del self.partitions[hosted.name]
+            if hosted.tier is not None:
+                hosted.tier.given_away = leaving is not None and leaving.given_away
+            if leaving is not None and leaving.given_away and not isinstance(elsewhere, OwnerMoved):
+                self._departed[place] = hosted, clock.monotonic_ns() + DEPARTED_NS
+                self._deliveries.forget(hosted)
+                if self.tiers is not None:
+                    self.tiers.forget(hosted)
+                return
+            self._depart(hosted, _retryable(elsewhere))
+        if isinstance(elsewhere, OwnerMoved):
+            self._tell_departed(place, elsewhere)
+
+    def _tell_departed(self, place: Place, error: DanubeError) -> None:
+        """Who still has a partition open that was given away, or waits for it, is told where it is."""
+        hosted, _ = self._departed.pop(place, (None, 0))
+        if hosted is not None:
+            self._depart(hosted, error)
+        self._release_held(place, error)
+
+    def _depart(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """The partition is not ours any more; its files stay."""
+        hosted.moved = hosted.refusal = error
+        if hosted.log is not None:
+            self.storage.sync_departing(hosted.log)
+        self._let_go(hosted, error)
+
+    def _asked_to_leave(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
+        if place in self._leaving:
+            return
+        if hosted is None:  # what it has locally has to be in the store first
+            self._asked[place] = record
+            self._keep_open(place)
+        else:
+            self._leaving[place] = Leaving(hosted, record, self)
+
+    def _keep_open(self, place: Place) -> None:
+        """Have it open, and try again later where it cannot be: while the store is away, for one."""
+        name = self._name(place)
+        if name is None or not self._owning.owned(*place) or self._hosted(place) is not None:
+            self._unopened.discard(place)
+            return
+        self._unopened.add(place)
+        if place not in self._inheriting and name not in self._opening:
+            self.open(name, lambda outcome: None)
+
+    def keep(self, place: Place) -> None:
+        """It cannot be given away: take it again, which also takes back that it was asked for."""
+        _log.warning("a partition stays: its records are on this host only", topic_id=place[0])
+        self._leaving.pop(place, None)
+        self._owning.take(place)
+
+    def silence(self, hosted: HostedPartition) -> None:
+        """It is about to be given away: nothing is taken, nothing is handed out."""
+        hosted.silent = True
+        hosted.refusal = OwnerMoved(f"{hosted.name} moves to another broker", hint="open it again")
+
+    def serve_on(self, hosted: HostedPartition) -> None:
+        """It cannot be given away yet: it is open to everybody again."""
+        hosted.silent = False
+        hosted.refusal = hosted.failure
+        self._release_held((hosted.topic_id, hosted.index), None)
+        self.wake(hosted)
+
+    def release(
+        self, hosted: HostedPartition, record: Ownership, then: Callable[[DanubeError | None], None]
+    ) -> None:
+        """Say where its log ends, then that it is anybody's; the first is not waited for."""
+        self._reserving.close(hosted)
+        self._owning.release(record, then)
+
+    def end_reservations(self) -> None:
+        """The worker ends in order: the next owners begin where its logs end."""
+        for hosted in self.partitions.values():
+            if hosted.failure is None:
+                self._reserving.close(hosted)
+
+    def _hosted(self, place: Place) -> HostedPartition | None:
+        name = self._name(place)
+        hosted = self.partitions.get(name) if name is not None else None
+        return hosted if hosted is not None and hosted.topic_id == place[0] else None
+
+    def _name(self, place: Place) -> str | None:
+        return self._directory.name(*place)
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def open(self, name: str, then: Then) -> None:
+        if name in self.partitions or name in self._opening:
+            self._open_hosted(name, then)
+            return
+        try:
+            record, index = self._find_topic(name)
+        except DanubeError as error:
+            then(error)
+            return
+        place = record.topic_id, index
+        elsewhere = self._directory.moved(*place)
+        if place in self._departed:
+            self._held.setdefault(place, []).append(then)
+        elif elsewhere is not None:
+            then(elsewhere)
+        elif not self._owning.granted(place):
+            self._owning.take(place, lambda error: then(error) if error else self.open(name, then))
+        elif self.storage.reopening(partition_directory(self._root, *place)):
+            self._stale.setdefault(place, clock.monotonic_ns() + STALE_NS)
+            self._held.setdefault(place, []).append(then)
+        elif self.tiers is None or not record.policy.reliable:
+            super().open(name, then)
+        elif place in self._inheriting:
+            self._inheriting[place].append(then)
+        else:
+            self._inheriting[place] = [then]
+            self._inherit(self.tiers, record, index)
+
+    def _inherit(self, tiers: Tiers, record: TopicRecord, index: int) -> None:
+        """What the store has comes first: another host may have owned the partition before."""
+        place, name = (record.topic_id, index), record.physical_name(index)
+        epoch = self._owning.log_epoch(place)
+        fields = {
+            "topic_id": record.topic_id, "partition": index, "topic": record.topic, "epoch": epoch,
+            "directory": str(partition_directory(self._root, record.topic_id, index)),
+            "log_id": log_id_of_topic(record),
+            "broker_id": self._directory.broker_id, "owner_epoch": epoch // REOPENS_PER_INCARNATION,
+            "incarnation": self._incarnation, "lost_before": lost_before(self.unbroken_since, record),
+            **reserved_fields(self._directory.reservation(*place)),
+        }  # fmt: skip
+
+        def inherited(error: DanubeError | None) -> None:
+            thens = self._inheriting.pop(place, [])
+            if error is None and self._owning.log_epoch(place) != epoch:
+                error = _retryable(self._directory.moved(*place))
+            for then in thens:
+                if error is not None:
+                    then(error)
+                else:
+                    Shard.open(self, name, then)
+
+        tiers.inherit(fields, inherited)
+
+    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+        """Of what is on this host only; else offsets are reserved, and inheritance goes on behind them."""
+        epoch = self._owning.log_epoch((record.topic_id, index))
+        if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # nobody has had it before
+            return None
+        return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
+
+    def _opened(self, name: str, done: Any) -> None:
+        """Nobody is told of a partition before it may give offsets."""
+        hosted = None if done.exception() is not None else done.result()
+        if hosted is None or hosted.budget is None:
+            super()._opened(name, done)
+            return
+
+        def reserved(error: DanubeError | None) -> None:
+            if error is not None:  # what is refused now may be granted later: nothing is opened
+                _log.warning("a partition is not opened", partition=name, why=str(error))
+                self._owning.lose((hosted.topic_id, hosted.index))
+            super(ClusterShard, self)._opened(name, done)
+
+        self._reserving.look(hosted, reserved)
+
+    def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
+        if self.tiers is None or not record.policy.reliable:
+            return None
+        place = record.topic_id, index
+        return self._reserving.budget(place, self._owning.log_epoch(place) // REOPENS_PER_INCARNATION)
+
+    def _open_hosted(self, name: str, then: Then) -> None:
+        """What is leaving is not opened by anybody else; who asks waits to be told where it went."""
+        hosted = self.partitions.get(name)
+        if hosted is not None and hosted.silent:
+            self._held.setdefault((hosted.topic_id, hosted.index), []).append(then)
+        else:
+            super().open(name, then)
+
+    def _reopen_ended(self, hosted: HostedPartition) -> None:
+        place = hosted.topic_id, hosted.index
+        if place in self._stale:
+            self._release_held(place, None)
+
+    def _release_held(self, place: Place, error: DanubeError | None) -> None:
+        """Answer who waited; without an error it is ours again and is opened."""
+        name = self._name(place)
+        self._stale.pop(place, None)
+        for then in self._held.pop(place, ()):
+            if error is not None:
+                then(error)
+            elif name is None:
+                then(TopicNotFound("the topic was deleted"))
+            else:
+                self.open(name, then)
+
+    def _epoch_of(self, record: TopicRecord, index: int) -> int:
+        epoch = self._owning.log_epoch((record.topic_id, index))
+        if epoch % REOPENS_PER_INCARNATION or not epoch:
+            broken("a partition is opened that is not owned", topic=record.topic, partition=index)
+        if self.storage.reopening(partition_directory(self._root, record.topic_id, index)):
+            broken("a log is opened twice at a time", topic=record.topic, partition=index)
+        return epoch
+
+    def _adopt(self, hosted: HostedPartition) -> HostedPartition | DanubeError:
+        place = hosted.topic_id, hosted.index
+        if self._owning.log_epoch(place) == hosted.core.epoch:
+            _log.info("partition opened", partition=hosted.name, epoch=hosted.core.epoch)
+            record = self._asked.pop(place, None)
+            if record is not None:
+                self._leaving[place] = Leaving(hosted, record, self)
+            return super()._adopt(hosted)
+        moved = _retryable(self._directory.moved(*place))  # it was lost while it was opened
+        self.counters.add("partitions_open")
+        self._depart(hosted, moved)
+        return moved
+
+    def _reply_when_stored(
+        self, hosted: HostedPartition, session: Session, correlation: int, reply: bytes
+    ) -> None:
+        if hosted.silent:  # its cursors may be on their way to the next owner
+            raise OwnerMoved(f"{hosted.name} moves to another broker", hint="ask again")
+        super()._reply_when_stored(hosted, session, correlation, reply)
+
+
+def _retryable(error: DanubeError | None) -> DanubeError:
+    return error or Unavailable("the partition is opened anew", hint="ask again")

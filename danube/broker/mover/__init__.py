@@ -1,0 +1,1 @@
+"""The one process that speaks to the object store."""

@@ -1,0 +1,213 @@
+"""Staged objects of one partition at the mover: offered, examined, installed or refused.
+
+Whoever offers asks until everything is settled; asking again changes nothing.  Nothing is kept for an asker
+that does not come back: an answer is forgotten when it is given, and what was installed the manifest tells.
+After a crash of the mover the next question begins anew.
+
+Called on the mover's loop, but for the jobs and the change, which run in its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from danube.broker.links import Frame
+from danube.errors import Damage, DanubeError, ObjectMissing, OwnerMoved
+from danube.limits import GIB
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.tier.keys import segment_key
+from danube.wal.tier.manifest import Manifest, SegmentEntry
+from danube.wal.tier.staged import Rules, Staged, decode_staged, examine_staged, names, objection, sources_of
+from danube.wal.tier.uploader import Change, Ownership, Uploader
+
+STAGED_MAX: Final = 256  # of one partition at a time
+SOURCES_MAX: Final = 65_536  # of all these together
+JOB_BYTES_MAX: Final = 1 * GIB  # examined in one go, unless the first alone is larger
+FORGET_US: Final = 600_000_000
+
+INSTALLED: Final = "installed"
+REFUSED: Final = "refused"
+WAITING: Final = "waiting"
+Answer = tuple[str, str]  # one of the words above, and why
+
+
+class Examined(NamedTuple):
+    """What became of objects that were read, by content hash: why it cannot be installed, or empty."""
+
+    verdicts: dict[bytes, str]
+
+
+class _Known(msgspec.Struct):
+    """One offered object.  ``refused``: why it never will be installed; empty as long as it may be."""
+
+    one: Staged
+    examined: bool = False
+    refused: str = ""
+    refused_us: int = 0
+
+    def refuse(self, why: str, now_us: int) -> None:
+        self.refused, self.refused_us = why, now_us
+
+
+class StagedObjects:
+    """What was offered and not told about since."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Known] = {}
+        self._last_change: dict[bytes, str] = {}
+
+    @property
+    def examined(self) -> bool:
+        """Whether something is to be installed."""
+        return any(known.examined and not known.refused for known in self._known.values())
+
+    def keys(self, identity: LogIdentity) -> set[str]:
+        """Of the objects that may still be named."""
+        return {segment_key(identity, known.one.made) for known in self._known.values() if not known.refused}
+
+    def ask(self, offered: Sequence[Staged], manifest: Manifest, rules: Rules, why: str) -> list[Answer]:
+        """What became of each; those that are new are taken in.  ``why``: what keeps all from going on."""
+        self._forget(rules.now_us)
+        expected = {one.made.content_hash for one in offered} | set(self._known)
+        return [self._answer(one, manifest, rules, expected, why) for one in offered]
+
+    def _answer(
+        self, one: Staged, manifest: Manifest, rules: Rules, expected: set[bytes], why: str
+    ) -> Answer:
+        name = one.made.content_hash
+        if names(manifest, one):
+            self._known.pop(name, None)
+            return INSTALLED, ""
+        known = self._known.get(name)
+        if known is not None:
+            if not known.refused:
+                return WAITING, why
+            del self._known[name]
+            return REFUSED, known.refused
+        refused = objection(one, manifest, rules, expected)
+        if refused:
+            expected.discard(name)
+            return REFUSED, refused
+        if not self._room_for(one):
+            return WAITING, "others are examined first"
+        self._known[name] = _Known(one)
+        return WAITING, why
+
+    def _room_for(self, one: Staged) -> bool:
+        held = sum(len(known.one.sources) for known in self._known.values())
+        return len(self._known) < STAGED_MAX and held + len(one.sources) <= SOURCES_MAX
+
+    def _forget(self, now_us: int) -> None:
+        """Answers that nobody has fetched."""
+        old = [
+            name
+            for name, known in self._known.items()
+            if known.refused and known.refused_us < now_us - FORGET_US
+        ]
+        for name in old:
+            del self._known[name]
+
+    # -- examining --------------------------------------------------------------------------------
+
+    def job(
+        self, uploader: Uploader, manifest: Manifest, rules: Rules, work: Path
+    ) -> Callable[[], Examined] | None:
+        """Reads the next ones, about JOB_BYTES_MAX of them; None where nothing waits."""
+        chosen: list[tuple[Staged, list[SegmentEntry]]] = []
+        size = 0
+        for known in self._known.values():
+            if known.examined or known.refused:
+                continue
+            if chosen and size + known.one.made.size_bytes > JOB_BYTES_MAX:
+                break
+            why = objection(known.one, manifest, rules, self._known)
+            if why:
+                known.refuse(why, rules.now_us)
+            else:
+                chosen.append((known.one, sources_of(manifest, known.one)))
+                size += known.one.made.size_bytes
+        return (lambda: _examine(uploader, chosen, work)) if chosen else None
+
+    def took(self, examined: Examined, now_us: int) -> None:
+        """A job ended."""
+        for name, why in examined.verdicts.items():
+            known = self._known.get(name)
+            if known is not None:
+                known.examined = True
+                known.refuse(why, now_us)
+
+    # -- installing -------------------------------------------------------------------------------
+
+    def change(self, rules: Rules) -> Change:
+        """Names what was examined, as far as it has no objection in the manifest that there is then."""
+        ready = [known.one for known in self._known.values() if known.examined and not known.refused]
+        ready.sort(key=lambda one: one.made.base_offset)
+
+        def change(manifest: Manifest) -> Manifest | None:
+            result = manifest
+            self._last_change = verdicts = {}
+            for one in ready:
+                made = one.made._replace(uploaded_us=rules.now_us)  # the clock of the job is not ours
+                why = objection(one, result, rules)
+                verdicts[made.content_hash] = why
+                if not why:
+                    first = result.find(made.base_offset)
+                    result = result.with_replaced(first, first + len(one.sources) - 1, made)
+            return None if result is manifest else result
+
+        return change
+
+    def installed(self, manifest: Manifest, now_us: int) -> None:
+        """A manifest that the last change was made for is in force."""
+        for name, why in self._last_change.items():
+            known = self._known.get(name)
+            if known is None:
+                continue
+            if names(manifest, known.one):
+                del self._known[name]
+            else:
+                known.refuse(why or "its sources are not what the manifest names any more", now_us)
+        self._last_change = {}
+
+
+def _examine(uploader: Uploader, chosen: Sequence[tuple[Staged, list[SegmentEntry]]], work: Path) -> Examined:
+    """In a thread.  What the store or the disk refuses is raised: it may go better later."""
+    verdicts: dict[bytes, str] = {}
+    for one, sources in chosen:
+        try:
+            examine_staged(uploader, one, sources, work)
+        except (Damage, ObjectMissing) as error:
+            verdicts[one.made.content_hash] = str(error)
+        else:
+            verdicts[one.made.content_hash] = ""
+    return Examined(verdicts)
+
+
+# -- on the link ------------------------------------------------------------------------------------
+
+
+class Partition(Protocol):
+    """What a question needs of the partition that it is about."""
+
+    owner: Ownership
+    fenced: bool
+    error: str
+
+    def offered(self, objects: Sequence[Staged], now_us: int) -> list[Answer]: ...
+
+
+def judged(question: Frame, partition: Partition | None, now_us: int) -> dict[str, Any]:
+    """The fields of the answer to a ``staged`` frame; ``partition``: None when the asker does not own it."""
+    try:
+        if partition is None or partition.owner.epoch != question["epoch"]:
+            raise OwnerMoved("the partition has another owner", why=f"not with epoch {question['epoch']}")
+        if partition.fenced:
+            raise OwnerMoved("a newer owner of the partition is at work", why=partition.error)
+        answers = partition.offered(decode_staged(question["objects"]), now_us)
+    except DanubeError as error:
+        return {"id": question["id"], "answers": b"", "error": str(error), "code": error.code}
+    return {"id": question["id"], "answers": msgspec.msgpack.encode(answers), "error": ""}

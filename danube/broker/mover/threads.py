@@ -1,0 +1,123 @@
+"""The mover's threads: those whose work can wait go on with what publishing and reading leave over.
+
+Uploads that leave the host to publishing: danube.core.partition.pace, kept by threads and told by Linux.
+
+One loop watches (``watch``); the threads of uploads call what ``rests`` gave them between two
+pieces of work and are held there for as long as the pace says.  Where Linux does not tell how long a process
+waited (/proc/PID/schedstat), nothing is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from danube.broker.processes import last_resort
+from danube.core.partition.exposure import Pending
+from danube.core.partition.pace import Bounds, Pace, Scheduled
+from danube.errors import DanubeError
+from danube.host import clock
+from danube.wal.stores.objects import Progress
+
+NICENESS: Final = 5  # a third of the share of a thread that has none, where processors are short
+
+
+def yielding_pool(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool of so many threads; threads that they start (parts of an upload) yield as they do."""
+    return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_yield)
+
+
+def _yield() -> None:
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # to go back is not allowed
+
+
+def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Future[Any]) -> None:
+    """How a job ended: a DanubeError is an outcome, anything else is a bug and ends the process."""
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error is None:
+        ended(future.result(), None)
+    elif isinstance(error, DanubeError):
+        ended(None, error)
+    else:
+        last_resort.leave("a job of the mover failed", error)
+
+
+def forget(result: Any, error: DanubeError | None) -> None:
+    """Takes an outcome that came after the mover had ended."""
+
+
+async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
+    """Until ``met()``, which is asked at each change, or until the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not met():
+                changed.clear()
+                await changed.wait()
+
+
+PROCESSES = Path("/proc")
+
+
+def scheduled(pid: int) -> Scheduled | None:
+    """What the first thread of a process has had, which is a worker's loop; None where that is not known."""
+    try:
+        ran, waited, _ = (PROCESSES / str(pid) / "schedstat").read_text().split()
+        return Scheduled(int(ran), int(waited))
+    except (OSError, ValueError):
+        return None
+
+
+class UploadPace:
+    """One for all uploads of the mover; ``running`` is how many are under way."""
+
+    def __init__(self, bounds: Bounds, parallel: int) -> None:
+        self.running = 0
+        self._pace = Pace(bounds, parallel)
+        self._released = threading.Event()
+
+    @property
+    def share(self) -> float:
+        """Of what uploads could do, that they may do."""
+        return 1.0 if self._released.is_set() else self._pace.share
+
+    @property
+    def slots(self) -> int:
+        """How many uploads may be under way before another one begins."""
+        return self._pace.slots
+
+    def watch(self, pids: Iterable[int], waiting: Pending) -> float:
+        """Look at the workers, several times a second while there are uploads; returns the share.
+
+        ``waiting``: the backlog.
+        """
+        found = {pid: one for pid in pids if (one := scheduled(pid)) is not None}
+        self._pace.observe(found, clock.monotonic_ns())
+        self._pace.exposed(waiting.age_s(clock.wall_us()), waiting.size_bytes)
+        return self.share
+
+    def rests(self) -> Progress:
+        """For one upload: to be called after each piece of its work, by one thread at a time."""
+        since_ns = clock.monotonic_ns()
+
+        def rest(_: int) -> None:
+            nonlocal since_ns
+            pause_ns = self._pace.pause_ns(clock.monotonic_ns() - since_ns, self.running)
+            if pause_ns:
+                self._released.wait(pause_ns / 1e9)
+            since_ns = clock.monotonic_ns()
+
+        return rest
+
+    def release(self) -> None:
+        """Hold nobody any more: the mover ends, and what is under way is to arrive."""
+        self._released.set()

@@ -1,0 +1,1 @@
+"""Administration: one table of operations that any worker answers."""

@@ -1,0 +1,416 @@
+"""Operations on the schema registry and on the schemas of topics.
+
+A definition is examined and compared in a limited child, against the subject as it was then.  The
+command that stores it names that state; where the subject changed meanwhile, it is all done again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from danube.broker.operations.arguments import Args, flag, integer, octets, text, texts
+from danube.broker.operations.paging import listed
+from danube.core.metadata.commands import (
+    ConfigureTopicSchema,
+    DeleteSchemaVersion,
+    DeleteSubject,
+    RegisterSchema,
+    SetCompatibility,
+    TopicRecord,
+    TopicSchema,
+)
+from danube.core.metadata.schemas import SchemaVersion, Subject
+from danube.errors import (
+    Conflict,
+    DanubeError,
+    InvalidArgument,
+    SchemaIncompatible,
+    SchemaInvalid,
+    SchemaNotFound,
+    WrongState,
+)
+from danube.host import clock
+from danube.ids import check_label
+from danube.limits import SCHEMA_DEFINITION_BYTES_MAX
+from danube.schema.model import (
+    Compatibility,
+    Definition,
+    SchemaType,
+    ValidationPolicy,
+    Violation,
+)
+from danube.schema.plain import PLAIN
+from danube.schema.verdict import Older, Outcome, Request
+
+if TYPE_CHECKING:
+    from danube.broker.operations.context import Answer, Operation, Operations
+
+ATTEMPTS_MAX: Final = 5
+VIOLATIONS_SHOWN_MAX: Final = 100
+_VIOLATIONS_TOLD: Final = 3
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A registration as a client asked for it."""
+
+    subject: str
+    schema_type: SchemaType
+    definition: bytes
+    description: str
+    created_by: str
+    tags: tuple[str, ...]
+
+
+def definition_of(version: SchemaVersion) -> Definition:
+    """A stored version as schema types take it."""
+    return Definition(
+        schema_type=SchemaType(version.schema_type),
+        text=version.definition,
+        fingerprint=version.fingerprint,
+        compiled=version.compiled,
+    )
+
+
+# -- register -----------------------------------------------------------------------------------------
+
+
+def _register(operations: Operations, args: Args, answer: Answer) -> None:
+    asked = _Asked(
+        text(args, "subject"),
+        SchemaType.parse(text(args, "schema_type")),
+        octets(args, "definition", b""),
+        text(args, "description", ""),
+        text(args, "created_by", ""),
+        texts(args, "tags"),
+    )
+    check_label(asked.subject, "subject")
+    _Registration(operations, asked, answer).attempt()
+
+
+class _Registration:
+    """One registration on its way; tried again while others change the same subject."""
+
+    def __init__(self, operations: Operations, asked: _Asked, answer: Answer) -> None:
+        self._operations = operations
+        self._asked = asked
+        self._answer = answer
+        self._attempt_count = 0
+
+    def attempt(self) -> None:
+        """Examine the definition against the subject as it is; raises what refuses it at once."""
+        operations, asked = self._operations, self._asked
+        self._attempt_count += 1
+        operations.refresh()
+        known = operations.state.registry.find(asked.subject)
+        present = _identical(known, asked)
+        if known is not None and present is not None:
+            self._answer(_registered(known, present, False))
+            return
+        mode = Compatibility.NONE if known is None else Compatibility(known.compatibility)
+        request = _request(operations, known, asked.schema_type, asked.definition, mode)
+        operations.examinations.submit(request, lambda outcome: self._examined(known, mode, outcome))
+
+    def _again(self, error: DanubeError) -> None:
+        if self._attempt_count >= ATTEMPTS_MAX:
+            self._answer(error)
+            return
+        try:
+            self.attempt()
+        except DanubeError as refusal:
+            self._answer(refusal)
+
+    def _examined(self, known: Subject | None, mode: Compatibility, outcome: Outcome | DanubeError) -> None:
+        if isinstance(outcome, DanubeError):
+            self._answer(outcome)
+            return
+        asked, definition = self._asked, outcome.definition
+        present = known.same(definition.schema_type, definition.fingerprint) if known is not None else None
+        if known is not None and present is not None:
+            self._answer(_registered(known, present, False))
+            return
+        if outcome.violations:
+            self._answer(_incompatible(asked.subject, mode, outcome.violations))
+            return
+        command = RegisterSchema(
+            subject=asked.subject,
+            after_revision=0 if known is None else known.revision,
+            schema_type=str(definition.schema_type),
+            definition=asked.definition if asked.schema_type not in PLAIN else b"",
+            fingerprint=definition.fingerprint,
+            created_us=clock.wall_us(),
+            compatibility=str(self._operations.default_compatibility),
+            compiled=definition.compiled,
+            description=asked.description,
+            created_by=asked.created_by,
+            tags=asked.tags,
+        )
+        try:
+            self._operations.propose(
+                command, lambda value: self._committed(command, value), lambda _: self._made(command)
+            )
+        except DanubeError as error:
+            self._answer(error)
+
+    def _committed(self, command: RegisterSchema, value: Any) -> None:
+        if isinstance(value, Conflict):
+            self._again(value)
+        else:
+            self._answer(value)
+
+    def _made(self, command: RegisterSchema) -> dict[str, Any]:
+        subject = self._operations.state.registry.subject(command.subject)
+        version = subject.same(command.schema_type, command.fingerprint)
+        if version is None:
+            raise SchemaNotFound(f"the new version of {command.subject!r} was deleted at once")
+        # Another worker may have stored the same definition first: then that is the answer.
+        return _registered(subject, version, version.created_us == command.created_us)
+
+
+def _identical(known: Subject | None, asked: _Asked) -> SchemaVersion | None:
+    """The version that holds the very same bytes; it was examined when it was registered."""
+    definition = b"" if asked.schema_type in PLAIN else asked.definition
+    for version in known.versions if known is not None else ():
+        if version.definition == definition and version.schema_type == asked.schema_type:
+            return version
+    return None
+
+
+def _registered(subject: Subject, version: SchemaVersion, new: bool) -> dict[str, Any]:
+    return {
+        "subject": subject.subject,
+        "schema_id": subject.schema_id,
+        "version": version.number,
+        "is_new_version": new,
+        "fingerprint": version.fingerprint,
+    }
+
+
+def _request(
+    operations: Operations,
+    known: Subject | None,
+    schema_type: SchemaType,
+    definition: bytes,
+    mode: Compatibility,
+) -> Request:
+    """What the child is asked: the definition against every version that ``mode`` names."""
+    if len(definition) > SCHEMA_DEFINITION_BYTES_MAX:
+        raise SchemaInvalid(
+            f"the definition has {len(definition)} bytes",
+            why=f"the limit is {SCHEMA_DEFINITION_BYTES_MAX}",
+            hint="leave documentation out, or split it into several subjects",
+        )
+    versions: tuple[SchemaVersion, ...] = ()
+    if known is not None and mode is not Compatibility.NONE:
+        versions = known.versions if mode.transitive else known.versions[-1:]
+    return Request(
+        schema_type=schema_type,
+        text=definition,
+        against=[Older(version.number, definition_of(version)) for version in versions],
+        compatibility=mode,
+        checks=operations.compatibility_checks,
+    )
+
+
+def _incompatible(subject: str, mode: Compatibility, violations: list[Violation]) -> SchemaIncompatible:
+    told = "; ".join(str(violation) for violation in violations[:_VIOLATIONS_TOLD])
+    more = len(violations) - _VIOLATIONS_TOLD
+    shown = violations[:VIOLATIONS_SHOWN_MAX]
+    return SchemaIncompatible(
+        f"the schema is not compatible with subject {subject!r} under mode {mode}",
+        why=f"{told}; and {more} more" if more > 0 else told,
+        hint=violations[0].hint or "danube schema check tells all differences",
+        violations=msgspec.json.encode(shown).decode(),
+    )
+
+
+# -- look ---------------------------------------------------------------------------------------------
+
+
+def _subject(operations: Operations, args: Args) -> Subject:
+    operations.refresh()
+    registry = operations.state.registry
+    if "subject" not in args and "schema_id" in args:
+        schema_id = integer(args, "schema_id")
+        found = registry.with_id(schema_id)
+        if found is None:
+            raise SchemaNotFound(f"schema id {schema_id} does not exist", hint="danube schema list shows all")
+        return found
+    return registry.subject(text(args, "subject"))
+
+
+def _entry(subject: Subject, version: SchemaVersion) -> dict[str, Any]:
+    return {
+        "subject": subject.subject,
+        "schema_id": subject.schema_id,
+        "version": version.number,
+        "schema_type": version.schema_type,
+        "fingerprint": version.fingerprint,
+        "description": version.description,
+        "created_by": version.created_by,
+        "created_us": version.created_us,
+        "tags": list(version.tags),
+        "compatibility": subject.compatibility,
+    }
+
+
+def _get(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = _subject(operations, args)
+    version = subject.version(integer(args, "version", 0))
+    answer(_entry(subject, version) | {"definition": version.definition})
+
+
+def _versions(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = _subject(operations, args)
+    answer(listed(args, subject.versions, _version_key, lambda version: _entry(subject, version)))
+
+
+def _subjects(operations: Operations, args: Args, answer: Answer) -> None:
+    operations.refresh()
+    answer(listed(args, operations.state.registry.subjects(), lambda one: one.subject, _summary))
+
+
+def _version_key(version: SchemaVersion) -> str:
+    """Its number, as wide as the largest, so that texts are in the order of numbers."""
+    return f"{version.number:010}"
+
+
+def _summary(subject: Subject) -> dict[str, Any]:
+    latest = subject.latest
+    return {
+        "subject": subject.subject,
+        "schema_id": subject.schema_id,
+        "schema_type": "" if latest is None else latest.schema_type,
+        "latest_version": 0 if latest is None else latest.number,
+        "compatibility": subject.compatibility,
+        "tags": [] if latest is None else list(latest.tags),
+    }
+
+
+# -- compare ------------------------------------------------------------------------------------------
+
+
+def _check(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = _subject(operations, args)
+    word = text(args, "compatibility", "")
+    mode = Compatibility.parse(word or subject.compatibility)
+    schema_type = SchemaType.parse(text(args, "schema_type"))
+    request = _request(operations, subject, schema_type, octets(args, "definition", b""), mode)
+
+    def examined(outcome: Outcome | DanubeError) -> None:
+        if isinstance(outcome, DanubeError):
+            answer(outcome)
+        else:
+            found = outcome.violations
+            answer({"is_compatible": not found, "violations": _maps(found[:VIOLATIONS_SHOWN_MAX])})
+
+    operations.examinations.submit(request, examined)
+
+
+def _diff(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = _subject(operations, args)
+    old, new = subject.version(integer(args, "old")), subject.version(integer(args, "new"))
+    request = Request(
+        schema_type=SchemaType(new.schema_type),
+        text=new.definition,
+        against=[Older(old.number, definition_of(old))],
+        compatibility=Compatibility.FULL,
+        checks=operations.compatibility_checks,
+    )
+
+    def examined(outcome: Outcome | DanubeError) -> None:
+        if isinstance(outcome, DanubeError):
+            answer(outcome)
+            return
+        found = outcome.violations
+        sides = {
+            side: _maps([one for one in found if one.direction == side][:VIOLATIONS_SHOWN_MAX])
+            for side in ("backward", "forward")
+        }
+        answer({"subject": subject.subject, "old": old.number, "new": new.number, **sides})
+
+    operations.examinations.submit(request, examined)
+
+
+def _maps(violations: list[Violation]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(violation) for violation in violations]
+
+
+# -- change -------------------------------------------------------------------------------------------
+
+
+def _set_compatibility(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = text(args, "subject")
+    mode = str(Compatibility.parse(text(args, "compatibility")))
+    command = SetCompatibility(subject=subject, compatibility=mode)
+    operations.propose(command, answer, lambda _: {"subject": subject, "compatibility": mode})
+
+
+def _delete_version(operations: Operations, args: Args, answer: Answer) -> None:
+    command = DeleteSchemaVersion(subject=text(args, "subject"), version=integer(args, "version"))
+    operations.propose(command, answer, lambda _: {})
+
+
+def _delete(operations: Operations, args: Args, answer: Answer) -> None:
+    subject = _subject(operations, args)
+    numbers = [version.number for version in subject.versions]
+    command = DeleteSubject(subject=subject.subject)
+    operations.propose(command, answer, lambda _: {"deleted_versions": numbers})
+
+
+# -- topics -------------------------------------------------------------------------------------------
+
+
+def _topic_schema(operations: Operations, record: TopicRecord) -> dict[str, Any]:
+    schema = record.schema or TopicSchema("")
+    subject = operations.state.registry.find(schema.subject) if schema.subject else None
+    return {
+        "topic": record.topic,
+        **msgspec.structs.asdict(schema),
+        "schema_id": 0 if subject is None else subject.schema_id,
+    }
+
+
+def _topic(operations: Operations, args: Args, answer: Answer) -> None:
+    operations.refresh()
+    answer(_topic_schema(operations, operations.topic(text(args, "topic"))))
+
+
+def _configure_topic(operations: Operations, args: Args, answer: Answer) -> None:
+    operations.refresh()
+    record = operations.topic(text(args, "topic"))
+    present = record.schema or TopicSchema("")
+    subject = text(args, "subject", present.subject)
+    schema = TopicSchema(
+        subject,
+        str(ValidationPolicy.parse(text(args, "validation", present.validation))),
+        flag(args, "validate_payload", present.validate_payload),
+    )
+    if not subject and "subject" not in args:
+        raise WrongState(
+            f"topic {record.topic} has no schema subject",
+            why="a validation policy says what becomes of records that break the subject's schema",
+            hint="name the subject too",
+        )
+    if not subject and (args.get("validation") or args.get("validate_payload")):
+        raise InvalidArgument(
+            "nothing can be validated without a subject", hint="leave the policy out to remove the schema"
+        )
+    command = ConfigureTopicSchema(topic=record.topic, schema=schema if subject else None)
+    operations.propose(command, answer, lambda made: _topic_schema(operations, made))
+
+
+TABLE: dict[str, Operation] = {
+    "schema.register": _register,
+    "schema.get": _get,
+    "schema.versions": _versions,
+    "schema.subjects": _subjects,
+    "schema.check": _check,
+    "schema.diff": _diff,
+    "schema.set_compatibility": _set_compatibility,
+    "schema.delete_version": _delete_version,
+    "schema.delete": _delete,
+    "schema.configure_topic": _configure_topic,
+    "schema.topic": _topic,
+}

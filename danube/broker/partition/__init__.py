@@ -1,0 +1,1 @@
+"""A partition at its owner: publish, read, subscribe, deliver."""

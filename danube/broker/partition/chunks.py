@@ -1,0 +1,275 @@
+"""Chunks: runs of whole batches in memory, read once and shared by every subscription at the place.
+
+A chunk's bytes never change, so a frame may point into them for as long as a socket needs.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from danube.core.batch.columns import BatchView
+from danube.core.batch.format import BatchHeader, read_header
+from danube.core.batch.selection import ring_hashes, select
+from danube.core.dispatch.grants import no_ranges
+
+_SIZE_AND_OFFSET = struct.Struct("<4xIQ")
+_COUNT = struct.Struct("<I")
+_COUNT_POSITION = 40
+
+
+class Place(NamedTuple):
+    """One batch in a chunk, with the offsets that belong to it (of a sparse chunk: up to the next batch)."""
+
+    position: int
+    size: int
+    base_offset: int
+    end_offset: int
+
+
+class Chunk:
+    """Whole batches back to back; ``first_offset`` .. ``next_offset`` are the records in them.
+
+    ``sparse``: records were removed by key compaction, so that some of these offsets have none.
+    """
+
+    def __init__(self, data: bytes, first_offset: int, next_offset: int, *, sparse: bool = False) -> None:
+        self.data = data
+        self.sparse = sparse
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.hole_before = "damaged"  # why offsets between the one asked for and the first are missing
+        self.tail_position = -1  # where the shared tail holds it, once a remote consumer needed it
+
+    @cached_property
+    def places(self) -> list[Place]:
+        places = []
+        position = 0
+        data = self.data
+        while position < len(data):
+            size, base_offset = _SIZE_AND_OFFSET.unpack_from(data, position)
+            (count,) = _COUNT.unpack_from(data, position + _COUNT_POSITION)
+            places.append(Place(position, size, base_offset, base_offset + count))
+            position += size
+        if self.sparse:
+            ends = [place.base_offset for place in places[1:]] + [self.next_offset]
+            places = [place._replace(end_offset=end) for place, end in zip(places, ends, strict=True)]
+        return places
+
+    @cached_property
+    def _held(self) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """Offsets of all records, and where in them those of each place begin."""
+        found = [BatchView(self.batch(place)).offsets for place in self.places]
+        starts = [0, *np.cumsum([len(offsets) for offsets in found]).tolist()]
+        return np.concatenate([np.empty(0, np.int64), *found]), starts
+
+    def held(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """bool[n]: which of these offsets, all of which the chunk covers, have a record."""
+        if not self.sparse:
+            return np.ones(len(offsets), np.bool_)
+        held = self._held[0]
+        found = np.searchsorted(held, offsets)
+        inside = found < len(held)
+        inside[inside] = held[found[inside]] == offsets[inside]
+        return inside
+
+    @cached_property
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Ranges of first_offset .. next_offset without a record, int64[n][2]."""
+        if not self.sparse:
+            return no_ranges()
+        edges = np.concatenate(([self.first_offset - 1], self._held[0], [self.next_offset]))
+        gaps = np.flatnonzero(np.diff(edges) > 1)
+        return np.stack((edges[gaps] + 1, edges[gaps + 1]), axis=1)
+
+    def index_of(self, place: Place, offset: int) -> int | None:
+        """Which record of the place has this offset; None where it has been removed."""
+        if not self.sparse:
+            return offset - place.base_offset
+        held, starts = self._held
+        number = int(np.searchsorted(held, offset))
+        if number == len(held) or held[number] != offset:
+            return None
+        return number - starts[self.find(offset)]
+
+    @cached_property
+    def _bases(self) -> list[int]:
+        return [place.base_offset for place in self.places]
+
+    @cached_property
+    def view(self) -> memoryview:
+        return memoryview(self.data)
+
+    def find(self, offset: int) -> int:
+        """Index of the place that holds ``offset`` (or the last one before it)."""
+        return max(bisect_right(self._bases, offset) - 1, 0)
+
+    def header(self, place: Place) -> BatchHeader:
+        return read_header(self.data, place.position)
+
+    def batch(self, place: Place) -> memoryview:
+        return self.view[place.position : place.position + place.size]
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Ring hash of every offset first_offset .. next_offset (0 in holes)."""
+        hashes = np.zeros(self.next_offset - self.first_offset, np.uint64)
+        for place in self.places:
+            batch, header = self.batch(place), self.header(place)
+            at = place.base_offset - self.first_offset
+            if self.sparse:
+                hashes[BatchView(batch, header).offset_deltas + at] = ring_hashes(batch, header)
+            else:
+                hashes[at : at + place.end_offset - place.base_offset] = ring_hashes(batch, header)
+        return hashes
+
+    def key(self, offset: int) -> bytes:
+        """Key of the record at ``offset``; the producer's name where it has none, empty where it is gone."""
+        place = self.places[self.find(offset)]
+        index = self.index_of(place, offset)
+        if index is None:
+            return b""
+        batch = BatchView(self.batch(place))
+        key = batch.key(index)
+        return batch.producer_name.encode() if key is None else key
+
+    def key_at(self, index: int) -> bytes:
+        """Like key, by the number of the record in the chunk."""
+        return self.key(self.first_offset + index)
+
+    def cut(self, start: int, end: int) -> list[bytes | memoryview]:
+        """The records start .. end: whole batches as they lie, the edges as selections.  Not if sparse."""
+        if start <= self.first_offset and end >= self.next_offset:
+            return [self.data]
+        places = self.places
+        index = self.find(start)
+        last = self.find(end - 1)
+        parts: list[bytes | memoryview] = []
+        if places[index].base_offset < start or (index == last and places[index].end_offset > end):
+            parts.append(self._part(places[index], start, end))
+            index += 1
+        tail: memoryview | bytes | None = None
+        if index <= last and places[last].end_offset > end:
+            tail = self._part(places[last], start, end)
+            last -= 1
+        if index <= last:
+            whole_end = places[last].position + places[last].size
+            if index == 0 and whole_end == len(self.data):
+                parts.append(self.data)
+            else:
+                parts.append(self.view[places[index].position : whole_end])
+        if tail is not None:
+            parts.append(tail)
+        return [part for part in parts if part]
+
+    def _part(self, place: Place, start: int, end: int) -> bytes | memoryview:
+        low, high = max(start, place.base_offset), min(end, place.end_offset)
+        if low >= high:
+            return b""
+        indexes = np.arange(low - place.base_offset, high - place.base_offset)
+        return select(self.batch(place), self.header(place), indexes)
+
+    def pick(self, offsets: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        """The records with these ascending offsets, all of which the chunk holds."""
+        if self.sparse:
+            return self._pick_sparse(offsets)
+        parts: list[bytes | memoryview] = []
+        taken = 0
+        index = self.find(int(offsets[0]))
+        while taken < len(offsets) and index < len(self.places):
+            place = self.places[index]
+            index += 1
+            until = int(np.searchsorted(offsets, place.end_offset))
+            if until == taken:
+                continue
+            indexes = offsets[taken:until] - place.base_offset
+            taken = until
+            indexes = indexes[indexes >= 0]
+            if len(indexes) == place.end_offset - place.base_offset:
+                parts.append(self.batch(place))
+            elif len(indexes):
+                parts.append(select(self.batch(place), self.header(place), indexes))
+        return parts
+
+    def _pick_sparse(self, offsets: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        held, starts = self._held
+        if len(offsets) == len(held):
+            return [self.data]
+        parts: list[bytes | memoryview] = []
+        numbers = np.searchsorted(held, offsets)
+        edges = np.searchsorted(numbers, starts).tolist()
+        for place, first, last, start, end in zip(
+            self.places, edges, edges[1:], starts, starts[1:], strict=False
+        ):
+            if last - first == end - start > 0:
+                parts.append(self.batch(place))
+            elif last > first:
+                parts.append(select(self.batch(place), self.header(place), numbers[first:last] - start))
+        return parts
+
+
+class HotBatches:
+    """The newest batches of one partition, kept while consumers follow its end closely."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._batches: deque[tuple[int, int, bytes]] = deque()
+        self.size_bytes = 0
+
+    @property
+    def start(self) -> int | None:
+        """Offset of the first record that is kept; None where none is."""
+        return self._batches[0][0] if self._batches else None
+
+    def add(self, base_offset: int, end_offset: int, batch: bytes) -> None:
+        batches = self._batches
+        if batches and batches[-1][1] != base_offset:
+            self.clear()
+        batches.append((base_offset, end_offset, batch))
+        self.size_bytes += len(batch)
+        while self.size_bytes > self._bytes_max and len(batches) > 1:
+            self.size_bytes -= len(batches.popleft()[2])
+
+    def chunk(self, offset: int, end: int, bytes_max: int) -> Chunk | None:
+        """Batches from the one holding ``offset`` up to ``end``; None where that is not kept."""
+        batches = self._batches
+        if not batches or not batches[0][0] <= offset < batches[-1][1]:
+            return None
+        parts: list[bytes] = []
+        size = 0
+        first = next_offset = -1
+        for base_offset, end_offset, batch in batches:
+            if end_offset <= offset:
+                continue
+            if base_offset >= end or (parts and size + len(batch) > bytes_max):
+                break
+            if not parts:
+                first = base_offset
+            parts.append(batch)
+            size += len(batch)
+            next_offset = end_offset
+        if not parts:
+            return None
+        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), first, next_offset)
+
+    def trim(self, offset: int) -> None:
+        """Forget batches that end at or before ``offset``."""
+        batches = self._batches
+        while batches and batches[0][1] <= offset:
+            self.size_bytes -= len(batches.popleft()[2])
+
+    def truncate(self, offset: int) -> None:
+        """Forget batches at or above ``offset``: they were not stored."""
+        batches = self._batches
+        while batches and batches[-1][1] > offset:
+            self.size_bytes -= len(batches.pop()[2])
+
+    def clear(self) -> None:
+        self._batches.clear()
+        self.size_bytes = 0

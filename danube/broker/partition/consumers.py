@@ -1,0 +1,405 @@
+"""Consumers of a partition at its owner: the link to a connection and the two kinds of delivery.
+
+A host joins a pure subscription (:mod:`danube.core.dispatch.subscription`,
+:mod:`danube.core.dispatch.lossy`) to the sessions of its consumers: the core decides who gets which
+offsets, the host turns them into frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from danube.broker.partition.chunks import Chunk
+from danube.core.dispatch.acks import Ranges, sound
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.grants import Grant, Mode, Offsets, within, without
+from danube.core.dispatch.holed import GIVEN_UP, UNUSED, HoledSubscription
+from danube.core.dispatch.rate import RecordRate
+from danube.core.protocol.native import DeliveryFlag, Kind, control_frame, deliver_header, waiting_frame
+from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
+from danube.host import telemetry
+from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from danube.broker.api import Session
+    from danube.broker.partition.hosted import HostedPartition
+
+_log = telemetry.events("consumers")
+_NO_LOSS: Final = frozenset({"compacted", UNUSED})
+DUE_RECORDS_PER_TURN = 1024
+_COMPACTED: Final = int(DeliveryFlag.COMPACTED)
+OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
+
+
+class ConsumerLink:
+    """A consumer handle that is open on this worker, with its byte credit."""
+
+    __slots__ = (
+        "consumer_id",
+        "credit_bytes",
+        "earlier_end",
+        "handle",
+        "hosted",
+        "name",
+        "ready",
+        "session",
+        "subscription",
+        "told",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        handle: int,
+        consumer_id: int,
+        name: str,
+        hosted: HostedPartition,
+        subscription: str,
+    ) -> None:
+        self.session = session
+        self.handle = handle
+        self.consumer_id = consumer_id
+        self.name = name
+        self.hosted = hosted
+        self.subscription = subscription
+        self.credit_bytes = 0
+        self.earlier_end = 0  # it comes back, and may have had what lies below, from an earlier owner too
+        self.ready = True
+        self.told = ""  # why it gets no records, as it was told
+
+    def tell_waiting(self, reason: DanubeError | None) -> None:
+        """Tell why it gets no records now, once; None: it goes on."""
+        words = "" if reason is None else str(reason)
+        if words != self.told:
+            self.told = words
+            self.session.send(waiting_frame(reason, self.handle))
+
+    def deliver(
+        self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int, chunk: Chunk
+    ) -> int:
+        """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
+        size = sum(map(len, parts))
+        self.told = ""  # a delivery takes it back
+        flags = _COMPACTED if self.hosted.policy.compacts else 0
+        head = deliver_header(self.handle, size, redelivery_count, record_count, flags)
+        if parts[0] is chunk.data:
+            self.session.send_chunk(head, chunk)
+        else:
+            self.session.send(head, *parts)
+        self.credit_bytes -= size
+        return size
+
+
+def names_of(links: Iterable[ConsumerLink]) -> list[str]:
+    """Names for people: of the first thousand, as a list of subscriptions has them once for each."""
+    return [link.name for link in islice(links, CONSUMER_NAMES_LISTED_MAX)]
+
+
+class SubscriptionHost:
+    """A reliable subscription with its consumers."""
+
+    def __init__(self, hosted: HostedPartition, core: HoledSubscription) -> None:
+        self.hosted = hosted
+        self.core = core
+        self.links: dict[int, ConsumerLink] = {}
+        self.stored_version = -1
+        self.deadline_ns: int | None = None
+        self.sought = False  # who comes back may have acked what somebody wants to see again
+        self.rate = RecordRate()
+        self.bytes_sent = 0
+        self._read_bytes = READ_CHUNK_BYTES
+        self.pending_new: FetchPending | None = None  # what the next new records wait for
+        self.pending_again: FetchPending | None = None  # what redeliveries wait for
+        self.read_error: DanubeError | None = None  # why this host's disk gave nothing at the last look
+        self._pending_next = -1
+        self._holes_changed = False
+
+    def update_ready(self, link: ConsumerLink) -> None:
+        """Tell the core whether this consumer can take more bytes now."""
+        ready = link.credit_bytes > 0 and link.session.writable
+        if ready != link.ready:
+            link.ready = ready
+            self.core.set_ready(link.consumer_id, ready)
+
+    def ack(self, link: ConsumerLink, ranges: Ranges, now_ns: int) -> int:
+        """Ack what a consumer names; return how many records were.
+
+        Those that it may have had before it came back are acked wherever they are now.  They may have gone to
+        another consumer; and an owner that was not here then does not know that they were granted.  Whoever
+        flushes is told that all acks are stored.
+        """
+        result = self.core.ack(link.consumer_id, ranges, now_ns)
+        if not link.earlier_end or not result.ignored + result.refused:
+            return result.acked
+        return result.acked + self.core.ack_earlier(within(sound(ranges), 0, link.earlier_end))
+
+    def seek(self, offset: int, now_ns: int) -> None:
+        """Deliver from ``offset`` on, whatever was acked; consumers are told, and send no old ack again."""
+        self.core.seek(offset, self.hosted.high_watermark, now_ns)
+        self.sought = True
+        for link in self.links.values():
+            link.earlier_end = 0
+            link.session.send(control_frame(Kind.SOUGHT, None, 0, link.handle))
+
+    def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
+        """What is known of holes has changed: there may be records again where it had passed."""
+        withheld = self.core.withheld
+        lost = without(withheld, without(withheld, given_up)) if len(given_up) else given_up
+        self.core.follow_holes(open_holes, unused, given_up)
+        for start, end in lost.tolist():
+            self._tell_passed(start, end, end - start, GIVEN_UP)
+        self._holes_changed = True
+
+    def expire(self, start: int) -> None:
+        """Pass over what is not acked below ``start``, where the log is known to begin; it is told."""
+        floor = self.core.ack_floor
+        count = self.core.skip_to(start)
+        if floor < start:
+            self._tell_passed(floor, start, count, "expired")
+
+    def pass_missing(self, start: int, end: int, why: str) -> None:
+        """``start .. end`` is in no file and no object, or cannot be read, for the reason ``why``."""
+        self._tell_passed(start, end, self.core.skip_damaged(start, end, why=why), why)
+
+    def _tell_passed(self, start: int, end: int, count: int, why: str) -> None:
+        """Log what a subscription will not get, unless nobody ever wrote it or a newer record replaces it."""
+        if why not in _NO_LOSS:
+            facts = {"partition": self.hosted.name, "subscription": self.core.name, "records": count}
+            _log.warning("records are passed over", **facts, start=start, end=end, fact=why)
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether the store or the mover told something that is worth a look."""
+        return self._holes_changed or self.bytes_came
+
+    @property
+    def bytes_came(self) -> bool:
+        """Whether it waited for bytes that are worth another look now."""
+        return any(
+            pending is not None and pending.ready() for pending in (self.pending_new, self.pending_again)
+        )
+
+    def dispatch(self, now_ns: int, bytes_max: int) -> bool:
+        """Send what may be sent, at most about ``bytes_max``; return whether more could follow."""
+        self._read_bytes = min(bytes_max, READ_CHUNK_BYTES)
+        self._holes_changed = False
+        if not self.links:
+            # Dead letters wait for no consumer.
+            self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
+            return False
+        self.rate.set(self.hosted.policy.max_dispatch_rate)
+        allowed = self.rate.allowed(now_ns)
+        sent = self._dispatch_again(now_ns, allowed, bytes_max)
+        if sent < bytes_max:
+            sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), bytes_max - sent)
+        self.bytes_sent += sent
+        self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
+        if self.rate.allowed(now_ns) < 1:
+            next_ns = self.rate.next_ns(now_ns)
+            if next_ns is not None and self._has_more():
+                self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
+        return sent >= bytes_max or self.bytes_came
+
+    def _has_more(self) -> bool:
+        return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"
+
+    def _dispatch_again(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+        """Redeliveries whose time has come; return the bytes sent."""
+        sent = 0
+        if self.pending_again is not None and not self.pending_again.ready():
+            return 0
+        self.pending_again = None
+        while sent < bytes_max and allowed > 0 and self.pending_again is None:
+            try:
+                due = self.core.due(now_ns, min(DUE_RECORDS_PER_TURN, allowed))
+            except FetchPending as pending:
+                self.pending_again = pending
+                break
+            if not due:
+                break
+            allowed -= sum(grant.record_count for grant in due)
+            sent += self._deliver_all(due, None)
+        return sent
+
+    def _dispatch_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+        """Records that were never granted; return the bytes sent."""
+        pending, self.pending_new = self.pending_new, None
+        if pending is not None and not pending.ready() and self._pending_next == self.core.next:
+            self.pending_new = pending
+            return 0
+        try:
+            return self._grant_new(now_ns, allowed, bytes_max)
+        except FetchPending as pending:
+            self.pending_new, self._pending_next = pending, self.core.next
+            return 0
+
+    def _grant_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+        core, hosted = self.core, self.hosted
+        sent = 0
+        while sent < bytes_max and allowed > 0 and core.wants_records and core.next < hosted.high_watermark:
+            before = core.next
+            chunk = self._next_chunk()
+            if chunk is None:
+                if core.next == before:
+                    break
+                continue
+            self._pass_missing(chunk)
+            hashes = chunk.hashes if core.mode is Mode.KEY_SHARED else None
+            end = min(chunk.next_offset, hosted.high_watermark, core.next + allowed)
+            grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
+            allowed -= sum(grant.record_count for grant in grants)
+            sent += self._deliver_all(grants, chunk)
+            if not grants and core.next == before:
+                break
+        return sent
+
+    def _next_chunk(self) -> Chunk | None:
+        """The chunk at ``core.next``; None after the place moved over records that are gone, or at a hole."""
+        core = self.core
+        chunk = self._chunk_at(core.next)
+        if chunk is None:
+            return None
+        if chunk.first_offset > core.next and chunk.hole_before == OPEN_HOLE:
+            core.withhold(chunk.first_offset)
+        elif chunk.first_offset > core.next:
+            self.pass_missing(core.next, chunk.first_offset, chunk.hole_before)
+        return chunk if chunk.first_offset <= core.next < chunk.next_offset else None
+
+    def _pass_missing(self, chunk: Chunk) -> None:
+        """What key compaction has removed counts as acked before anything of the chunk is granted."""
+        missing = chunk.missing
+        missing = missing[np.searchsorted(missing[:, 1], self.core.next, "right") :]
+        if len(missing):
+            self.core.skip(np.maximum(missing, self.core.next), "compacted")
+
+    def _chunk_at(self, offset: int) -> Chunk | None:
+        """The chunk at ``offset``; None when retention has removed it, which the core then knows."""
+        try:
+            return self.hosted.chunk(offset, self._read_bytes)
+        except OffsetOutOfRange as error:
+            self.expire(int(error.facts["start"]))
+            return None
+
+    def _key_of(self, offset: int) -> bytes:
+        """Key of an unacked record; empty where it expired or was damaged since it was held."""
+        try:
+            chunk = self.hosted.chunk(offset)
+        except OffsetOutOfRange:
+            return b""
+        return chunk.key(offset) if chunk.first_offset <= offset < chunk.next_offset else b""
+
+    def _deliver_all(self, grants: list[Grant], chunk: Chunk | None) -> int:
+        """Send grants in their order; return the bytes.
+
+        Behind one whose bytes must be fetched first none is sent: records of the same keys would overtake it.
+        """
+        sent = 0
+        for place, grant in enumerate(grants):
+            size, missing = self._deliver(grant, chunk)
+            sent += size
+            if missing:
+                for later in grants[place + 1 :]:
+                    self.core.give_back(later, later.start)
+                break
+        return sent
+
+    def _deliver(self, grant: Grant, chunk: Chunk | None) -> tuple[int, bool]:
+        """Send a grant; the bytes, and whether what is left of it was given back until it is fetched."""
+        link = self.links[grant.consumer_id]
+        self.rate.take(grant.record_count)
+        sent, missing = 0, False
+        start = grant.start
+        while start < grant.end:
+            if chunk is None or not chunk.first_offset <= start < chunk.next_offset:
+                try:
+                    chunk = self._chunk_at(start)
+                except FetchPending as pending:
+                    self.pending_again = pending
+                    self.core.give_back(grant, start)
+                    missing = True
+                    break
+                if chunk is None:  # expired since it was granted: the floor is where the log begins now
+                    start = min(max(self.core.settled_end, start + 1), grant.end)
+                    continue
+                if chunk.first_offset > start and chunk.hole_before == OPEN_HOLE:
+                    break  # as below
+                if chunk.first_offset > start:  # damaged since it was granted: never served, counted
+                    hole_start, start = start, min(chunk.first_offset, grant.end)
+                    self._lose(grant, grant.within(hole_start, start), chunk.hole_before)
+                    continue
+                if chunk.next_offset <= start:
+                    break  # not readable now: it comes again when it was not acked in time
+            end = min(grant.end, chunk.next_offset)
+            sent += self._deliver_part(link, grant, chunk, start, end)
+            start = end
+        self.update_ready(link)
+        return sent, missing
+
+    def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
+        """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""
+        if grant.offsets is None and not chunk.sparse:
+            count, parts = end - start, chunk.cut(start, end)
+        else:
+            offsets = grant.within(start, end)
+            held = chunk.held(offsets)
+            if not held.all():  # compacted since they were granted
+                self._lose(grant, offsets[~held], "compacted")
+                offsets = offsets[held]
+            if not len(offsets):
+                return 0
+            count, parts = len(offsets), chunk.pick(offsets)
+        sent = link.deliver(parts, count, grant.redelivery_count, chunk)
+        self.hosted.counters.add_out(count, sent, grant.redelivery_count)
+        return sent
+
+    def _lose(self, grant: Grant, offsets: Offsets, why: str) -> None:
+        """Granted records are stored no more: they count as acked, and the consumer has its credit again."""
+        if len(offsets):
+            lost = Grant(grant.consumer_id, int(offsets[0]), int(offsets[-1]) + 1, offsets, 0)
+            self.core.give_back(lost, lost.start)
+            self._tell_passed(lost.start, lost.end, len(offsets), why)
+            self.core.skip(np.stack((offsets, offsets + 1), axis=1), why)
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        """What keeps its consumers from more records, where that is a fault and known."""
+        if self.read_error is not None:
+            return self.read_error
+        for pending in (self.pending_new, self.pending_again):
+            if pending is not None and pending.why and not pending.ready():
+                return pending.cause or pending
+        return None
+
+    def tell_waiting(self) -> bool:
+        """Tell the consumers why they wait, or that they do not any more; False: there is no more to tell."""
+        reason = self.waits_for
+        fetching = self.pending_new is not None or self.pending_again is not None
+        if reason is None and fetching:
+            return True  # perhaps once more in vain: what was told holds until something comes
+        for link in self.links.values():
+            link.tell_waiting(reason)
+        return reason is not None
+
+    def _pending_state(self) -> str:
+        """Why reading waits for the object store; empty when it does not."""
+        pending = self.pending_new or self.pending_again
+        if pending is None or pending.ready():
+            return ""
+        return f"waiting_for_store: {pending.why}" if pending.why else "waiting_for_store"
+
+    def cursor_blob(self) -> bytes:
+        state: CursorState = self.core.cursor_state()
+        return state.encode()
+
+    def statistics(self, now_ns: int) -> dict[str, Any]:
+        core = self.core
+        return {
+            **core.statistics(),
+            "lag": self.hosted.lag_from(core.settled_end),
+            "state": self._pending_state() or core.explain(now_ns),
+            "consumer_names": names_of(self.links.values()),
+        }

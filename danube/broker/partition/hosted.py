@@ -1,0 +1,574 @@
+"""A partition at its owner: the pure partition, its log, its subscriptions and who waits for what.
+
+Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
+write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
+
+What an operator set for a subscription, meeting the subscription at its partition's owner.
+
+The metadata's settings come first, then what the subscription's maker asked for, then the topic's policy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube.broker.partition.chunks import Chunk, HotBatches
+from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.partition.lossy import LossyHost
+from danube.broker.partition.producers import ProducerLink, Producers, Waiting
+from danube.broker.traffic import TrafficCounters
+from danube.core.batch.columns import check_columns, check_published
+from danube.core.batch.format import BatchHeader, stamp, unpack_header
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.holed import UNUSED, HoledSubscription
+from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
+from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
+from danube.core.partition.policy import TopicPolicy
+from danube.core.protocol.native import FrameFlag
+from danube.errors import DanubeError, InvalidArgument, StorageFailed, SubscriptionNotFound, TopicNotFound
+from danube.host import telemetry
+from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
+from danube.wal.segments.holes import HoleKind
+
+if TYPE_CHECKING:
+    from danube.broker.api import Session
+    from danube.broker.partition.metadata import OwnerMetadata
+    from danube.broker.partition.opening import OpenedStorage
+    from danube.broker.tiers.partition_tier import PartitionTier
+    from danube.core.batch.columns import EncodedBatch
+    from danube.core.partition.partition import OffsetBudget
+    from danube.core.partition.policy import FailurePolicy
+    from danube.wal.log.cursors import CursorStore
+    from danube.wal.log.log import Log
+    from danube.wal.segments.holes import Hole
+
+
+_NONE = SubscriptionSettings()
+
+
+def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | None) -> FailurePolicy:
+    """The failure policy of a subscription whose maker asked for ``asked``."""
+    return record.settings.get(subscription, _NONE).failure or asked or record.policy.failure
+
+
+def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
+    """How many records it may have unacked; ``asked`` 0: its maker did not say."""
+    return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
+
+
+def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
+    """Let live subscriptions follow what changed of their settings and of the topic's policy.
+
+    They have then what a start would give them.
+    """
+    if former.settings == record.settings and former.policy == record.policy:
+        return
+    for name, host in hosted.subscriptions.items():
+        before, now = former.settings.get(name, _NONE).failure, record.settings.get(name, _NONE).failure
+        if before != now:
+            host.core.set_failure(now or record.policy.failure, own=now is not None)
+        elif failure_for(record, name, host.core.asked.failure) != host.core.failure:
+            host.core.set_failure(record.policy.failure, own=False)
+        max_unacked = max_unacked_for(record, name, host.core.asked.max_unacked)
+        if max_unacked != host.core.max_unacked:
+            host.core.set_max_unacked(max_unacked)
+
+
+_log = telemetry.events("hosted")
+HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
+UNREADABLE_TOLD_MAX = 16
+
+
+class HostedPartition:
+    """One partition that this worker owns; all methods run on the worker's loop."""
+
+    # Ten thousand of them are in no cache: without slots each attribute of so many costs a look into a dict.
+    __slots__ = (
+        "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
+        "damaged", "deleted", "directory", "failure", "hot", "index", "log", "lossy", "metadata", "moved",
+        "name", "near", "producers", "record", "records_in", "refusal", "reopen_delay_ns", "silent",
+        "subscriptions", "sync_running", "tier", "unsynced_ns", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        record: TopicRecord,
+        index: int,
+        core: Partition,
+        counters: TrafficCounters,
+        *,
+        directory: Path | None = None,
+        log: Log | None = None,
+        cursors: CursorStore | None = None,
+    ) -> None:
+        self.name = name
+        self.record = record
+        self.index = index
+        self.core = core
+        self.counters = counters
+        self.directory = directory
+        self.log = log
+        self.cursors = cursors
+        self.subscriptions: dict[str, SubscriptionHost] = {}
+        self.near: dict[SubscriptionHost, None] = {}  # see danube.broker.partition.deliveries
+        self.lossy: dict[str, LossyHost] = {}
+        self.producers = Producers()
+        self.waiting: deque[Waiting] = deque()
+        self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
+        self.failure: DanubeError | None = None  # why the log cannot be written, while it reopens
+        self.refusal: DanubeError | None = None  # why publishes are refused: that, or it is given away
+        self.metadata: OwnerMetadata | None = None
+        self.tier: PartitionTier | None = None  # where storage is tiered
+        self.deleted = False  # not hosted here any more
+        self.silent = False  # hands out no records: deleted, or being given away
+        self.moved: DanubeError | None = None  # where it went, when it was not its topic that was deleted
+        self.sync_running = False
+        self.unsynced_ns = 0  # since when there are records that are not synced, at most; 0: there are none
+        self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
+        self.reopen_delay_ns = 0
+        self.damaged: list[tuple[int, int]] = []
+        self.records_in = 0
+        self.bytes_in = 0
+        self._chunk: Chunk | None = None  # read last
+        self._hot_chunk: Chunk | None = None
+        self._live_readers = False
+
+    @property
+    def topic_id(self) -> int:
+        return self.record.topic_id
+
+    @property
+    def policy(self) -> TopicPolicy:
+        return self.record.policy
+
+    @property
+    def reliable(self) -> bool:
+        return self.log is not None
+
+    @property
+    def high_watermark(self) -> int:
+        return self.core.high_watermark
+
+    @property
+    def start(self) -> int:
+        """First offset that can be read, in whichever tier; FetchPending while that is not known."""
+        if self.log is None:
+            return self.core.log_end
+        return self.log.start if self.tier is None else self.tier.start
+
+    @property
+    def budget(self) -> OffsetBudget | None:
+        """In a cluster, which offsets this owner may give; None on a single host, and without a log."""
+        return self.core.budget if isinstance(self.core, ReservedPartition) else None
+
+    # -- publish ----------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        session: Session,
+        handle: int,
+        correlation: int,
+        link: ProducerLink,
+        batch: memoryview,
+        now_us: int,
+    ) -> None:
+        """Check a client's batch and take it."""
+        self._follow_metadata()
+        header = check_published(batch, self.record.policy.max_record_bytes)
+        if header.producer_id and header.producer_id != link.producer_id:
+            raise InvalidArgument("the batch names another producer than its handle")
+        self._take(session, handle, correlation, batch, header, now_us)
+
+    def publish_own(
+        self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
+    ) -> None:
+        """Take a batch that this process has just encoded: only the topic's limit is left to check."""
+        self._follow_metadata()
+        data = bytearray(encoded.head)
+        data += encoded.body
+        batch, header = memoryview(data), unpack_header(data)
+        max_record_bytes = self.policy.max_record_bytes
+        if header.payload_bytes > max_record_bytes:  # else no record of it can be larger
+            check_columns(batch, header, max_record_bytes)
+        self._take(session, handle, correlation, batch, header, now_us)
+
+    def _take(
+        self,
+        session: Session,
+        handle: int,
+        correlation: int,
+        batch: memoryview,
+        header: BatchHeader,
+        now_us: int,
+    ) -> None:
+        """Order and queue a batch that was checked; its answer is sent when its level is reached."""
+        schema = self.record.schema
+        if schema is not None and self.metadata is not None:
+            self.metadata.gate.check(self.name, schema, self.policy.compacts, batch, header)
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)  # one error object serves every refusal
+        if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
+            raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
+        admitted = self.core.admit(header, now_us)
+        if isinstance(admitted, Duplicate):
+            self.counters.add("duplicates")
+            self._answer_duplicate(session, handle, correlation, header, admitted)
+            return
+        base_offset = admitted.base_offset
+        stamp(batch, base_offset, self.core.epoch, admitted.append_time_us)
+        end_offset = base_offset + header.record_count
+        header = header.stamped(base_offset, self.core.epoch, admitted.append_time_us)
+        self.records_in += header.record_count
+        self.bytes_in += header.size
+        self.counters.add_in(header.record_count, header.size)
+        waiting = Waiting(
+            end_offset, session, correlation, handle, base_offset, self.core.epoch, header.record_count, 0
+        )
+        self.waiting.append(waiting)
+        if self.log is None:
+            self._offer(batch, header)
+        else:
+            self.log.append(batch, header)
+            if self._live_readers:
+                self.hot.add(base_offset, end_offset, bytes(batch))
+
+    def _follow_metadata(self) -> None:
+        """What others committed before the batch was received holds for it."""
+        metadata = self.metadata
+        if metadata is not None and not metadata.fresh:
+            metadata.freshen()
+        self.check_exists()
+
+    def read_metadata(self) -> None:
+        """Follow what others committed; raises TopicNotFound where the topic was deleted."""
+        if self.metadata is not None:
+            self.metadata.read()
+            self.check_exists()
+
+    def check_exists(self) -> None:
+        """Raise TopicNotFound where the topic was deleted, or where else the partition is."""
+        if self.deleted:
+            raise self.moved or TopicNotFound(f"{self.name} was deleted")
+
+    def _answer_duplicate(
+        self, session: Session, handle: int, correlation: int, header: BatchHeader, found: Duplicate
+    ) -> None:
+        end_offset = found.base_offset + header.record_count
+        waiting = Waiting(
+            end_offset, session, correlation, handle, found.base_offset, self.core.epoch, header.record_count,
+            FrameFlag.DUPLICATE,
+        )  # fmt: skip
+        if end_offset <= self.core.acknowledged_end:
+            self._answer(waiting)
+        else:
+            self.waiting.append(waiting)
+
+    def _offer(self, batch: memoryview, header: BatchHeader) -> None:
+        hosts = [host for host in self.lossy.values() if host.links]
+        for host in self.lossy.values():
+            if not host.links:
+                host.count_dropped(header.record_count)
+        if hosts:
+            chunk = Chunk(bytes(batch), header.base_offset, header.end_offset)
+            for host in hosts:
+                host.offer(chunk)
+
+    def write(self) -> None:
+        """One write for all that was queued in this turn.  Errors leave the un-acknowledged failed."""
+        if self.log is None:
+            self.core.written(self.core.log_end)
+            self.complete()
+            return
+        try:
+            written_end = self.log.write()
+        except DanubeError as error:
+            self.counters.add("storage_errors")
+            self._unwind(error)
+            raise
+        self.core.written(written_end)
+        self.complete()
+
+    def _unwind(self, error: DanubeError) -> None:
+        """Forget what was not stored and tell its producers."""
+        if self.log is not None:
+            end = self.log.log_end
+            self.core.rollback(end)
+            self.hot.truncate(end)
+            self.fail_waiting(error, end)
+
+    def fail_waiting(self, error: DanubeError, above: int) -> None:
+        """Fail every publish that ends above the offset ``above``."""
+        kept: deque[Waiting] = deque()
+        for waiting in self.waiting:
+            if waiting.end_offset > above:
+                waiting.session.send_error(error, waiting.correlation, waiting.handle)
+            else:
+                kept.append(waiting)
+        self.waiting = kept
+
+    def complete(self) -> None:
+        """Answer every publish that is stored at the level which the answer names."""
+        end = self.core.acknowledged_end
+        waiting = self.waiting
+        while waiting and waiting[0].end_offset <= end:
+            self._answer(waiting.popleft())
+
+    def _answer(self, waiting: Waiting) -> None:
+        waiting.session.send_published(
+            waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch, waiting.record_count,
+            self.core.level, waiting.flags,
+        )  # fmt: skip
+
+    # -- read -------------------------------------------------------------------------------------
+
+    def chunk(self, offset: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk:
+        """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
+
+        One that is read has about ``bytes_max`` bytes at most, or one batch.
+        Raises OffsetOutOfRange below the start, StorageFailed where the disk does not answer, and
+        FetchPending where the bytes are not on this host: it tells when to try again.
+        """
+        for recent in (self._hot_chunk, self._chunk):
+            if recent is not None and recent.first_offset <= offset < recent.next_offset:
+                return recent
+        end = self.core.high_watermark
+        chunk = self.hot.chunk(offset, end, READ_CHUNK_BYTES)
+        if chunk is not None:
+            self._hot_chunk = chunk
+            return chunk
+        if self.log is None:
+            raise StorageFailed("a non-reliable topic keeps no log")
+        cold = self.tier is not None and offset < self.log.start and self.log.holes.at(offset) is None
+        tier: Any = self.tier if cold else self.log
+        raw = tier.read(offset, end, bytes_max)
+        for damage in raw.damage:
+            self._note_damage(int(damage[0]), int(damage[1]))
+        # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
+        first = raw.first_offset if raw.data else raw.next_offset
+        chunk = self._chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
+        chunk.hole_before = "damaged" if raw.damage else "compacted"
+        if raw.hole is not None:
+            chunk.hole_before = raw.hole.name.lower()
+        return chunk
+
+    def _note_damage(self, start: int, end: int) -> None:
+        if (start, end) not in self.damaged:
+            self.damaged.append((start, end))
+            self.counters.add("damaged_records", end - start)
+
+    def place(self, host: SubscriptionHost) -> None:
+        """Note whether a subscription that was looked at is near: it follows what is written."""
+        start = self.hot.start
+        if host.links and host.core.next >= (self.core.high_watermark if start is None else start):
+            self.near[host] = None
+        else:
+            self.near.pop(host, None)
+
+    def looked_at(self, *, keep_chunk: bool) -> None:
+        """Subscriptions were looked at: keep in memory what those that are near still need."""
+        for gone in [host for host in self.near if self.subscriptions.get(host.core.name) is not host]:
+            del self.near[gone]
+        end = self.core.high_watermark
+        self._live_readers = any(host.core.next >= end for host in self.near)
+        if self.near:
+            self.hot.trim(min(host.core.next for host in self.near))
+        else:
+            self.hot.clear()
+        self._hot_chunk = None
+        if not keep_chunk:
+            self._chunk = None
+
+    def check_topic(self, topic_id: int) -> None:
+        """Raise TopicNotFound where another topic of the same name is meant (0: none in particular)."""
+        if topic_id not in (0, self.topic_id):
+            raise TopicNotFound(
+                f"the topic of {self.name} was deleted, and another one of that name was made",
+                hint="open a new producer or consumer for the topic that is there now",
+                topic_id=self.topic_id,
+            )
+
+    # -- subscriptions ----------------------------------------------------------------------------
+
+    def subscription(self, name: str) -> SubscriptionHost:
+        try:
+            return self.subscriptions[name]
+        except KeyError:
+            raise SubscriptionNotFound(
+                f"subscription {name!r} does not exist on {self.name}", hint="see: danube subscriptions list"
+            ) from None
+
+    def add_subscription(self, name: str, core: HoledSubscription) -> SubscriptionHost:
+        """Create a subscription; its cursor is stored with the next write of the cursor file."""
+        if len(self.subscriptions) + len(self.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
+            raise InvalidArgument(f"{self.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
+        host = self.subscriptions[name] = SubscriptionHost(self, core)
+        return host
+
+    def follow_holes(self, holes: list[Hole]) -> None:
+        """What is known of offsets that no object holds has changed: records may have come back."""
+        of_kind = {
+            kind: np.array([hole[:2] for hole in holes if hole.kind is kind], np.int64).reshape(-1, 2)
+            for kind in HoleKind
+        }
+        for host in self.subscriptions.values():
+            host.follow_holes(*(of_kind[kind] for kind in HoleKind))
+
+    def load_subscriptions(self, states: dict[str, bytes]) -> None:
+        """Rebuild subscriptions from their stored cursors; a cursor is never beyond the log's end."""
+        for name, blob in states.items():
+            state = self._within_log(name, CursorState.decode(blob))
+            core = HoledSubscription(
+                name,
+                state.mode,
+                state,
+                max_unacked=max_unacked_for(self.record, name, state.max_unacked),
+                failure=failure_for(self.record, name, state.failure),
+            )
+            hole = self.hole_at(core.ack_floor)
+            if hole is not None:
+                core.skip_damaged(core.ack_floor, hole.end, why=UNUSED)
+            self.subscriptions[name] = SubscriptionHost(self, core)
+
+    def _within_log(self, name: str, state: CursorState) -> CursorState:
+        """A cursor may have reached the disk before records that it passed: those that come are others."""
+        end = self.core.log_end
+        clipped = state.clipped(end)
+        if clipped is not state:
+            reach = max(state.ack_floor, int(state.acked[-1, 1]) if len(state.acked) else 0)
+            _log.warning(
+                "cursor was ahead of the log and goes back to its end",
+                partition=self.name, subscription=name, ack_floor=state.ack_floor, reach=reach, log_end=end,
+            )  # fmt: skip
+        return clipped
+
+    def hole_at(self, offset: int) -> Hole | None:
+        """The hole that this host's log has named over an offset: no record there in this history."""
+        return self.log.holes.at(offset) if self.log is not None else None
+
+    def lag_from(self, offset: int) -> int:
+        """Records from ``offset`` to the high watermark."""
+        end = self.high_watermark
+        if self.log is None or not self.log.holes:
+            return end - offset
+        return sum(last - first for first, last in self.log.holes.uncovered(offset, end))
+
+    def store_cursors(self) -> bool:
+        """Append changed cursors to the cursor file; True when something was written."""
+        if self.cursors is None:
+            return False
+        for name, host in self.subscriptions.items():
+            if host.core.version != host.stored_version:
+                self.cursors.store(name, host.cursor_blob())
+                host.stored_version = host.core.version
+        written = self.cursors.dirty
+        self.cursors.write()  # also what an earlier call could not write
+        return written
+
+    def leave(self, link: ConsumerLink, now_ns: int) -> None:
+        """Remove one consumer from its subscription."""
+        host = self.subscriptions.get(link.subscription)
+        if host is not None and host.links.get(link.consumer_id) is link:
+            del host.links[link.consumer_id]
+            host.core.leave(link.consumer_id, now_ns)
+        lossy = self.lossy.get(link.subscription)
+        if lossy is not None and lossy.links.get(link.consumer_id) is link:
+            del lossy.links[link.consumer_id]
+            lossy.core.leave(link.consumer_id, now_ns)
+
+    def update(self, record: TopicRecord) -> None:
+        """Follow a new policy and settings; what is waiting is answered if its level is reached by it."""
+        former, self.record = self.record, record
+        self.core.update_policy(record.policy)
+        follow(self, former, record)
+        self.complete()
+
+    def close_handles(self, error: DanubeError) -> None:
+        """Close every producer and consumer of this partition with the same error."""
+        for session, handle in self.producers.clear():
+            session.producers.pop(handle, None)
+            session.send_error(error, 0, handle)
+        hosts: list[SubscriptionHost | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
+        for host in hosts:
+            for link in list(host.links.values()):
+                link.session.consumers.pop(link.handle, None)
+                link.session.send_error(error, 0, link.handle)
+            host.links.clear()
+
+    def adopt(self, opened: OpenedStorage) -> None:
+        """Go on with a log that was opened anew after a failure."""
+        self.log, self.core = opened
+        self.core.update_policy(self.policy)  # it may have changed while the log was opened
+        self.failure = self.refusal = None
+        self.unsynced_ns = 0
+        self.hot.clear()
+        self._chunk = self._hot_chunk = None
+
+    def _holes(self) -> list[Hole]:
+        """Those of the store, and those of this host that it does not know yet."""
+        manifest = self.tier.manifest if self.tier is not None else None
+        stored = manifest.all_holes() if manifest is not None else []
+        end = stored[-1].end if stored else 0
+        return stored + [hole for hole in self.log.holes if hole.end > end] if self.log else stored
+
+    def _damaged(self) -> list[list[int]]:
+        """Ranges that are damaged here, and those whose object in the store is gone or damaged."""
+        objects = self.tier.unreadable() if self.tier is not None else []
+        remote = [(start, end) for (start, end), error in objects if not error.retryable]
+        return [list(one) for one in sorted({*self.damaged, *remote})]
+
+    def _unreadable(self) -> list[str]:
+        """Why records that are stored cannot be read now, as far as somebody has tried."""
+        found = [str(error) for _, error in self.tier.unreadable()] if self.tier is not None else []
+        waiting = [host.waits_for for host in self.subscriptions.values()]
+        found += [str(reason) for reason in waiting if reason is not None]
+        return list(dict.fromkeys(found))[:UNREADABLE_TOLD_MAX]
+
+    def statistics(self) -> dict[str, Any]:
+        core = self.core
+        log = self.log
+        tier = self.tier
+        return {
+            "partition": self.name,
+            "start": tier.known_start if tier else log.start if log else core.log_end,
+            "local_start": log.start if log else core.log_end,
+            "uploaded_end": tier.uploaded_end if tier else 0,
+            "log_end": core.log_end,
+            "high_watermark": core.high_watermark,
+            "written_end": core.written_end,
+            "synced_end": core.synced_end,
+            "waits_for_disk": core.held,
+            "epoch": core.epoch,
+            "local_bytes": log.local_bytes if log else 0,
+            "records_in": self.records_in,
+            "bytes_in": self.bytes_in,
+            "producers": self.producers.names(),
+            "subscriptions": sorted([*self.subscriptions, *self.lossy]),
+            "lost_subscriptions": sorted(self.cursors.lost - self.subscriptions.keys())
+            if self.cursors
+            else [],
+            "durability": self.policy.durability,
+            "damaged": self._damaged(),
+            "unreadable": self._unreadable(),
+            "holes": [hole.described() for hole in self._holes()],
+            "histories": self.metadata.histories if self.metadata is not None else [],
+            "state": "open" if self.failure is None else str(self.failure),
+        }
+
+
+def leave_partitions(session: Session, now_ns: int) -> list[HostedPartition]:
+    """The connection is gone: close its producers, give back what its consumers held; where that was."""
+    touched: dict[HostedPartition, None] = {}
+    for handle, producer in session.producers.items():
+        producer.hosted.producers.drop(session, handle)
+        touched[producer.hosted] = None
+    for consumer in session.consumers.values():
+        consumer.hosted.leave(consumer, now_ns)
+        touched[consumer.hosted] = None
+    session.producers.clear()
+    session.consumers.clear()
+    return list(touched)

@@ -1,0 +1,67 @@
+"""Subscriptions of a non-reliable topic: batches wait in memory, the oldest give way.
+
+A batch token is the :class:`~danube.broker.partition.chunks.Chunk` that holds one published batch, shared by
+all subscriptions of the partition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.partition.chunks import Chunk
+from danube.broker.partition.consumers import names_of
+from danube.core.dispatch.grants import Mode
+from danube.core.dispatch.lossy import LossySubscription
+
+if TYPE_CHECKING:
+    from danube.broker.partition.consumers import ConsumerLink
+    from danube.broker.partition.hosted import HostedPartition
+
+
+class LossyHost:
+    """A non-reliable subscription with its consumers; nothing in it outlives the worker."""
+
+    def __init__(self, hosted: HostedPartition, core: LossySubscription) -> None:
+        self.hosted = hosted
+        self.core = core
+        self.links: dict[int, ConsumerLink] = {}
+
+    def update_ready(self, link: ConsumerLink) -> None:
+        """Tell the core whether this consumer can take more bytes now."""
+        ready = link.credit_bytes > 0 and link.session.writable
+        if ready != link.ready:
+            link.ready = ready
+            self.core.set_ready(link.consumer_id, ready)
+
+    def offer(self, chunk: Chunk) -> None:
+        """Queue one published batch; over the bounds the oldest is dropped and counted."""
+        hashes = chunk.hashes if self.core.mode is Mode.KEY_SHARED else None
+        dropped = self.core.offer(
+            chunk, chunk.first_offset, chunk.next_offset - chunk.first_offset, len(chunk.data), hashes=hashes
+        )
+        if dropped:
+            self.hosted.counters.add("dropped_records", dropped)
+
+    def count_dropped(self, record_count: int) -> None:
+        """Nobody is connected: what is published is not for this subscription."""
+        self.core.count_dropped(record_count)
+        self.hosted.counters.add("dropped_records", record_count)
+
+    def dispatch(self) -> bool:
+        """Send what consumers have credit for; never leaves more to do at once."""
+        for chunk, consumer_id, indexes in self.core.grant():
+            link = self.links[consumer_id]
+            if indexes is None:
+                parts, count = [chunk.data], chunk.next_offset - chunk.first_offset
+            else:
+                parts, count = chunk.pick(chunk.first_offset + indexes), len(indexes)
+            sent = link.deliver(parts, count, 0, chunk)
+            self.hosted.counters.add_out(count, sent, 0)
+            self.update_ready(link)
+        return False
+
+    def statistics(self, now_ns: int) -> dict[str, Any]:
+        return {
+            **self.core.statistics(),
+            "consumer_names": names_of(self.links.values()),
+        }

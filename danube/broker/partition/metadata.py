@@ -1,0 +1,70 @@
+"""What the owner of partitions reads of the metadata, and what it tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from danube.core.metadata.commands import ForgetSubscription, SetSubscriptionSettings, SubscriptionSettings
+from danube.core.placement.recovered import recovery_of
+from danube.errors import DanubeError
+from danube.host import telemetry
+
+if TYPE_CHECKING:
+    from danube.broker.operations.context import Operations
+    from danube.broker.operations.schema_gate import SchemaGate
+    from danube.broker.partition.hosted import HostedPartition
+    from danube.cluster.log.local_log import LocalLog
+    from danube.core.protocol.native import Admin
+
+_log = telemetry.events("metadata")
+
+
+class OwnerMetadata:
+    """The metadata as one worker's partitions know it."""
+
+    def __init__(
+        self, gate: SchemaGate, log: LocalLog, read: Callable[[], None], operations: Operations
+    ) -> None:
+        self.gate = gate
+        self.read = read
+        self.fresh = False  # nothing that was committed before the last bytes were received is unread
+        self._log = log
+        self._operations = operations
+
+    @property
+    def histories(self) -> list[dict[str, Any]]:
+        """Those that followed the first one, as plain values."""
+        return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
+
+    def freshen(self) -> None:
+        """Read what others committed, where they may have."""
+        if self._log.changed:
+            self.read()
+        self.fresh = True
+
+    def after_operation(self, hosted: HostedPartition, request: Admin) -> None:
+        """Let the topic's other partitions and the next start know what an operation changed here."""
+        record, name = hosted.record, request.args.get("subscription", "")
+        command: ForgetSubscription | SetSubscriptionSettings
+        if request.op == "delete_subscription":
+            command = ForgetSubscription(
+                topic=record.topic, subscription=name, partition=hosted.index, topic_id=record.topic_id
+            )
+        elif request.op == "set_failure_policy":
+            present = record.settings.get(name, SubscriptionSettings())
+            settings = msgspec.structs.replace(present, failure=hosted.subscription(name).core.failure)
+            command = SetSubscriptionSettings(topic=record.topic, subscription=name, settings=settings)
+        else:
+            return
+
+        def remembered(value: Any) -> None:
+            if isinstance(value, DanubeError):
+                _log.warning("not remembered", op=request.op, partition=hosted.name, error=str(value))
+
+        try:
+            self._operations.propose(command, remembered)
+        except DanubeError as error:
+            remembered(error)

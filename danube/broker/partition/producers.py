@@ -1,0 +1,97 @@
+"""The links between connections' producer handles and the partition they publish to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from danube.errors import ProducerBusy
+
+if TYPE_CHECKING:
+    from danube.broker.api import Session
+    from danube.broker.partition.hosted import HostedPartition
+
+
+class ProducerLink:
+    """A producer handle that is open on this worker."""
+
+    __slots__ = ("epoch", "exclusive", "hosted", "name", "producer_id")
+
+    def __init__(
+        self, hosted: HostedPartition, name: str, producer_id: int, epoch: int, exclusive: bool = False
+    ) -> None:
+        self.hosted = hosted
+        self.name = name
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.exclusive = exclusive
+
+
+class Producers:
+    """The producer handles that are open on one partition; opening and closing one looks at no others."""
+
+    __slots__ = ("_exclusive", "_links", "_names")
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[Session, int], ProducerLink] = {}
+        self._names: dict[str, int] = {}  # how many handles of each name are open
+        self._exclusive: dict[str, int] = {}  # and how many of them exclusively
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def names(self) -> list[str]:
+        """In alphabetical order."""
+        return sorted(self._names)
+
+    def check(self, partition: str, name: str, exclusive: bool) -> None:
+        """Raise ProducerBusy where an exclusive producer and one of another name would meet."""
+        for open_names, why in (
+            (self._exclusive, "it is exclusive"),
+            (self._names if exclusive else (), "exclusive access was asked for"),
+        ):
+            other = next((one for one in open_names if one != name), None)
+            if other is not None:
+                raise ProducerBusy(
+                    f"{partition} has producer {other!r}",
+                    why=why,
+                    hint="close the other producer, or use shared access",
+                )
+
+    def add(self, session: Session, handle: int, link: ProducerLink) -> None:
+        """It was checked, and the handle is not in use."""
+        self._links[session, handle] = link
+        for counts in self._counts_of(link):
+            counts[link.name] = counts.get(link.name, 0) + 1
+
+    def drop(self, session: Session, handle: int) -> None:
+        """It is closed; nothing happens where it is not open."""
+        link = self._links.pop((session, handle), None)
+        if link is None:
+            return
+        for counts in self._counts_of(link):
+            counts[link.name] -= 1
+            if not counts[link.name]:
+                del counts[link.name]
+
+    def _counts_of(self, link: ProducerLink) -> tuple[dict[str, int], ...]:
+        return (self._names, self._exclusive) if link.exclusive else (self._names,)
+
+    def clear(self) -> list[tuple[Session, int]]:
+        """Close all; whose they were, and their handles."""
+        closed = list(self._links)
+        for known in (self._links, self._names, self._exclusive):
+            known.clear()
+        return closed
+
+
+class Waiting(NamedTuple):
+    """A publish whose answer waits until the high watermark reaches ``end_offset``."""
+
+    end_offset: int
+    session: Session
+    correlation: int
+    handle: int
+    base_offset: int
+    epoch: int
+    record_count: int
+    flags: int

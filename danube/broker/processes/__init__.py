@@ -1,0 +1,1 @@
+"""Fork, watch, restart and drain; what each process is given."""

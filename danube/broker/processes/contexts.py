@@ -1,0 +1,254 @@
+"""What a broker's processes are given by their supervisor when they are forked."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from danube.broker.processes.lease import SharedLease
+from danube.broker.processes.unbroken import ALWAYS, Since
+from danube.config.loading import Started
+from danube.config.sections import NO_PORT
+from danube.host.clock import monotonic_ns
+from danube.ipc.channel import Channel
+from danube.ipc.counters import Counter, Counters, State
+from danube.ipc.passage import Passage
+from danube.ipc.region import Region
+
+PULSE_FRESH_NS: Final = 5_000_000_000
+_BEAT, _PID, _STARTS, _STORE, _SHARE = range(5)  # words of a pulse
+_SHARE_UNIT: Final = 1_000_000
+_STORE_UNKNOWN, _STORE_ANSWERS, _STORE_FAILED = range(3)
+_TEXT_START: Final = 1_024  # in bytes; the words lie before it
+_TEXT_BYTES_MAX: Final = 2_048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What a broker's processes are made from; sizes and workers of 0 are chosen for this machine."""
+
+    data_dir: Path
+    workers: int = 0
+    host: str = "127.0.0.1"
+    native_port: int = 6660
+    extra_ports: Mapping[str, int] = field(default_factory=dict)  # further doors by name
+    local_socket: bool = False  # beside the native port
+    metrics_port: int = NO_PORT
+    heartbeat_timeout_ms: int = 10_000
+    start_timeout_ms: int = 120_000  # from the fork to the first heartbeat
+    drain_timeout_ms: int = 9_000
+    mover_drain_timeout_ms: int = 2_000  # after the workers have ended
+    ring_bytes: int = 0
+    tail_bytes: int = 0
+    progress: Callable[[str], None] | None = None  # one line per kernel that has to be compiled
+    on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
+
+
+class DrainSignal:
+    """Tells one process to stop taking, finish and leave; its descriptor is for ``loop.add_reader``."""
+
+    __slots__ = ("_descriptor", "requested")
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.requested = False
+
+    def fileno(self) -> int:
+        """Readable from the first request on, for good."""
+        return self._descriptor
+
+    def request(self, *_signal: Any) -> None:
+        """The handler of SIGTERM in the process."""
+        self.requested = True
+        os.eventfd_write(self._descriptor, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """Everything that a worker gets from its supervisor."""
+
+    worker: int
+    workers: int
+    incarnation: int  # also the epoch of what it opens: larger than that of any process before
+    region: Region
+    counters: Counters
+    listeners: dict[str, socket.socket]  # by door; listening, not blocking
+    drain: DrainSignal
+    settings: SupervisorSettings
+    mover_address: str  # of its Unix socket, an abstract name; "" where there is no mover
+    controller_address: str = ""  # likewise; "" on a single host
+    metrics_link: str = ""  # the same of the process that serves metrics
+    metrics_address: str = ""  # host:port of the metrics; "" where they are off
+    lease: SharedLease | None = None  # of the cluster; None on a single host
+    unbroken_since: Since = ALWAYS
+    passage: Passage | None = None  # for connections to other workers; None where there are none
+    _ready_bell: int
+
+    @property
+    def listener(self) -> socket.socket:
+        """The native door."""
+        return self.listeners["native"]
+
+    def channel(self) -> Channel:
+        """The rings to and from all other workers; one per process."""
+        return Channel(self.region, self.worker, self.incarnation)
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second from the loop, and between slices of recovery."""
+        self.counters.put(Counter.HEARTBEAT_NS, monotonic_ns())
+
+    def ready(self) -> None:
+        """Recovered and accepting."""
+        self.heartbeat()
+        self.counters.put(Counter.STATE, State.READY)
+        os.eventfd_write(self._ready_bell, 1)
+
+
+class Pulse:
+    """When a process beside the workers last said that it is alive: words of memory shared by a fork.
+
+    Each word has one writer, the process or its supervisor, and whoever was forked later may read.  A
+    restarted process goes on with the same words.
+    """
+
+    __slots__ = ("_memory", "_words")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("q")
+
+    def beat(self) -> None:
+        self._words[_BEAT] = monotonic_ns()
+
+    @property
+    def last_ns(self) -> int:
+        """By the monotonic clock; 0 when there was none since reset()."""
+        return self._words[_BEAT]
+
+    @property
+    def pid(self) -> int:
+        """Written by the supervisor; 0 while no process runs."""
+        return self._words[_PID]
+
+    @pid.setter
+    def pid(self, pid: int) -> None:
+        self._words[_PID] = pid
+
+    @property
+    def start_count(self) -> int:
+        """Written by the supervisor: how many it has started, one after the other."""
+        return self._words[_STARTS]
+
+    @start_count.setter
+    def start_count(self, count: int) -> None:
+        self._words[_STARTS] = count
+
+    @property
+    def store_answers(self) -> bool:
+        """Of the mover: whether the object store answered last; False before it was asked."""
+        return self._words[_STORE] == _STORE_ANSWERS
+
+    @property
+    def store_error(self) -> str | None:
+        """Why the object store did not answer last; empty where it did, None before it was asked."""
+        if self._words[_STORE] == _STORE_UNKNOWN:
+            return None
+        if self.store_answers:
+            return ""
+        text = self._memory[_TEXT_START : _TEXT_START + _TEXT_BYTES_MAX]
+        return text.rstrip(b"\0").decode(errors="ignore")
+
+    def tell_store(self, error: str) -> None:
+        """The object store answered, or did not for this reason; written by the mover alone."""
+        if error:
+            self._words[_STORE] = _STORE_UNKNOWN  # while the text is being replaced
+            text = error.encode()[:_TEXT_BYTES_MAX].ljust(_TEXT_BYTES_MAX, b"\0")
+            self._memory[_TEXT_START : _TEXT_START + _TEXT_BYTES_MAX] = text
+        self._words[_STORE] = _STORE_FAILED if error else _STORE_ANSWERS
+
+    @property
+    def upload_share(self) -> float:
+        """Of the mover: how much of what they could do uploads may do; 0.0 before it said so."""
+        return self._words[_SHARE] / _SHARE_UNIT
+
+    @upload_share.setter
+    def upload_share(self, share: float) -> None:
+        self._words[_SHARE] = round(share * _SHARE_UNIT)
+
+    def alive(self, now_ns: int) -> bool:
+        """Whether a process runs that gave a sign of life within the last PULSE_FRESH_NS."""
+        return self.pid != 0 and self.last_ns > 0 and now_ns - self.last_ns < PULSE_FRESH_NS
+
+    def reset(self) -> None:
+        """Supervisor, before a process starts."""
+        self._words[_BEAT] = self._words[_STORE] = 0
+
+    def close(self) -> None:
+        self._words.release()
+        self._memory.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverContext:
+    """Everything that the mover gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    drain: DrainSignal
+    settings: SupervisorSettings
+    start_count: int  # movers of this supervisor before this one
+    pulse: Pulse
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsContext:
+    """Everything that the process that serves metrics gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    door: socket.socket  # HTTP; likewise
+    drain: DrainSignal
+    settings: SupervisorSettings
+    workers: int
+    region: Region  # for the workers' counters
+    started_at_us: int  # of the broker
+    pulse: Pulse
+    mover: Pulse | None  # None where there is no mover
+    controller_address: str = ""  # "" where there is no controller
+    lease: SharedLease | None = None
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerContext:
+    """Everything that the controller, the member of a cluster, gets from its supervisor."""
+
+    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
+    door: socket.socket  # other members; likewise
+    drain: DrainSignal
+    settings: SupervisorSettings
+    pulse: Pulse
+    lease: SharedLease = field(default_factory=SharedLease)  # the workers read it
+    region: Region | None = None  # for the workers' counters
+    addresses: Mapping[str, str] = field(default_factory=dict)  # of the doors, by name
+    mover: Pulse | None = None  # None where there is none
+
+    def heartbeat(self) -> None:
+        """Still alive: call at least every second."""
+        self.pulse.beat()
+
+
+WorkerMain = Callable[[WorkerContext], int | None]
+MoverMain = Callable[[MoverContext], int | None]
+MetricsMain = Callable[[MetricsContext], int | None]
+ControllerMain = Callable[[ControllerContext], int | None]

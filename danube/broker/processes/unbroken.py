@@ -1,0 +1,162 @@
+"""Since when nothing can have been lost of what a broker wrote and did not sync: the file ``host``.
+
+Bytes that are not synced survive the end of every process, as long as the kernel and the mount that took them
+live.  So the file says where the broker ran: the boot, the file system, the mount and the file itself, which
+a copy does not have.  Where a later start finds another place and no orderly stop, a power cut (or whatever
+else) may have taken records from the ends of logs, and their offsets, which somebody may have seen, must not
+be given again: a partition whose files are all older than that start goes on behind them
+(:class:`danube.wal.segments.local_holes.Ahead`).
+
+    {"place": ..., "since": first incarnation of the place, "since_us": ..., "clean": stopped in order}
+
+The file has one size and is overwritten where it lies, so that it takes no room on a full disk.  One that
+cannot be read, or is gone, proves nothing; only at the first start of a directory there need be none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from danube.errors import StorageFailed
+from danube.host import files, telemetry
+from danube.host.clock import wall_us
+
+FILE_NAME: Final = "host"
+FILE_BYTES: Final = 512
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_STATX_MNT_ID: Final = 0x1000
+_STATX_MNT_ID_UNIQUE: Final = 0x4000
+_STATX_BYTES: Final = 256
+_MASK_PLACE: Final = slice(0, 4)
+_MNT_ID_PLACE: Final = slice(144, 152)
+_AT_FDCWD: Final = -100
+_log = telemetry.events("unbroken")
+
+
+class Since(NamedTuple):
+    """Everything from this incarnation, or this moment, on was written where the broker runs now; 0: all."""
+
+    incarnation: int = 0
+    moment_us: int = 0
+
+
+ALWAYS: Final = Since()
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The content of the file."""
+
+    place: str
+    since: int = 0
+    since_us: int = 0
+    clean: bool = False
+
+
+def begin(data_dir: Path, incarnation: int) -> Since:
+    """A broker starts, and ``incarnation`` is its first number; StorageFailed where nothing can be noted."""
+    try:
+        return _begin(data_dir / FILE_NAME, incarnation)
+    except OSError as error:
+        where = data_dir / FILE_NAME
+        raise StorageFailed(f"{where} cannot be written", why=str(error), hint="look at the disk") from error
+
+
+def _begin(path: Path, incarnation: int) -> Since:
+    known, there = _read(path), True
+    if known is None:  # nobody can say where the broker ran before, unless it never did
+        known, there = Host("", clean=incarnation <= 1), _make(path)
+    place = place_of(path)
+    since = Since(known.since, known.since_us)
+    if not known.clean and (not place or known.place != place):
+        since = Since(incarnation, wall_us())
+        _log.warning(
+            "the last stop was not in order, and what was not synced then may be lost: offsets are left out",
+            file=str(path),
+        )
+    if there:
+        _write(path, Host(place, *since))
+    return since
+
+
+def end(data_dir: Path) -> None:
+    """All processes of the broker have ended: what they wrote goes to the disk, and the stop counts."""
+    path = data_dir / FILE_NAME
+    known = _read(path)
+    if known is None:
+        return
+    try:
+        directory = files.open_directory(data_dir)
+        try:
+            files.syncfs(directory)
+        finally:
+            files.close(directory)
+        _write(path, msgspec.structs.replace(known, clean=True))
+    except OSError as error:
+        _log.warning("the stop is not noted: the next start may leave offsets out", why=str(error))
+
+
+def _read(path: Path) -> Host | None:
+    """None where there is no file; one that cannot be read is of no place."""
+    try:
+        data = files.read_bounded(path, FILE_BYTES)
+        return msgspec.json.decode(data, type=Host)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError):
+        return Host("")
+
+
+def _make(path: Path) -> bool:
+    """Make the file, which its place will name; False where the disk is full: a start needs no room."""
+    try:
+        files.replace_durably(path, _encoded(Host("")))
+    except OSError as error:
+        if error.errno not in files.FULL_ERRNOS:
+            raise
+        _log.warning("the disk is full: nothing is noted of where the broker runs", file=str(path))
+        return False
+    return True
+
+
+def _encoded(host: Host) -> bytes:
+    return msgspec.json.encode(host).ljust(FILE_BYTES - 1) + b"\n"
+
+
+def _write(path: Path, host: Host) -> None:
+    fd = files.open_existing(path, writable=True)
+    try:
+        files.write_all(fd, _encoded(host), 0)
+        files.fdatasync(fd)
+    finally:
+        files.close(fd)
+
+
+def place_of(path: Path) -> str:
+    """Which file this is, on which mount since which boot; empty where that cannot be told."""
+    try:
+        status = path.stat()
+        boot = _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return ""
+    mount = _mount_of(path)
+    return f"{boot} {mount} {status.st_dev} {status.st_ino}" if mount else ""
+
+
+def _mount_of(path: Path) -> int:
+    """The number of the mount; before Linux 6.8 one that is given again after it was unmounted."""
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    try:
+        statx = ctypes.CDLL(None, use_errno=True).statx
+    except (OSError, AttributeError):
+        return 0
+    wanted = _STATX_MNT_ID | _STATX_MNT_ID_UNIQUE
+    if statx(_AT_FDCWD, os.fsencode(path), 0, wanted, found):
+        return 0
+    if not int.from_bytes(found.raw[_MASK_PLACE], "little") & wanted:
+        return 0
+    return int.from_bytes(found.raw[_MNT_ID_PLACE], "little")

@@ -1,0 +1,1 @@
+"""Which worker a frame is for, and the way there."""

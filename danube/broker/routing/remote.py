@@ -1,0 +1,311 @@
+"""Between workers: frames of a connection travel to the partition's owner and back over rings.
+
+    record kind      body
+    TO_OWNER         u64 connection id, then whole frames of that connection
+    TO_CONNECTION    u64 connection id, then whole frames for that connection
+    FROM_TAIL        u64 connection id, u64 position, u64 size, then the head of a DELIVER frame; its
+                     batches lie in the sender's shared tail
+    SESSION_GONE     u64 connection id
+    METADATA         empty: read the metadata log again
+    MAPPED           u64 number of a question, u64 1 or 0: whether the client's memory is mapped
+
+A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is
+released only after the turn's write.  A full ring makes the sending side stop reading that socket.
+Where the client shares memory (:mod:`danube.broker.routing.shared_memory`) the owner is asked to map it, by a
+SHARE_MEMORY frame; once it has, SHARED frames cross instead of batches.
+Batches for consumers elsewhere are copied once into the tail, however many consumers get them; where
+the tail was overwritten before it was read, the consumer's handle is closed and its client subscribes
+again, so that nothing is lost and the order stays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from danube.broker.api import Session
+from danube.broker.partition.chunks import Chunk
+from danube.broker.routing.shared_memory import ClientMemory, attach
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import FRAME_HEADER_BYTES, Frame, FrameDecoder, Kind, ShareMemory
+from danube.errors import DanubeError, InvalidArgument, OwnerMoved
+from danube.limits import MIB
+
+if TYPE_CHECKING:
+    from danube.broker.routing.router import RoutedSession
+    from danube.broker.shard.shard import Shard
+    from danube.ipc.channel import Channel
+    from danube.ipc.tail import TailReader, TailWriter
+
+_CONNECTION = struct.Struct("<Q")
+_EXTENT = struct.Struct("<QQQ")
+_MAPPED = struct.Struct("<QQ")
+_MASK = (1 << 64) - 1
+_HALF = 1 << 63
+_PUBLISH = int(Kind.PUBLISH)
+_SHARED = int(Kind.SHARED)
+_SHARE_MEMORY = int(Kind.SHARE_MEMORY)
+TAIL_CHUNK_BYTES_MAX = 4 * MIB
+RECORD_BYTES_MAX = 2 * MIB
+BACKLOG_BYTES_MAX = 8 * MIB
+
+
+class RecordKind(IntEnum):
+    TO_OWNER = 1
+    TO_CONNECTION = 2
+    SESSION_GONE = 3
+    METADATA = 4
+    FROM_TAIL = 5
+    MAPPED = 6
+
+
+class _FromTail(NamedTuple):
+    """A frame whose body is a chunk."""
+
+    head: bytes
+    chunk: Chunk
+
+
+_Frame = tuple[bytes | memoryview, ...] | _FromTail
+
+
+class RemoteSession(Session):
+    """A connection that another worker holds, as the owner sees it."""
+
+    def __init__(self, worker: int, connection_id: int, on_output: Callable[[RemoteSession], None]) -> None:
+        super().__init__()
+        self.worker = worker
+        self.connection_id = connection_id
+        self.frames: deque[_Frame] = deque()
+        self.backlog_bytes = 0
+        self.memory: memoryview | None = None  # the client's, where it is mapped here too
+        self._on_output = on_output
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        if not self.frames:
+            self._on_output(self)
+        self.frames.append(parts)
+        self._grow(sum(map(len, parts)))
+
+    def send_chunk(self, head: bytes, chunk: Chunk) -> None:
+        if len(chunk.data) > TAIL_CHUNK_BYTES_MAX:
+            self.send(head, chunk.data)
+            return
+        if not self.frames:
+            self._on_output(self)
+        self.frames.append(_FromTail(head, chunk))
+        self._grow(len(chunk.data))
+
+    def _grow(self, size: int) -> None:
+        self.backlog_bytes += size
+        if self.backlog_bytes > BACKLOG_BYTES_MAX:
+            self.writable = False
+
+
+class RemoteSessions:
+    """This worker's end of all rings: sessions of other workers' connections, and its own answers."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        tail: TailWriter,
+        tails: Mapping[int, TailReader],
+        shard: Shard,
+        deliver: Callable[[int, bytes], None],
+        on_metadata: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._tail = tail
+        self._tails = tails
+        self._shard = shard
+        self._deliver = deliver
+        self._on_metadata = on_metadata
+        self._sessions: dict[tuple[int, int], RemoteSession] = {}
+        self._outgoing: dict[RemoteSession, None] = {}
+        self._notices: deque[tuple[int, RecordKind, bytes]] = deque()
+        self._decoder = FrameDecoder()
+        self._questions = 0
+        self._asked: dict[int, tuple[int, ClientMemory]] = {}  # question -> worker, what it is to map
+
+    def forward(self, worker: int, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
+        """Copy one frame, or its place, to the owner's ring; False when it is full and nothing was taken."""
+        start = frame.start - FRAME_HEADER_BYTES
+        connection, memory = _CONNECTION.pack(session.connection_id), session.memory
+        raw: bytes | memoryview
+        if memory is not None and buffer is memory.view and self._maps(worker, connection, memory):
+            raw = wire.shared_frame(start, frame.end - start)
+        else:
+            raw = buffer[start : frame.start + ((frame.end - frame.start + 7) & ~7)]
+        taken = self._channel.send(worker, RecordKind.TO_OWNER, (connection, raw))
+        if taken and frame.kind == _PUBLISH:
+            self._shard.counters.add("forwarded_out")
+        return taken
+
+    def _maps(self, worker: int, connection: bytes, memory: ClientMemory) -> bool:
+        """Whether the owner has mapped it; it is asked once to."""
+        mapped = memory.readers.get(worker)
+        if mapped is None:
+            number = self._questions = (self._questions + 1) & 0xFFFF_FFFF
+            question = wire.control_frame(Kind.SHARE_MEMORY, memory.offer, number)
+            if self._channel.send(worker, RecordKind.TO_OWNER, (connection, question)):
+                memory.readers[worker] = False
+                self._asked[number] = worker, memory
+        return bool(mapped)
+
+    def notify(self, worker: int, kind: RecordKind, connection_id: int = 0) -> None:
+        """Send a short notice, later when the ring is full now."""
+        self._notify(worker, kind, _CONNECTION.pack(connection_id))
+
+    def _notify(self, worker: int, kind: RecordKind, body: bytes) -> None:
+        if self._notices or not self._channel.send(worker, kind, (body,)):
+            self._notices.append((worker, kind, body))
+
+    def take(self, worker: int, kind: int, record: memoryview) -> None:
+        """Handle one record; its bytes stay valid until the ring is released after this turn."""
+        if kind == RecordKind.TO_OWNER:
+            session = self._session(worker, _CONNECTION.unpack_from(record)[0])
+            for frame in self._decoder.frames(record, _CONNECTION.size, len(record)):
+                self._take_frame(session, frame, record)
+        elif kind == RecordKind.TO_CONNECTION:
+            self._deliver(_CONNECTION.unpack_from(record)[0], bytes(record[_CONNECTION.size :]))
+        elif kind == RecordKind.FROM_TAIL:
+            self._take_from_tail(worker, record)
+        elif kind == RecordKind.SESSION_GONE:
+            session_gone = self._sessions.pop((worker, _CONNECTION.unpack_from(record)[0]), None)
+            if session_gone is not None:
+                self._drop(session_gone)
+        elif kind == RecordKind.METADATA:
+            self._on_metadata()
+        elif kind == RecordKind.MAPPED:
+            question, mapped = _MAPPED.unpack_from(record)
+            _, memory = self._asked.pop(question, (worker, None))
+            if memory is not None:
+                memory.readers[worker] = bool(mapped)
+
+    def _take_frame(self, session: RemoteSession, frame: Frame, record: memoryview) -> None:
+        if frame.kind == _SHARE_MEMORY:
+            self._map(session, frame, record)
+            return
+        if frame.kind == _SHARED:
+            try:
+                frame, record = wire.read_shared(record[frame.start : frame.end], session.memory)
+            except DanubeError as error:  # the client has changed what it had sent
+                self._shard.counters.add("errors")
+                session.send_error(error)
+                return
+        self._shard.on_frame(session, frame, record)
+        if frame.kind == _PUBLISH:
+            self._shard.counters.add("forwarded_in")
+
+    def _map(self, session: RemoteSession, frame: Frame, record: memoryview) -> None:
+        """Map what the client shares as well, in place of what it shared before; say whether that is done."""
+        session.memory = None
+        with suppress(InvalidArgument):  # it is gone by now
+            session.memory = attach(wire.decode_control(record[frame.start : frame.end], ShareMemory))
+        mapped = _MAPPED.pack(frame.correlation, session.memory is not None)
+        self._notify(session.worker, RecordKind.MAPPED, mapped)
+
+    def _session(self, worker: int, connection_id: int) -> RemoteSession:
+        session = self._sessions.get((worker, connection_id))
+        if session is None:
+            session = RemoteSession(worker, connection_id, self._has_output)
+            self._sessions[worker, connection_id] = session
+        return session
+
+    def _has_output(self, session: RemoteSession) -> None:
+        self._outgoing[session] = None
+
+    def worker_restarted(self, worker: int) -> None:
+        """Connections of that worker are gone with it."""
+        for key in [key for key in self._sessions if key[0] == worker]:
+            self._drop(self._sessions.pop(key))
+        self._notices = deque(notice for notice in self._notices if notice[0] != worker)
+        self._asked = {number: asked for number, asked in self._asked.items() if asked[0] != worker}
+
+    def _drop(self, session: RemoteSession) -> None:
+        session.frames.clear()
+        self._outgoing.pop(session, None)
+        self._shard.drop_session(session)
+
+    @property
+    def pending(self) -> bool:
+        """Whether flush() has something for the rings."""
+        return bool(self._outgoing or self._notices)
+
+    def flush(self) -> bool:
+        """Put what sessions have to say into the rings; True when some ring was full."""
+        while self._notices and self._channel.send(
+            self._notices[0][0], self._notices[0][1], (self._notices[0][2],)
+        ):
+            self._notices.popleft()
+        blocked = bool(self._notices)
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, {}
+            for session in outgoing:
+                if not self._flush_session(session):
+                    self._outgoing[session] = None
+                    blocked = True
+        return blocked
+
+    def _flush_session(self, session: RemoteSession) -> bool:
+        frames = session.frames
+        while frames:
+            first = frames[0]
+            sent = (
+                self._send_extent(session, first) if isinstance(first, _FromTail) else self._send_run(session)
+            )
+            if not sent:
+                return False
+        if not session.writable:
+            session.writable = True
+            self._shard.session_writable(session)
+        return True
+
+    def _send_extent(self, session: RemoteSession, frame: _FromTail) -> bool:
+        chunk = frame.chunk
+        size = len(chunk.data)
+        if chunk.tail_position < 0 or (chunk.tail_position - self._tail.start) & _MASK > _HALF:
+            chunk.tail_position = self._tail.append((chunk.data,))
+        extent = _EXTENT.pack(session.connection_id, chunk.tail_position, size)
+        if not self._channel.send(session.worker, RecordKind.FROM_TAIL, (extent, frame.head)):
+            return False
+        session.frames.popleft()
+        session.backlog_bytes -= size
+        return True
+
+    def _send_run(self, session: RemoteSession) -> bool:
+        """Send the frames up to the next one from the tail, about RECORD_BYTES_MAX at most."""
+        parts: list[bytes | memoryview] = [_CONNECTION.pack(session.connection_id)]
+        size = count = 0
+        for frame in session.frames:
+            if isinstance(frame, _FromTail) or (count and size > RECORD_BYTES_MAX):
+                break
+            parts.extend(frame)
+            size += sum(map(len, frame))
+            count += 1
+        if not self._channel.send(session.worker, RecordKind.TO_CONNECTION, parts):
+            return False
+        for _ in range(count):
+            session.frames.popleft()
+        session.backlog_bytes -= size
+        return True
+
+    def _take_from_tail(self, worker: int, record: memoryview) -> None:
+        connection_id, position, size = _EXTENT.unpack_from(record)
+        head = bytes(record[_EXTENT.size :])
+        batches = self._tails[worker].read(position, size)
+        if batches is not None:
+            self._deliver(connection_id, head + batches)
+            return
+        handle = wire.handle_of(head)
+        self._shard.counters.add("tail_misses")
+        close = wire.control_frame(wire.Kind.CLOSE_CONSUMER, None, 0, handle)
+        self._notices.append((worker, RecordKind.TO_OWNER, _CONNECTION.pack(connection_id) + close))
+        moved = OwnerMoved(
+            "this worker was too slow to read the owner's tail", hint="the client subscribes again"
+        )
+        self._deliver(connection_id, wire.error_frame(moved, 0, handle))

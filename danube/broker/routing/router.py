@@ -1,0 +1,337 @@
+"""The router: which worker a connection's frame is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.api import Session
+from danube.broker.operations.context import Answer, Operations
+from danube.broker.operations.schema_gate import SchemaGate
+from danube.broker.operations.topics import policy_for, topic_view
+from danube.broker.partition.metadata import OwnerMetadata
+from danube.broker.routing.remote import RecordKind, RemoteSessions
+from danube.broker.routing.shared_memory import ClientMemory
+from danube.core.metadata.commands import CreateTopic, TopicRecord
+from danube.core.partition.policy import Durability, TopicPolicy
+from danube.core.placement.workers import owner_of
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
+from danube.errors import (
+    Conflict,
+    DanubeError,
+    LimitExceeded,
+    OwnerMoved,
+    PolicyMismatch,
+    ProtocolError,
+    TopicNotFound,
+)
+from danube.host import clock
+from danube.ids import check_topic_name
+from danube.limits import HANDLES_PER_CONNECTION_MAX
+from danube.schema.model import Checks, Compatibility
+
+if TYPE_CHECKING:
+    from danube.broker.clustered.directory import Directory
+    from danube.broker.clustered.parked import Parked
+    from danube.broker.clustered.peers import Peers
+    from danube.broker.operations.examinations import Examinations
+    from danube.broker.operations.proposals import Proposals
+    from danube.broker.shard.shard import Shard
+    from danube.cluster.log.local_log import LocalLog
+    from danube.core.batch.columns import EncodedBatch
+
+
+_BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
+_CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
+_REQUESTS = frozenset(
+    map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN))
+)
+
+
+class RoutedSession(Session):
+    """A connection that this worker holds: where each of its handles lives."""
+
+    def __init__(self, connection_id: int) -> None:
+        super().__init__()
+        self.connection_id = connection_id
+        self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
+        self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
+        self.known_to: set[int] = set()  # other workers that keep something for this connection
+        self.memory: ClientMemory | None = None  # where its client shares some
+
+
+class Router:
+    """Routes frames of local connections; one for each worker."""
+
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        shard: Shard,
+        metadata: LocalLog,
+        proposals: Proposals,
+        *,
+        schedule_turn: Callable[[], None],
+        on_metadata: Callable[[], None],
+        metadata_changed: Callable[[], None],
+        status: Callable[[], dict[str, Any]],
+        default_policy: TopicPolicy,
+        default_partitions: int,
+        auto_create: bool,
+        examinations: Examinations,
+        default_compatibility: Compatibility = Compatibility.BACKWARD,
+        compatibility_checks: Checks = Checks.STRICT,
+    ) -> None:
+        self.remote: RemoteSessions | None = None
+        self.directory: Directory | None = None  # these three in a cluster
+        self.parked: Parked | None = None
+        self.peers: Peers | None = None
+        self.operations = Operations(
+            metadata, proposals, examinations,
+            refresh=on_metadata,
+            metadata_changed=metadata_changed,
+            status=status,
+            default_policy=default_policy,
+            default_compatibility=default_compatibility,
+            compatibility_checks=compatibility_checks,
+        )  # fmt: skip
+        gate = SchemaGate(metadata, shard.counters)
+        shard.metadata = self._owner_metadata = OwnerMetadata(gate, metadata, on_metadata, self.operations)
+        self._worker = worker
+        self._workers = workers
+        self._shard = shard
+        self._metadata = metadata
+        self._schedule_turn = schedule_turn
+        self._on_metadata = on_metadata
+        self._default_policy = default_policy
+        self._default_partitions = default_partitions
+        self._auto_create = auto_create
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def received(self) -> None:
+        """Bytes came in, or are about to be handed over: batches in them are held against newer metadata."""
+        self._owner_metadata.fresh = False
+
+    def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
+        """Take one frame; False when the owner's ring is full: offer the same frame again later."""
+        kind = frame.kind
+        worker: int | None
+        if kind in _BY_HANDLE:
+            worker = session.routes.get(frame.handle, self._worker)
+        else:
+            try:
+                worker = self._worker_for(session, frame, buffer)
+            except DanubeError as error:
+                if self.directory is None or not self._served_elsewhere(session, frame, buffer, error):
+                    session.send_error(error, frame.correlation)
+                return True
+        if worker is None:
+            return True
+        if worker == self._worker:
+            if kind in _CLOSES:
+                session.routes.pop(frame.handle, None)
+            self._shard.on_frame(session, frame, buffer)
+            return True
+        if self.remote is None or not self.remote.forward(worker, session, frame, buffer):
+            return False
+        if kind in _REQUESTS:
+            session.requests[frame.correlation] = worker
+            session.known_to.add(worker)
+        if kind in _CLOSES:
+            session.routes.pop(frame.handle, None)
+        return True
+
+    def publish(self, session: RoutedSession, handle: int, correlation: int, batch: EncodedBatch) -> bool:
+        """Take a batch that this process has just encoded; False when another worker owns the partition."""
+        if handle in session.routes:
+            return False
+        link = session.producers.get(handle)
+        try:
+            if link is None:
+                raise OwnerMoved("this producer is not open here", hint="open it again")
+            link.hosted.publish_own(session, handle, correlation, batch, clock.wall_us())
+            self._shard.write_soon(link.hosted)
+        except DanubeError as error:
+            self._shard.counters.add("errors")
+            session.send_error(error, correlation)
+        return True
+
+    def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
+        """The worker that a request is for; None when it is answered here."""
+        kind = frame.kind
+        body = buffer[frame.start : frame.end]
+        if kind == Kind.LOOKUP:
+            self._lookup(session, frame.correlation, wire.decode_control(body, Lookup))
+            return None
+        if kind == Kind.OPEN_PRODUCER:
+            worker = self.owner(wire.decode_control(body, OpenProducer).partition)
+        elif kind == Kind.SUBSCRIBE:
+            worker = self.owner(wire.decode_control(body, Subscribe).partition)
+        elif kind in _CLOSES:
+            return session.routes.get(frame.handle, self._worker)
+        elif kind == Kind.ADMIN:
+            request = wire.decode_control(body, Admin)
+            if request.partition:
+                return self.owner(request.partition)
+            self._administer(session, frame.correlation, request)
+            return None
+        else:
+            raise ProtocolError(f"frame kind {kind} is not known")
+        self._add_route(session, frame.handle, worker)
+        return worker
+
+    def _served_elsewhere(
+        self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError
+    ) -> bool:
+        """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
+        if self.parked is None or self.peers is None:
+            return False
+        if self.parked.take(session, frame, buffer, error):
+            return True
+        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved):
+            return False
+        request = wire.decode_control(buffer[frame.start : frame.end], Admin)
+        answer = self._answer_to(session, frame.correlation)
+        return self.peers.forward(error, request, self.parked.unless_refused(session, frame, buffer, answer))
+
+    def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
+        """Remember a handle that lives at another worker; all others live here."""
+        routes = session.routes
+        if worker == self._worker:
+            routes.pop(handle, None)
+            return
+        if len(routes) >= HANDLES_PER_CONNECTION_MAX:
+            raise LimitExceeded(
+                f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles",
+                hint="close producers and consumers that are not used, or connect again",
+            )
+        routes[handle] = worker
+
+    def owner(self, name: str) -> int:
+        """The worker that owns a partition, by its physical name; raises where another broker does."""
+        record, index = self.find_topic(name)
+        if self.directory is not None:
+            elsewhere = self.directory.elsewhere(record.topic_id, index)
+            if elsewhere is not None:
+                raise elsewhere
+        return owner_of(record.topic_id, index, self._workers)
+
+    def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
+        """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None where that is an error."""
+        producer = frame.kind == Kind.OPEN_PRODUCER
+        opens: type[OpenProducer | Subscribe] = OpenProducer if producer else Subscribe
+        try:
+            return self.owner(wire.decode_control(buffer[frame.start : frame.end], opens).partition)
+        except DanubeError:
+            return None
+
+    def find_topic(self, name: str) -> tuple[TopicRecord, int]:
+        """The topic and partition index of a physical name; reads the metadata log when unknown."""
+        check_topic_name(name)
+        try:
+            return self._metadata.state.topic_of_partition(name)
+        except TopicNotFound:
+            self._on_metadata()
+            return self._metadata.state.topic_of_partition(name)
+
+    def answered(self, session: RoutedSession, frames: bytes) -> None:
+        """Frames came back from an owner: their requests are no longer open."""
+        if session.requests:
+            for frame in wire.FrameDecoder().frames(frames, 0, len(frames)):
+                session.requests.pop(frame.correlation, None)
+
+    def session_writable(self, session: RoutedSession) -> None:
+        """The connection takes bytes again, or stopped taking them."""
+        self._shard.session_writable(session)
+
+    def worker_restarted(self, session: RoutedSession, worker: int) -> None:
+        """An owner is gone: its handles must be opened again, its open requests asked again."""
+        error = OwnerMoved("the partition's owner started again", hint="the client opens it again by itself")
+        for correlation in [key for key, owner in session.requests.items() if owner == worker]:
+            del session.requests[correlation]
+            session.send_error(error, correlation)
+        for handle in [key for key, owner in session.routes.items() if owner == worker]:
+            del session.routes[handle]
+            session.send_error(error, 0, handle)
+        if session.memory is not None:
+            session.memory.readers.pop(worker, None)
+
+    def session_gone(self, session: RoutedSession) -> None:
+        """A local connection was closed."""
+        self._shard.drop_session(session)
+        if self.remote is not None:
+            for worker in sorted(session.known_to):
+                self.remote.notify(worker, RecordKind.SESSION_GONE, session.connection_id)
+        self._schedule_turn()
+
+    # -- topics -----------------------------------------------------------------------------------
+
+    def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
+        record = self.operations.find_topic(request.topic)
+        if record is None and request.create and self._auto_create:
+            policy = policy_for(self._default_policy, request.reliable, request.durability)
+            command = CreateTopic(
+                topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
+                created_us=clock.wall_us(), ensure=True,
+            )  # fmt: skip
+
+            answer = self._answer_to(session, correlation)
+            self.operations.propose(
+                command, lambda made: answer(self._created(request, made)), lambda made: made
+            )
+            return
+        record = record or self.operations.state.topic(request.topic)  # which tells what is alike
+        self._check_mode(record, request)
+        session.send(wire.result_frame(self._view(record), correlation))
+
+    def _view(self, record: TopicRecord) -> TopicView:
+        view = topic_view(record)
+        return view if self.directory is None else self.directory.describe(record, view)
+
+    def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
+        """What a lookup that makes the topic answers."""
+        try:
+            if isinstance(made, Conflict):  # somebody else made it meanwhile, with another policy
+                made = self.operations.topic(request.topic)
+            if isinstance(made, DanubeError):
+                return made
+            self._check_mode(made, request)
+        except DanubeError as error:
+            return error
+        return self._view(made)
+
+    def _check_mode(self, record: TopicRecord, request: Lookup) -> None:
+        policy = record.policy
+        if request.reliable is not None and request.reliable != policy.reliable:
+            raise PolicyMismatch(
+                f"{record.topic} is {'reliable' if policy.reliable else 'non-reliable'}",
+                why=f"the producer asked for reliable={request.reliable}",
+                hint="use the topic's mode, or another topic",
+            )
+        if request.durability and Durability.parse(request.durability) > policy.level:
+            raise PolicyMismatch(
+                f"{record.topic} acknowledges at level {policy.durability}",
+                why=f"the producer asked for {request.durability}",
+                hint="danube topics update --durability raises it for everyone",
+            )
+
+    # -- operations that any worker answers -------------------------------------------------------
+
+    def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
+        self.operations.carry_out(request.op, request.args, self._answer_to(session, correlation))
+
+    def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
+        """Sends a value or an error to whoever asked, if it is still there."""
+
+        def answer(value: Any) -> None:
+            if session.closed:
+                return
+            if isinstance(value, DanubeError):
+                session.send_error(value, correlation)
+            else:
+                session.send(wire.result_frame(value, correlation))
+            self._schedule_turn()
+
+        return answer

@@ -1,0 +1,1 @@
+"""All partitions of one worker, driven by frames and turns."""

@@ -1,0 +1,235 @@
+"""Operations on one partition that a client asks of its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from danube.broker.operations.arguments import integer, octets, struct_of
+from danube.broker.operations.paging import listed
+from danube.broker.partition.consumers import SubscriptionHost
+from danube.broker.partition.hosted import HostedPartition
+from danube.broker.partition.lossy import LossyHost
+from danube.broker.partition.subscribing import start_offset
+from danube.core.partition.policy import FailurePolicy
+from danube.core.protocol.native import Admin, error_frame, result_frame
+from danube.errors import (
+    DanubeError,
+    FetchPending,
+    InvalidArgument,
+    SubscriptionNotFound,
+    WrongState,
+)
+from danube.wal.segments.holes import HoleKind
+
+if TYPE_CHECKING:
+    from danube.broker.shard.storage import Storage
+    from danube.broker.tiers.worker_tiers import Tiers
+
+_RANGE_BYTES: Final = 16
+_OFFSET_MAX: Final = 1 << 62
+_REASON_CHARACTERS_MAX: Final = 1024
+Answer = Callable[[Any], None]
+_NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
+
+
+def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
+    """Carry out one request; the value is what the RESULT frame holds."""
+    operation = _OPERATIONS.get(request.op)
+    if operation is None:
+        raise InvalidArgument(
+            f"operation {request.op!r} is not known", hint="the client may be newer than the broker"
+        )
+    value = operation(hosted, request.args, now_ns)
+    if hosted.metadata is not None:
+        hosted.metadata.after_operation(hosted, request)
+    return value
+
+
+def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    return hosted.statistics()
+
+
+def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """What of the partition is where, and what is not off this host yet."""
+    log, tier = hosted.log, hosted.tier
+    local = {"partition": hosted.name, "local_bytes": log.local_bytes if log is not None else 0}
+    return local | (tier.statistics() if tier is not None else {"tiered": False})
+
+
+def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
+    """Uploaded segments with records at or above ``after_offset``."""
+    tier = hosted.tier
+    return [] if tier is None else tier.segments(integer(args, "after_offset", 0))
+
+
+def _list_subscriptions(
+    hosted: HostedPartition, args: dict[str, Any], now_ns: int
+) -> list[Any] | dict[str, Any]:
+    hosts: list[tuple[str, SubscriptionHost | LossyHost]] = [
+        *hosted.subscriptions.items(),
+        *hosted.lossy.items(),
+    ]
+    return listed(
+        args,
+        hosts,
+        lambda one: one[0],
+        lambda one: {"subscription": one[0], "partition": hosted.name, **one[1].statistics(now_ns)},
+    )
+
+
+def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    name = _name(args)
+    host = hosted.lossy.get(name) or hosted.subscription(name)
+    return {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
+
+
+def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    host = hosted.subscription(_name(args))
+    value = args.get("value", 0)
+    if not isinstance(value, int):
+        raise InvalidArgument("the place to seek to is not a number", why=f"value={value!r:.80}")
+    offset = start_offset(hosted, str(args.get("kind", "")), value)
+    host.seek(offset, now_ns)
+    return {"offset": offset, "lag": hosted.lag_from(offset)}
+
+
+def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """Where a start position is now; FetchPending where the object store has to be asked first."""
+    value = integer(args, "value", 0)
+    return {"offset": start_offset(hosted, str(args.get("kind", "")), value)}
+
+
+def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
+    name = _name(args)
+    host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
+    lost = hosted.cursors is not None and name in hosted.cursors.lost
+    if host is None and not lost:
+        raise SubscriptionNotFound(f"subscription {name!r} does not exist on {hosted.name}")
+    if host is not None and host.links:
+        raise WrongState(
+            f"subscription {name!r} has {len(host.links)} consumers connected",
+            hint="stop them first, then delete it",
+        )
+    hosted.lossy.pop(name, None)
+    known = hosted.subscriptions.pop(name, None) is not None
+    if (known or lost) and hosted.cursors is not None:
+        hosted.cursors.remove(name)
+        hosted.cursors.write()
+
+
+def _unblock(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    return {"unblocked": hosted.subscription(_name(args)).core.unblock(now_ns)}
+
+
+def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
+    host = hosted.subscription(_name(args))
+    failure = struct_of(args.get("failure", {}), FailurePolicy, "failure policy")
+    failure.check()
+    host.core.set_failure(failure)
+
+
+def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """Acks and nacks that name no consumer: whoever has a record in flight, it is settled.
+
+    What is not in flight or is settled already is left as it is, and so is a non-reliable subscription.
+    """
+    acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[_NackedRecord], "nacks")
+    if len(acks) % _RANGE_BYTES:
+        raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(acks)} bytes")
+    name = _name(args)
+    if not hosted.reliable:
+        return {}
+    core = hosted.subscription(name).core
+    if acks:
+        acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2), now_ns)
+        hosted.counters.add("acks_in", acked.acked)
+    for offset, delay_ms, reason in nacks:
+        if 0 <= offset < _OFFSET_MAX:
+            core.nack(
+                None, np.array([[offset, offset + 1]]), delay_ms, reason[:_REASON_CHARACTERS_MAX], now_ns
+            )
+    if nacks:
+        hosted.counters.add("nacks", len(nacks))
+    return {}
+
+
+def answered_later(
+    hosted: HostedPartition, request: Admin, storage: Storage, tiers: Tiers | None, answer: Answer
+) -> bool:
+    """Begin an operation that waits for others; False where it is none, and nothing was done.
+
+    ``seal``: below which offset all is sealed.  ``install_staged``: what became of objects that a job made
+    of the partition's, by what the mover says: ``installed``, ``waiting`` or ``refused``, and why.
+    ``accept_loss``: open holes are given up; FetchPending until a manifest says so.
+    """
+    args = request.args
+    if request.op == "seal":
+        storage.seal(hosted, lambda end: answer(end if isinstance(end, DanubeError) else {"sealed_end": end}))
+    elif request.op == "accept_loss":
+        answer(_accept_loss(hosted, tiers, args))
+    elif request.op == "install_staged":
+        if tiers is None or hosted.tier is None:
+            raise WrongState(f"{hosted.name} is in no object store", hint="see storage.mode")
+        tiers.staged.ask(hosted, integer(args, "topic_id"), octets(args, "objects"), answer)
+    else:
+        return False
+    return True
+
+
+def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, Any]) -> dict[str, Any]:
+    """Give up the open holes that begin below ``end_offset`` (default: all), or only tell them.
+
+    The answer has all holes that are given up by then.
+    """
+    tier = hosted.tier
+    if tiers is None or tier is None:
+        raise WrongState(f"{hosted.name} is in no object store", why="so it has no holes")
+    end_offset = integer(args, "end_offset", _OFFSET_MAX)
+    waiting = tier.open_holes(end_offset)
+    if args.get("dry_run"):
+        return {"partition": hosted.name, "holes": [hole.described() for hole in waiting]}
+    if waiting:
+        tiers.give_up(tier, end_offset)
+        raise FetchPending(
+            f"holes of {hosted.name} are being given up",
+            why=tier.error, ready=lambda: not tier.open_holes(end_offset), hint="it goes on by itself",
+        )  # fmt: skip
+    manifest = tier.manifest
+    holes = manifest.all_holes() if manifest is not None else []
+    given_up = [hole.described() for hole in holes if hole.kind is HoleKind.GIVEN_UP]
+    return {"partition": hosted.name, "holes": given_up}
+
+
+def reply_frame(value: Any, correlation: int) -> bytes:
+    """The answer to a request: a value, or the error that stands for it."""
+    if isinstance(value, DanubeError):
+        return error_frame(value, correlation)
+    return result_frame(value, correlation)
+
+
+def _name(args: dict[str, Any]) -> str:
+    name = args.get("subscription")
+    if not isinstance(name, str):
+        raise InvalidArgument("the request names no subscription")
+    return name
+
+
+# These are answered when what they changed is on disk.
+CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
+
+_OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
+    "describe_partition": _describe_partition,
+    "storage": _storage,
+    "list_segments": _list_segments,
+    "list_subscriptions": _list_subscriptions,
+    "describe_subscription": _describe_subscription,
+    "offset_at": _offset_at,
+    "seek": _seek,
+    "delete_subscription": _delete_subscription,
+    "unblock": _unblock,
+    "set_failure_policy": _set_failure_policy,
+    "settle": _settle,
+}

@@ -1,0 +1,547 @@
+"""The shard: every partition that this worker owns, driven by frames and by turns of the loop.
+
+Frames of a connection come here whether it is held by this worker or by another one.  A frame only
+notes what is to be done; :meth:`Shard.turn` then writes once per dirty partition, answers, delivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from danube.broker.api import Session
+from danube.broker.partition.consumers import ConsumerLink
+from danube.broker.partition.deliveries import DeadLetterTaker, Deliveries
+from danube.broker.partition.hosted import HostedPartition, leave_partitions
+from danube.broker.partition.opening import (
+    OpenedStorage,
+    after_cut,
+    follow_recovery,
+    open_log,
+    open_partition,
+    outcome_of,
+)
+from danube.broker.partition.producers import ProducerLink
+from danube.broker.partition.subscribing import subscribe
+from danube.broker.processes.removing import remove_directory
+from danube.broker.processes.unbroken import ALWAYS
+from danube.broker.shard.admin import CURSOR_OPERATIONS, answered_later, partition_operation, reply_frame
+from danube.broker.shard.storage import Storage
+from danube.broker.traffic import TrafficCounters
+from danube.core.metadata.commands import TopicRecord
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import (
+    Admin,
+    Frame,
+    FrameFlag,
+    Kind,
+    Nack,
+    OpenProducer,
+    ProducerOpened,
+    Subscribe,
+)
+from danube.errors import (
+    ClosedError,
+    DanubeError,
+    FetchPending,
+    InvalidArgument,
+    OwnerMoved,
+    ProtocolError,
+    TopicNotFound,
+)
+from danube.host import clock, telemetry
+from danube.limits import DEDUP_BATCHES_KEPT, DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
+
+if TYPE_CHECKING:
+    from danube.broker.partition.metadata import OwnerMetadata
+    from danube.broker.tiers.worker_tiers import Tiers
+    from danube.core.partition.partition import OffsetBudget
+    from danube.wal.log.log import LogOptions
+    from danube.wal.log.syncer import Syncer
+    from danube.wal.segments.local_holes import Ahead
+
+_log = telemetry.events("shard")
+REOPENS_PER_INCARNATION = 256
+_ACK_RANGE_BYTES = 16
+PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
+
+Handler = Callable[[Session, Frame, memoryview], None]
+TopicFinder = Callable[[str], tuple[TopicRecord, int]]
+
+
+class Shard:
+    """The partitions of one worker; all methods run on its loop."""
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        incarnation: int,
+        find_topic: TopicFinder,
+        counters: TrafficCounters,
+        log_options: LogOptions,
+        syncer: Syncer,
+        sealer: Syncer,
+        executor: Executor,
+        call_on_loop: Callable[..., object],
+        call_later: Callable[..., object],
+        schedule_turn: Callable[[], None],
+        take_dead_letters: DeadLetterTaker,
+    ) -> None:
+        self.partitions: dict[str, HostedPartition] = {}
+        self.counters = counters
+        self.draining = False
+        self.unbroken_since = ALWAYS
+        self.metadata: OwnerMetadata | None = None
+        self.tiers: Tiers | None = None
+        self.ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None  # where its older logs go on
+        self.on_subscriptions_changed: Callable[[HostedPartition], None] = lambda hosted: None  # on disk, too
+        self._root = root
+        self._incarnation = incarnation
+        self._epoch = incarnation * REOPENS_PER_INCARNATION
+        self._find_topic = find_topic
+        self._log_options = log_options
+        self._executor = executor
+        self._call_on_loop = call_on_loop
+        self._schedule_turn = schedule_turn
+        self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
+        self._dirty: dict[HostedPartition, None] = {}
+        self._deliveries = Deliveries(counters, schedule_turn, call_later, take_dead_letters)
+        self._consumer_id = 0
+        self.taken_bytes = 0  # by publishes since the last turn
+        self.storage = Storage(
+            syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed
+        )
+        self.storage.on_settled = self.wake
+        self._handlers: dict[int, Handler] = {
+            Kind.PUBLISH: self._on_publish,
+            Kind.ACK: self._on_ack,
+            Kind.CREDIT: self._on_credit,
+            Kind.NACK: self._on_nack,
+            Kind.OPEN_PRODUCER: self._on_open_producer,
+            Kind.CLOSE_PRODUCER: self._on_close_producer,
+            Kind.SUBSCRIBE: self._on_subscribe,
+            Kind.CLOSE_CONSUMER: self._on_close_consumer,
+            Kind.ADMIN: self._on_admin,
+        }
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def on_frame(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        """Take one frame; ``buffer`` must stay as it is until the end of this turn."""
+        handler = self._handlers.get(frame.kind)
+        try:
+            if handler is None:
+                raise ProtocolError(f"frame kind {frame.kind} is not for a partition's owner")
+            handler(session, frame, buffer)
+        except DanubeError as error:
+            self.counters.add("errors")
+            session.send_error(error, frame.correlation, frame.handle if frame.correlation == 0 else 0)
+
+    def _on_publish(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        link = session.producers.get(frame.handle)
+        if link is None:
+            raise OwnerMoved("this producer is not open here", hint="open it again")
+        batch = buffer[frame.start : frame.end]
+        link.hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
+        self.taken_bytes += frame.end - frame.start
+        self.write_soon(link.hosted)
+
+    def write_soon(self, hosted: HostedPartition) -> None:
+        """Write what this partition has queued in the next turn."""
+        self._dirty[hosted] = None
+        self._schedule_turn()
+
+    def _on_ack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        if (frame.end - frame.start) % _ACK_RANGE_BYTES:
+            raise ProtocolError("ACK body is not a list of ranges")
+        link = self._consumer(session, frame)
+        host = link.hosted.subscriptions.get(link.subscription)
+        if host is not None:
+            ranges = np.frombuffer(buffer[frame.start : frame.end], np.uint64).reshape(-1, 2)
+            self.counters.add("acks_in", host.ack(link, ranges, clock.monotonic_ns()))
+            self._deliveries.wake_one(link.hosted, link.subscription)
+        if frame.flags & FrameFlag.SYNC:
+            reply = wire.result_frame(None, frame.correlation)
+            self._reply_when_stored(link.hosted, session, frame.correlation, reply)
+
+    def _on_credit(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        records, size_bytes = wire.decode_credit(buffer[frame.start : frame.end])
+        link = self._consumer(session, frame)
+        link.credit_bytes = min(link.credit_bytes + size_bytes, DELIVER_CREDIT_BYTES_MAX)
+        host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy[link.subscription]
+        host.core.credit(link.consumer_id, records)
+        host.update_ready(link)
+        self._deliveries.wake_one(link.hosted, link.subscription)
+
+    def _on_nack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        nack = wire.decode_control(buffer[frame.start : frame.end], Nack)
+        link = self._consumer(session, frame)
+        host = link.hosted.subscriptions.get(link.subscription)
+        if host is None:
+            return
+        try:
+            ranges = np.array(nack.ranges, np.int64).reshape(-1, 2)
+        except OverflowError:
+            raise InvalidArgument("NACK names offsets that cannot be") from None
+        if nack.returned:
+            host.core.hand_back(link.consumer_id, ranges)
+        else:
+            host.core.nack(link.consumer_id, ranges, nack.delay_ms, nack.reason[:1024], clock.monotonic_ns())
+            self.counters.add("nacks")
+        self._deliveries.wake_one(link.hosted, link.subscription)
+
+    def _consumer(self, session: Session, frame: Frame) -> ConsumerLink:
+        link = session.consumers.get(frame.handle)
+        if link is None:
+            raise OwnerMoved("this consumer is not open here", hint="subscribe again")
+        return link
+
+    def _on_open_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], OpenProducer)
+
+        def opened(hosted: HostedPartition) -> None:
+            self._check_handle(session, frame.handle)
+            hosted.check_topic(request.topic_id)
+            hosted.producers.check(hosted.name, request.name, request.exclusive)
+            grant = hosted.core.open_producer(
+                request.name, request.producer_id, request.epoch, clock.wall_us()
+            )
+            link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch, request.exclusive)
+            session.producers[frame.handle] = link
+            hosted.producers.add(session, frame.handle, link)
+            policy = hosted.policy
+            body = ProducerOpened(
+                grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
+                policy.max_record_bytes,
+                hosted.core.recall(grant.producer_id, min(request.recall, DEDUP_BATCHES_KEPT)),
+            )  # fmt: skip
+            session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
+
+        self._with_partition(request.partition, session, frame, opened, opens=True)
+
+    def _check_handle(self, session: Session, handle: int) -> None:
+        if self.draining:
+            raise OwnerMoved("the broker is stopping", hint="open it again in a moment")
+        if handle == 0 or handle in session.producers or handle in session.consumers:
+            raise InvalidArgument(f"handle {handle} is in use on this connection")
+        if len(session.producers) + len(session.consumers) >= HANDLES_PER_CONNECTION_MAX:
+            raise InvalidArgument(f"a connection holds at most {HANDLES_PER_CONNECTION_MAX} handles")
+
+    def _on_close_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        session.opening.pop(frame.handle, None)
+        link = session.producers.pop(frame.handle, None)
+        if link is not None:
+            link.hosted.producers.drop(session, frame.handle)
+        session.send(wire.result_frame(None, frame.correlation))
+
+    def _on_subscribe(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], Subscribe)
+
+        def opened(hosted: HostedPartition) -> None:
+            self._check_handle(session, frame.handle)
+            hosted.check_topic(request.topic_id)
+            known = request.subscription in hosted.subscriptions
+            self._consumer_id += 1
+            body = subscribe(hosted, session, frame.handle, request, self._consumer_id, clock.monotonic_ns())
+            reply = wire.control_frame(Kind.SUBSCRIBED, body, frame.correlation, frame.handle)
+            self._deliveries.wake_one(hosted, request.subscription)
+            if known or not hosted.reliable:
+                session.send(reply)
+                return
+
+            def stored(error: DanubeError | None) -> None:
+                if error is None:
+                    self.on_subscriptions_changed(hosted)
+                    self._send_later(session, reply)
+                else:
+                    self._refuse_subscribe(hosted, session, frame, error)
+
+            try:  # the subscription exists once its cursor is on disk
+                self.storage.when_cursors_stored(hosted, stored)
+            except DanubeError:
+                self._leave(hosted, session, frame.handle)
+                raise
+
+        self._with_partition(request.partition, session, frame, opened, opens=True)
+
+    def _refuse_subscribe(
+        self, hosted: HostedPartition, session: Session, frame: Frame, error: DanubeError
+    ) -> None:
+        self._leave(hosted, session, frame.handle)
+        self._send_later(session, wire.error_frame(error, frame.correlation))
+
+    def _leave(self, hosted: HostedPartition, session: Session, handle: int) -> None:
+        link = session.consumers.pop(handle, None)
+        if link is not None:
+            hosted.leave(link, clock.monotonic_ns())
+
+    def _on_close_consumer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        session.opening.pop(frame.handle, None)
+        link = session.consumers.pop(frame.handle, None)
+        if link is not None:
+            link.hosted.leave(link, clock.monotonic_ns())
+            link.hosted.store_cursors()
+            self.wake(link.hosted)
+        session.send(wire.result_frame(None, frame.correlation))
+
+    def _on_admin(self, session: Session, frame: Frame, buffer: memoryview) -> None:
+        request = wire.decode_control(buffer[frame.start : frame.end], Admin)
+
+        def answer(value: Any) -> None:
+            self._send_later(session, reply_frame(value, frame.correlation))
+
+        def opened(hosted: HostedPartition) -> None:
+            if answered_later(hosted, request, self.storage, self.tiers, answer):
+                return
+            value = partition_operation(hosted, request, clock.monotonic_ns())
+            self.wake(hosted)
+            reply = wire.result_frame(value, frame.correlation)
+            if request.op in CURSOR_OPERATIONS:
+                self._reply_when_stored(hosted, session, frame.correlation, reply)
+            else:
+                session.send(reply)
+
+        self._with_partition(request.partition, session, frame, opened)
+
+    def _reply_when_stored(
+        self, hosted: HostedPartition, session: Session, correlation: int, reply: bytes
+    ) -> None:
+        """Answer once the cursors are on disk, or with the error that keeps them from it."""
+
+        def stored(error: DanubeError | None) -> None:
+            if error is None:
+                self.on_subscriptions_changed(hosted)
+            self._send_later(session, reply if error is None else wire.error_frame(error, correlation))
+
+        self.storage.when_cursors_stored(hosted, stored)
+
+    def _send_later(self, session: Session, frame: bytes) -> None:
+        if not session.closed:
+            session.send(frame)
+            self._schedule_turn()
+
+    # -- partitions -------------------------------------------------------------------------------
+
+    def _with_partition(
+        self,
+        name: str,
+        session: Session,
+        frame: Frame,
+        then: Callable[[HostedPartition], None],
+        opens: bool = False,
+    ) -> None:
+        """Call ``then`` once the partition is open; where it ``opens`` a handle, not if that was closed."""
+        deadline_ns = clock.monotonic_ns() + PENDING_MAX_NS
+        if opens:
+            session.opening[frame.handle] = frame
+
+        def opened(outcome: HostedPartition | DanubeError) -> None:
+            if session.closed:
+                return
+            try:
+                if opens and session.opening.get(frame.handle) is not frame:
+                    raise ClosedError("the handle was closed before it was open")
+                if isinstance(outcome, DanubeError):
+                    raise outcome
+                then(outcome)
+            except DanubeError as error:
+                if isinstance(error, FetchPending) and self.tiers and clock.monotonic_ns() < deadline_ns:
+                    self.tiers.when_ready(error, deadline_ns, lambda: opened(outcome))
+                    return
+                self.counters.add("errors")
+                session.send_error(error, frame.correlation)
+            if opens and session.opening.get(frame.handle) is frame:
+                del session.opening[frame.handle]
+            self._schedule_turn()
+
+        self.open(name, opened)
+
+    def open(self, name: str, then: Callable[[HostedPartition | DanubeError], None]) -> None:
+        """Open a partition if it is not, then call ``then`` with it, or with the error, on the loop."""
+        hosted = self.partitions.get(name)
+        if hosted is not None:
+            then(hosted)
+            return
+        if name in self._opening:
+            self._opening[name].append(then)
+            return
+        try:
+            record, index = self._find_topic(name)
+        except DanubeError as error:
+            then(error)
+            return
+        self._opening[name] = [then]
+        future = self._executor.submit(
+            open_partition, self._root, name, record, index, self._epoch_of(record, index), self._log_options,
+            self.counters, self._budget_of(record, index), self._ahead(record, index),
+            tiered=self.tiers is not None,
+        )  # fmt: skip
+        future.add_done_callback(lambda done: self._call_on_loop(self._opened, name, done))
+
+    def _epoch_of(self, record: TopicRecord, index: int) -> int:
+        return self._epoch  # higher than every earlier one of the partition
+
+    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+        """Where the log goes on, if it is older than a history or than the end of the machine."""
+        return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
+
+    def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
+        """Which offsets may be given: all, where nobody else can ever own the partition."""
+        return None
+
+    def serves(self, topic_id: int, index: int) -> bool:
+        """Whether a partition that this worker may own is this broker's: on a single host all are."""
+        return True
+
+    def _opened(self, name: str, done: Any) -> None:
+        waiters = self._opening.pop(name)
+        outcome = outcome_of(name, done)
+        if isinstance(outcome, HostedPartition):
+            outcome = self._adopt(outcome)
+        if isinstance(outcome, DanubeError):
+            self.counters.add("storage_errors")
+            _log.error("partition cannot be opened", partition=name, error=str(outcome))
+        for then in waiters:
+            then(outcome)
+
+    def _adopt(self, hosted: HostedPartition) -> HostedPartition | DanubeError:
+        """Take over what a thread has opened, unless the topic was deleted meanwhile."""
+        self.counters.add("partitions_open")
+        try:
+            current: TopicRecord | None = self._find_topic(hosted.name)[0]
+        except TopicNotFound:
+            current = None
+        if current is None or current.topic_id != hosted.topic_id:
+            gone = TopicNotFound(f"{hosted.name} was deleted")
+            self._forget(hosted, gone)
+            return gone
+        self.partitions[hosted.name] = hosted
+        hosted.metadata = self.metadata
+        if current != hosted.record:  # its policy was changed meanwhile
+            hosted.update(current)
+        follow_recovery(hosted)
+        if self.tiers is not None:
+            self.tiers.attach(hosted)
+        return hosted
+
+    def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
+        # The next epoch, or the last of this incarnation as often as is needed: recovery takes every file for
+        # a former owner's, and the thread that drops a spare is the one that makes the next.
+        epoch = min(hosted.core.epoch + 1, hosted.core.epoch | REOPENS_PER_INCARNATION - 1)
+        return open_log(
+            self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
+            hosted.budget, self.ahead_of(hosted.topic_id),
+            hosted.log.witness if hosted.log is not None else None,
+        )  # fmt: skip
+
+    def wake(self, hosted: HostedPartition) -> None:
+        """Look at this partition's subscriptions in the next turn."""
+        self._deliveries.wake(hosted)
+
+    def _progressed(self, hosted: HostedPartition) -> None:
+        """Records are stored at the level of their topic."""
+        self._deliveries.written(hosted)
+        self._schedule_turn()
+
+    def wake_readers(self, hosted: HostedPartition) -> None:
+        """Bytes came that subscriptions of this partition may wait for."""
+        self._deliveries.wake_readers(hosted)
+
+    def drop_session(self, session: Session) -> None:
+        """A connection is gone."""
+        session.closed = True
+        for hosted in leave_partitions(session, clock.monotonic_ns()):
+            self.wake(hosted)
+
+    def session_writable(self, session: Session) -> None:
+        """The connection takes bytes again (or stopped taking them)."""
+        for link in session.consumers.values():
+            hosted = link.hosted
+            host = hosted.subscriptions.get(link.subscription) or hosted.lossy.get(link.subscription)
+            if host is not None:
+                host.update_ready(link)
+                self._deliveries.wake_one(hosted, link.subscription)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Write, answer and deliver what came in since the last turn."""
+        now_ns = clock.monotonic_ns()
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            self._deliveries.published(self.taken_bytes, now_ns)
+            self.taken_bytes = 0
+            for hosted in dirty:
+                self.storage.write(hosted)
+                self._deliveries.written(hosted)
+        self._deliveries.turn(now_ns)
+
+    def tick(self) -> None:
+        """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
+        self._deliveries.tick(clock.monotonic_ns())
+
+    def second(self) -> None:
+        """About once a second: tell consumers what they wait for."""
+        self._deliveries.second()
+
+    def store_cursors(self) -> None:
+        """Append the cursors that changed since the last call."""
+        touched, self._deliveries.touched = self._deliveries.touched, {}
+        for hosted in [one for one in touched if not one.deleted]:
+            try:
+                if hosted.store_cursors():
+                    self.storage.cursors_written(hosted)
+            except DanubeError as error:
+                self._deliveries.touched[hosted] = None
+                self.counters.add("storage_errors")
+                _log.warning("cursors not stored", partition=hosted.name, error=str(error))
+
+    def update_policy(self, record: TopicRecord) -> None:
+        """A topic's policy was changed."""
+        for name in record.physical_names:
+            hosted = self.partitions.get(name)
+            if hosted is not None and hosted.topic_id == record.topic_id:
+                hosted.update(record)
+                self.storage.follow_level(hosted)
+                self.wake(hosted)
+
+    def delete_topic(self, record: TopicRecord) -> None:
+        """A topic was deleted: close what is open of it and remove its files."""
+        for name in record.physical_names:
+            hosted = self.partitions.get(name)
+            if hosted is not None and hosted.topic_id == record.topic_id:
+                del self.partitions[name]
+                self._forget(hosted, TopicNotFound(f"topic {record.topic} was deleted"))
+
+    def _forget(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """Its topic was deleted: host it no more and remove its files."""
+        self._let_go(hosted, error)
+        if hosted.directory is not None:
+            self._executor.submit(remove_directory, hosted.directory)
+
+    def _let_go(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """Host a partition no more: write and answer nothing, tell ``error`` to who has it open."""
+        hosted.deleted = hosted.silent = True
+        hosted.fail_waiting(error, -1)
+        hosted.close_handles(error)
+        self._dirty.pop(hosted, None)
+        self._deliveries.forget(hosted)
+        self.counters.add("partitions_open", -1)
+        if self.tiers is not None:
+            self.tiers.forget(hosted)
+        if hosted.log is not None:
+            self.storage.drop_spare(hosted.log.spare)
+            hosted.log.abandon()
+        if hosted.cursors is not None:
+            hosted.cursors.close()
+        self._schedule_turn()
+
+    def close(self) -> None:
+        """Store, sync and close everything; the worker ends after this."""
+        for hosted in self.partitions.values():
+            self.storage.close(hosted)

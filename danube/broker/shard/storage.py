@@ -1,0 +1,470 @@
+"""Durability at run time: group commit, fencing after a failed disk, reopening, rolling, cursors.
+
+    dirty log --submit--> Syncer thread: fdatasync --on_done (loop)--> synced end --> answers
+
+A log that failed is *fenced*: its un-acknowledged publishes are told, nothing is appended, and it is
+opened anew from what is on disk with a new epoch.  The descriptor that failed is never synced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.partition.hosted import HostedPartition
+from danube.broker.partition.opening import OpenedStorage
+from danube.broker.processes.removing import remove_directory
+from danube.core.partition.policy import Durability
+from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
+from danube.host import clock, telemetry
+from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from danube.wal.log.log import Log
+    from danube.wal.log.syncer import SealJob, Syncer
+    from danube.wal.segments.descriptors import LogFile
+    from danube.wal.segments.spare import Spare
+
+_log = telemetry.events("storage")
+_FSYNC = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
+SEAL_AGAIN_S = 1.0
+MARKS_AT_ONCE = 4
+MARKS_CALLS = 3_000  # at most so many intervals are marks behind the background syncs that they tell of
+REOPEN_DELAY_FIRST_NS = 100_000_000
+REOPEN_DELAY_MAX_NS = 2_000_000_000
+
+
+class Storage:
+    """Keeps the logs of one worker's partitions moving; everything here runs on the loop."""
+
+    def __init__(
+        self,
+        syncer: Syncer,
+        sealer: Syncer,
+        executor: Executor,
+        call_on_loop: Callable[..., object],
+        call_later: Callable[..., object],
+        reopen: Callable[[HostedPartition, int | None], OpenedStorage],
+        on_progress: Callable[[HostedPartition], None],
+    ) -> None:
+        self._syncer = syncer
+        self._sealer = sealer
+        self.reserver = sealer  # its thread makes and deletes spare segments
+        self._executor = executor
+        self._call_on_loop = call_on_loop
+        self._call_later = call_later
+        self._reopen = reopen
+        self._on_progress = on_progress
+        self.on_sealed: Callable[[HostedPartition], None] = lambda hosted: None
+        self.on_settled: Callable[[HostedPartition], None] = lambda hosted: None  # see Partition.settling
+        self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
+        self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
+        self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
+        self.sync_lag_max_ns = SYNC_LAG_MAX_MS * 1_000_000  # see WalConfig
+        self._unsynced: dict[HostedPartition, None] = {}
+        self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
+        self._spares: dict[Spare, None] = {}  # those that may be held
+        self._unsynced_cursors: dict[HostedPartition, None] = {}
+
+    # -- log --------------------------------------------------------------------------------------
+
+    def write(self, hosted: HostedPartition) -> None:
+        """Write what was queued, start a sync where the level needs one now, roll a full segment."""
+        if hosted.log is not None and hosted.core.level < _FSYNC:
+            self._mind_lag(hosted, hosted.log)
+        try:
+            hosted.write()
+        except StorageFull:
+            self.drop_spares()
+            return
+        except DanubeError as error:
+            self.fence(hosted, error)
+            return
+        log = hosted.log
+        if log is None:
+            return
+        if hosted.core.level >= _FSYNC:
+            self.request_sync(hosted)
+        else:
+            self._unsynced[hosted] = None
+        active = log.active
+        if active is None or log.age_due or active.data_end >= log.spare.quiet_below:
+            self._see_to_next_segment(hosted, log)
+
+    def _mind_lag(self, hosted: HostedPartition, log: Log) -> None:
+        """Before a write: where the disk has fallen behind, acknowledgements wait for it from now on."""
+        now_ns = clock.monotonic_ns()
+        if not hosted.unsynced_ns:
+            hosted.unsynced_ns = now_ns
+        if not hosted.core.held and self._fallen_behind(hosted, log, now_ns):
+            hosted.core.hold()
+            count = log.log_end - log.synced_end
+            _log.limited("acknowledgements wait for the disk", source=hosted.name, unsynced_records=count)
+            self.request_sync(hosted)
+
+    def _fallen_behind(self, hosted: HostedPartition, log: Log, now_ns: int) -> bool:
+        since_ns = hosted.unsynced_ns or now_ns
+        return now_ns - since_ns > self.sync_lag_max_ns or log.log_end - log.synced_end > UNSYNCED_RECORDS_MAX
+
+    def _see_to_next_segment(self, hosted: HostedPartition, log: Log) -> None:
+        """Roll a full segment, or have the space for the next one reserved."""
+        if log.should_roll:
+            self.roll(hosted)
+        spare = log.spare.job(log.active)
+        if spare is not None:
+            self._spares[log.spare] = None
+            self.reserver.submit(spare, log.spare.done)
+
+    def drop_spares(self, now_us: int | None = None) -> None:
+        """Delete the spare segments of logs that became slower; without a time all, for a full disk."""
+        for spare in list(self._spares):
+            if now_us is None or spare.old(now_us):
+                self.drop_spare(spare)
+            if not spare.held:
+                del self._spares[spare]
+
+    def drop_spare(self, spare: Spare) -> None:
+        """Delete it, where there is one, in a thread."""
+        job = spare.drop()
+        if job is None:
+            return
+        try:
+            self.reserver.submit(job, lambda job, error: None)
+        except ClosedError:  # the worker ends, and with it the thread
+            job.run()
+
+    def follow_level(self, hosted: HostedPartition) -> None:
+        """The topic's level may have been raised: what was stored at the former one is synced now."""
+        if hosted.core.settling:
+            self.request_sync(hosted)
+
+    def request_sync(self, hosted: HostedPartition) -> None:
+        """Sync what is written, or note that it must follow the sync that is running."""
+        asked = self._sync_job(hosted)
+        if asked is not None:
+            self._syncer.submit(*asked)
+
+    def sync_departing(self, log: Log) -> None:
+        """Sync what is written of a log that is about to be abandoned: only this disk may have it."""
+        job = log.sync_job()
+        if job is None:
+            return
+        try:
+            self._syncer.submit(job, partial(_departed, log))
+        except ClosedError:  # the worker ends, and with it the thread
+            error: Exception | None = None
+            try:
+                job.run()
+            except (OSError, DanubeError) as failure:
+                error = failure
+            _departed(log, job, error)
+
+    def _sync_job(
+        self, hosted: HostedPartition
+    ) -> tuple[Any, Callable[[Any, Exception | None], None]] | None:
+        """The job that syncs what is written, and what to do after it; None while one is running."""
+        if hosted.sync_running or hosted.failure is not None or hosted.log is None:
+            return None
+        job = hosted.log.sync_job()
+        if job is None:
+            return None
+        hosted.sync_running = True
+        log: Log = hosted.log
+        made_ns = clock.monotonic_ns()
+
+        def done(job: Any, error: Exception | None) -> None:
+            hosted.sync_running = False
+            if error is None:
+                log.synced(job)
+            else:
+                log.sync_failed(job, error)
+            if hosted.log is not log or hosted.deleted:
+                return
+            if hosted.unsynced_ns:  # what is left was written after the job was made
+                hosted.unsynced_ns = made_ns if log.synced_end < log.written_end else 0
+            if error is not None:
+                self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
+            elif log.fenced:
+                self.fence(hosted, StorageFailed("a newer owner has taken the log over"))
+            else:
+                self._synced(hosted, log)
+
+        return job, done
+
+    def _synced(self, hosted: HostedPartition, log: Log) -> None:
+        core = hosted.core
+        settling = core.settling
+        core.synced(log.synced_end)
+        hosted.counters.add("syncs")
+        if core.level < _FSYNC and not core.held:  # acknowledged when it was written
+            self._unmarked[log] = None
+            return
+        if core.held and not self._fallen_behind(hosted, log, clock.monotonic_ns()):
+            core.release()
+        log.store_mark()  # what it tells is acknowledged now
+        hosted.complete()
+        self.request_sync(hosted)
+        self._on_progress(hosted)
+        if settling and not core.settling:
+            self.on_settled(hosted)
+
+    def sync_written(self) -> None:
+        """Background sync of the `written` level, all dirty logs as one group; called every interval."""
+        self._store_marks()
+        due, self._unsynced = self._unsynced, {}
+        asked = []
+        for hosted in due:
+            if hosted.sync_running:
+                self._unsynced[hosted] = None
+            else:
+                asked.append(self._sync_job(hosted))
+        jobs = [one for one in asked if one is not None]
+        if jobs:
+            self._syncer.submit_all(jobs)
+
+    def _store_marks(self) -> None:
+        """Rewrite the marks of background syncs: those of few logs now, those of many over many calls."""
+        for _ in range(min(len(self._unmarked), MARKS_AT_ONCE + len(self._unmarked) // MARKS_CALLS)):
+            log = next(iter(self._unmarked))
+            del self._unmarked[log]
+            log.store_mark()
+
+    def roll(self, hosted: HostedPartition) -> None:
+        """Seal the full segment (hashing in a thread) and go on in a new one."""
+        if hosted.log is None or hosted.failure is not None:
+            return
+        try:
+            job = hosted.log.roll(hosted.core.snapshot(hosted.core.written_end))
+        except DanubeError as error:
+            _log.warning("roll failed", partition=hosted.name, error=str(error))
+            return
+        if job is not None:
+            self._sealer.submit(job, self._sealed(hosted))
+
+    def seal(self, hosted: HostedPartition, then: Callable[[int | DanubeError], None]) -> None:
+        """End the active segment now; ``then`` gets, on the loop, the offset below which all is sealed.
+
+        Raises InvalidArgument for a partition without a log and the failure of one that reopens.
+        """
+        log = hosted.log
+        if log is None:
+            raise InvalidArgument(f"{hosted.name} keeps no log", why="its topic is not reliable")
+        if hosted.failure is not None:
+            raise hosted.failure
+        end = log.written_end
+        job = log.roll(hosted.core.snapshot(hosted.core.written_end))
+        if job is None:  # what was rolled before is sealed when the jobs before this one are done
+            self._sealer.submit(_Turn(), lambda turn, error: then(end))
+            return
+        sealed = self._sealed(hosted)
+
+        def done(job: Any, error: Exception | None) -> None:
+            sealed(job, error)
+            if error is not None or job.deferred:
+                why = str(error) if error is not None else "the disk is full"
+                then(StorageFailed(f"{hosted.name} was not sealed", why=why, hint="it is tried again"))
+            else:
+                then(end)
+
+        self._sealer.submit(job, done)
+
+    def _sealed(self, hosted: HostedPartition) -> Callable[[Any, Exception | None], None]:
+        log = hosted.log
+
+        def done(job: Any, error: Exception | None) -> None:
+            if log is None:
+                return
+            if error is None:
+                log.sealed(job)
+                if job.deferred:
+                    self.drop_spares()
+                    self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
+                elif hosted.log is log and not hosted.deleted:
+                    self.on_sealed(hosted)
+                return
+            log.seal_failed(job, error)
+            if hosted.log is log:
+                self.fence(hosted, StorageFailed("seal failed", why=str(error), partition=hosted.name))
+
+        return done
+
+    def _seal_again(self, hosted: HostedPartition, log: Log, job: SealJob) -> None:
+        """The disk was full: until its footer is there the segment, and all behind it, stay on this host."""
+        if hosted.log is not log or hosted.deleted or hosted.failure is not None:
+            return
+        if job.segment in log.front():
+            self._sealer.submit(log.seal_job(job.segment, job.snapshot), self._sealed(hosted))
+        elif job.segment.base_offset >= log.start:
+            self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def fence(self, hosted: HostedPartition, error: DanubeError) -> None:
+        """Refuse publishes, tell who waits, and open the log anew after a pause."""
+        if hosted.failure is not None or hosted.deleted or hosted.log is None:
+            return
+        _log.error("log fenced", partition=hosted.name, error=str(error))
+        hosted.counters.add("storage_errors")
+        hosted.failure = hosted.refusal = StorageFailed(
+            f"{hosted.name} cannot be written now",
+            why=str(error),
+            hint="it is opened anew by itself; send again",
+        )
+        hosted.log.discard_pending()
+        self.drop_spare(hosted.log.spare)
+        hosted.fail_waiting(hosted.failure, hosted.core.acknowledged_end)
+        hosted.hot.clear()
+        self._schedule_reopen(hosted)
+
+    def _schedule_reopen(self, hosted: HostedPartition) -> None:
+        hosted.reopen_delay_ns = min(
+            max(hosted.reopen_delay_ns * 2, REOPEN_DELAY_FIRST_NS), REOPEN_DELAY_MAX_NS
+        )
+        self._call_later(hosted.reopen_delay_ns / 1e9, self._start_reopen, hosted)
+
+    def _start_reopen(self, hosted: HostedPartition) -> None:
+        if hosted.deleted or hosted.log is None:
+            return
+        if hosted.directory is not None:
+            self._reopening.add(hosted.directory)
+        core = hosted.core
+        # Records above what is synced may have been acknowledged at a lower level: those are kept.
+        unseen = core.level >= _FSYNC and not core.settling
+        trusted_end = hosted.log.synced_end if unseen else None
+        future = self._executor.submit(self._reopen, hosted, trusted_end)
+        future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
+
+    def reopening(self, directory: Path) -> bool:
+        """Whether a thread opens this log anew: nobody else may open it before that has ended."""
+        return directory in self._reopening
+
+    def _reopen_ended(self, hosted: HostedPartition, done: Any) -> None:
+        self._reopened(hosted, done)
+        if hosted.directory is not None:  # and what it had opened is abandoned, where it came too late
+            self._reopening.discard(hosted.directory)
+        self.on_reopen_ended(hosted)
+
+    def _reopened(self, hosted: HostedPartition, done: Any) -> None:
+        error = done.exception()
+        if error is not None:
+            if not isinstance(error, DanubeError | OSError):
+                raise error
+            _log.warning("reopen failed", partition=hosted.name, error=str(error))
+            self._schedule_reopen(hosted)
+            return
+        opened: OpenedStorage = done.result()
+        if hosted.deleted:
+            opened.log.abandon()
+            # Opening may have made a deleted topic's again; what was given away or taken anew stays.
+            if hosted.directory is not None and hosted.moved is None:
+                self._executor.submit(remove_directory, hosted.directory)
+            return
+        if opened.core.log_end < hosted.high_watermark:
+            # Acknowledged records are not readable any more: a human must look, nothing is hidden.
+            _log.error(
+                "acknowledged records are missing after a disk failure",
+                partition=hosted.name,
+                start=opened.core.log_end,
+                end=hosted.high_watermark,
+            )
+            opened.log.abandon()
+            self._schedule_reopen(hosted)
+            return
+        if hosted.log is not None:
+            hosted.log.abandon()
+        settling = hosted.core.settling
+        hosted.adopt(opened)
+        hosted.reopen_delay_ns = 0
+        _log.info("log opened anew", partition=hosted.name, epoch=hosted.core.epoch)
+        self.on_reopened(hosted)
+        self._on_progress(hosted)
+        if settling:
+            self.on_settled(hosted)
+
+    # -- cursors ----------------------------------------------------------------------------------
+
+    def when_cursors_stored(
+        self, hosted: HostedPartition, then: Callable[[DanubeError | None], None]
+    ) -> None:
+        """Store changed cursors, sync them, then call ``then`` on the loop, with the error if it failed."""
+        if hosted.cursors is None:
+            then(None)
+        elif not self._sync_cursors(hosted, then):
+            # All is asked for already: what was asked before comes before this in the syncer's order.
+            self._syncer.submit(_Turn(), lambda job, error: then(hosted.cursor_failure))
+
+    def sync_cursors(self) -> None:
+        """Put cursor files that were appended to on disk; called about once a second."""
+        due, self._unsynced_cursors = self._unsynced_cursors, {}
+        for hosted in due:
+            if not hosted.deleted:
+                self._sync_cursors(hosted, lambda error: None)
+
+    def _sync_cursors(self, hosted: HostedPartition, then: Callable[[DanubeError | None], None]) -> bool:
+        """Write and sync changed cursors; False when there is nothing that was not asked for already."""
+        cursors = hosted.cursors
+        if cursors is None:
+            return False
+        hosted.store_cursors()
+        behind: list[LogFile] = []
+        made = False
+        log = hosted.log
+        if log is not None and hosted.failure is None and hosted.high_watermark > log.synced_end:
+            behind, made = log.unsynced_files()  # consumers may have acked what is in them
+        job = cursors.sync_job(behind, made=made)
+        if job is None:
+            return False
+
+        def done(job: Any, error: Exception | None) -> None:
+            if error is None:
+                cursors.synced(job)
+                hosted.cursor_failure = None
+            else:
+                cursors.sync_failed(job, error)
+                hosted.counters.add("storage_errors")
+                _log.error("cursor sync failed", partition=hosted.name, error=str(error))
+                self._unsynced_cursors[hosted] = None
+                hosted.cursor_failure = StorageFailed(
+                    f"cursors of {hosted.name} cannot be stored now", why=str(error), hint="it is tried again"
+                )
+            then(hosted.cursor_failure)
+
+        self._syncer.submit(job, done)
+        return True
+
+    def cursors_written(self, hosted: HostedPartition) -> None:
+        """Note that this cursor file has more than the disk has."""
+        self._unsynced_cursors[hosted] = None
+
+    def close(self, hosted: HostedPartition) -> None:
+        """Store cursors, write, sync and close; used when the worker drains."""
+        if hosted.log is None:
+            return
+        if hosted.failure is None:
+            hosted.store_cursors()
+            hosted.log.close(hosted.core.snapshot(hosted.core.written_end))
+        if hosted.cursors is not None:
+            hosted.cursors.close()
+
+
+def _departed(log: Log, job: Any, error: Exception | None) -> None:
+    """The last sync of a log that was abandoned has ended."""
+    if error is None:
+        log.synced(job)
+        return
+    log.sync_failed(job, error)
+    _log.error(
+        "acknowledged records of a partition that another broker has now may not be on this disk",
+        directory=str(log.directory), why=str(error),
+    )  # fmt: skip
+
+
+class _Turn:
+    """A job that does nothing: it is done when the jobs before it are."""
+
+    def run(self, synced: set[object]) -> None:
+        return

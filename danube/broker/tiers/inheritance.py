@@ -1,0 +1,221 @@
+"""Opening a partition that another host owned before: what is believed, and where its log goes on.
+
+Blocking; the mover runs it before the partition is opened, because it alone speaks to the store.  Every
+step can be repeated, and a crash between two of them loses nothing:
+
+1.  A local directory is *continued* where it is the one that the reservation was made for and nobody has
+    named a hole over it since.  Only that one has every record that was given.  Where somebody else
+    owned the partition in between, a manifest under the new epoch keeps it from naming one later.  One that
+    the end of the machine may have taken records from is not continued, though its owner comes back:
+    somebody may have seen their offsets.  After metadata was lost (:mod:`danube.core.placement.recovered`)
+    the reservation is nobody's, and none is continued.
+2.  Any other local directory is set aside below ``returning``, for its tail to come back
+    (:mod:`danube.broker.mover.returning`).  It is never appended to.
+3.  A manifest under the new epoch fences the former owner.  Where that one may have given offsets that the
+    store does not have, it names them as a hole.  Nothing is appended before it is in force.
+4.  A directory is made of what the store keeps, beside its place, and put there whole: an empty log that
+    numbers on behind all that may have been given, the producers and the cursors.
+
+The file ``owner`` in a partition's directory says whose it is: under which epochs, without a break, this
+broker has appended to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from danube.broker.tiers.restore import restore_cursors, restore_producers
+from danube.core.cluster.commands import Reservation
+from danube.errors import Damage, ObjectMissing, StorageFailed, StoreUnavailable
+from danube.host import files, telemetry
+from danube.wal.recovery.carry import create_empty
+from danube.wal.segments.segment import base_offset_of
+from danube.wal.stores.objects import ObjectStore
+from danube.wal.tier.hole_changes import holing
+from danube.wal.tier.manifest import Manifest
+from danube.wal.tier.uploader import Ownership, Uploader
+
+LOG_EPOCHS: Final = 256  # of a log in one epoch of its ownership; see danube.broker.shard.shard
+OWNER_FILE: Final = "owner"
+RETURNING: Final = "returning"
+INHERITING: Final = "inheriting"
+_FILE_BYTES_MAX: Final = 4_096
+_log = telemetry.events("inheritance")
+
+
+class KeptOwner(msgspec.Struct, frozen=True):
+    """The file ``owner``: epochs of the ownership, not of the log.
+
+    ``incarnation`` is that of the worker that opened it last; 0 where a former version wrote the file.
+    """
+
+    broker_id: int
+    first_epoch: int
+    last_epoch: int
+    incarnation: int = 0
+
+
+class Heir(NamedTuple):
+    """Who opens the partition: ``owner`` has the epoch of its log, ``epoch`` is that of the ownership.
+
+    ``reservation`` is what the metadata knows at that epoch.  ``incarnation`` is that of its worker, and what
+    an earlier one than ``lost_before`` wrote last may have been lost with the machine.
+    """
+
+    owner: Ownership
+    broker_id: int
+    epoch: int
+    reservation: Reservation
+    incarnation: int = 0
+    lost_before: int = 0
+
+
+class Inherited(NamedTuple):
+    """Whether the local log is continued, and where it begins otherwise."""
+
+    continued: bool
+    start: int
+    hole_end: int  # of the hole before it; 0 where there is none
+
+
+def last_log_epoch(epoch: int) -> int:
+    """The highest epoch that a log can have had in this epoch of its ownership."""
+    return epoch * LOG_EPOCHS + LOG_EPOCHS - 1
+
+
+def read_owner(directory: Path) -> KeptOwner | None:
+    """None where there is no such file, or none that can be read: then the directory is not continued."""
+    try:
+        data = files.read_bounded(directory / OWNER_FILE, _FILE_BYTES_MAX)
+        return msgspec.json.decode(data, type=KeptOwner)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_owner(directory: Path, kept: KeptOwner) -> None:
+    files.replace_or_overwrite(directory / OWNER_FILE, msgspec.json.encode(kept) + b"\n")
+
+
+def holds_log(directory: Path) -> bool:
+    """Whether there is a segment file."""
+    try:
+        return any(base_offset_of(name) is not None for name in os.listdir(directory))
+    except FileNotFoundError:
+        return False
+
+
+def continues(kept: KeptOwner | None, holds: bool, heir: Heir, manifest: Manifest) -> bool:
+    """Whether the local directory has every record that was given.  Pure."""
+    reservation = heir.reservation
+    if reservation.end and not reservation.broker_id:  # commands were lost: others may have given more
+        return False
+    if kept is None:  # it was never opened in a cluster: nobody has reserved anything then
+        return not reservation.broker_id and (holds or not manifest.uploaded_end)
+    if kept.broker_id != heir.broker_id or (manifest.uploaded_end and not holds):
+        return False
+    mine = range(kept.first_epoch, kept.last_epoch + 1)
+    if reservation.broker_id and (reservation.broker_id != heir.broker_id or reservation.epoch not in mine):
+        return False
+    if reservation.broker_id and kept.incarnation < heir.lost_before:
+        return False
+    return not any(
+        hole.open and hole.broker_id == heir.broker_id and hole.epoch // LOG_EPOCHS in mine
+        for hole in manifest.all_holes()
+    )
+
+
+def inherit(store: ObjectStore, heir: Heir, data_dir: Path, now_us: int) -> Inherited:
+    """Make the partition's directory what the log is to be opened from.
+
+    Raises Fenced where a newer owner is at work, what the store raises, StoreDamaged, StorageFailed.
+    """
+    try:
+        return _inherit(store, heir, data_dir, now_us)
+    except OSError as error:
+        raise StorageFailed(f"{heir.owner.topic} cannot be taken over", why=str(error)) from error
+
+
+def _inherit(store: ObjectStore, heir: Heir, data_dir: Path, now_us: int) -> Inherited:
+    directory = heir.owner.directory
+    kept, holds = read_owner(directory), holds_log(directory)
+    uploader = Uploader(store, heir.owner)
+    manifest = uploader.load()
+    if kept is not None and kept.last_epoch + 1 < heir.epoch and continues(kept, holds, heir, manifest):
+        # An owner in between may be about to name a hole where this log goes on; after this it cannot.
+        manifest = uploader.install(lambda known: known)
+    if continues(kept, holds, heir, manifest):
+        files.make_directory(directory)
+        first = kept.first_epoch if kept is not None else heir.epoch
+        write_owner(directory, KeptOwner(heir.broker_id, first, heir.epoch, heir.incarnation))
+        return Inherited(True, 0, 0)
+    set_aside(directory, data_dir)
+    made = data_dir / INHERITING / directory.name
+    shutil.rmtree(made, ignore_errors=True)
+    files.make_directory(made)
+    manifest = _name_hole(store, heir, made, now_us)
+    _fill(store, heir, manifest, made)
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.rename(made, directory)
+    files.fsync_directory(directory.parent)
+    last = manifest.all_holes()[-1:]
+    hole_end = last[0].end if last and last[0].open and last[0].end == manifest.uploaded_end else 0
+    _log.info("partition inherited", topic=heir.owner.topic, start=manifest.uploaded_end, hole_end=hole_end)
+    return Inherited(False, manifest.uploaded_end, hole_end)
+
+
+def set_aside(directory: Path, data_dir: Path) -> None:
+    """Keep a partition's directory that is not continued until its tail has come back."""
+    if not directory.exists():
+        return
+    kept = read_owner(directory)
+    if kept is None and not holds_log(directory):
+        shutil.rmtree(directory)
+        return
+    # Also one without a segment: offsets were reserved for it, and it alone can say that none was given.
+    epoch = kept.last_epoch if kept is not None else 0
+    target = data_dir / RETURNING / f"{directory.name}-{epoch:010d}"
+    files.make_directory(target.parent)
+    number = 0
+    while target.exists():
+        number += 1
+        target = target.with_name(f"{directory.name}-{epoch:010d}-{number}")
+    files.rename(directory, target)
+    files.fsync_directory(target.parent)
+    files.fsync_directory(directory.parent)
+
+
+def _name_hole(store: ObjectStore, heir: Heir, made: Path, now_us: int) -> Manifest:
+    """The manifest that the log begins behind; in force, and nobody of a lower epoch adds to it.
+
+    Also without a hole: a former owner may yet fill another one, or merge, and we would not hear of it.
+    """
+    reservation = heir.reservation
+    uploader = Uploader(store, heir.owner._replace(directory=made))
+    uploader.load()
+    held_epoch = min(last_log_epoch(reservation.epoch), heir.owner.epoch)
+    hole = holing(reservation.end, reservation.broker_id, held_epoch, now_us)
+    return uploader.install(lambda manifest: hole(manifest) or manifest)
+
+
+def _fill(store: ObjectStore, heir: Heir, manifest: Manifest, made: Path) -> None:
+    """What a log, its producers and its subscriptions go on from."""
+    owner, end = heir.owner, manifest.uploaded_end
+    created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
+    create_empty(made, owner.identity, owner.epoch, end, created_us, owner.log_id)
+    try:
+        restore_producers(store, owner, manifest, made)
+    except (Damage, ObjectMissing) as error:  # one object less must not end the whole partition
+        _log.warning("producers are not what they were", topic=owner.topic, why=str(error))
+    try:
+        restore_cursors(store, owner, manifest, made)
+    except Damage as error:
+        _log.warning("cursors are not what they were", topic=owner.topic, why=str(error))
+    except ObjectMissing as error:  # a newer copy took its place since it was listed
+        raise StoreUnavailable(f"cursors of {owner.topic} cannot be read now", why=str(error)) from error
+    write_owner(made, KeptOwner(heir.broker_id, heir.epoch, heir.epoch, heir.incarnation))
+    files.fsync_directory(made)

@@ -1,0 +1,361 @@
+"""The cold tier of one partition at its owner: its manifest, reads below the local start, its condition.
+
+Offsets ``start .. log.start`` are read from objects, through the cache; the rest from local files.  A
+read that must wait raises FetchPending, which tells when to try again; it never skips a record because
+the store is away, an object is missing or its bytes are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from danube.core.partition.exposure import NOTHING, Pending, together
+from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
+from danube.host import clock, telemetry
+from danube.wal.cold.cache import Ticket
+from danube.wal.cold.segment import BLOCK_BYTES, ColdSegment, Missing
+from danube.wal.segments.reading import Chunk, OffsetRange
+from danube.wal.segments.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
+from danube.wal.segments.segment import NO_HASH, LogIdentity
+from danube.wal.tier.keys import segment_key
+from danube.wal.tier.manifest import Manifest, SegmentEntry
+
+if TYPE_CHECKING:
+    from danube.broker.partition.hosted import HostedPartition
+    from danube.wal.cold.cache import ColdCache
+    from danube.wal.log.log import Log
+    from danube.wal.segments.holes import Hole
+    from danube.wal.segments.stored_segment import StoredSegment
+
+_log = telemetry.events("tier")
+WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
+SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
+NO_COMPACTION: Final = (False, 0)  # what the mover takes for granted: whether, age of tombstones in ms
+AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
+AHEAD_SHARE: Final = 4  # of the cache at most, for one reader
+
+
+class PartitionTier:
+    """Made for a hosted partition with a log; all methods run on the worker's loop."""
+
+    def __init__(self, hosted: HostedPartition, cache: ColdCache) -> None:
+        self.hosted = hosted
+        self.identity = LogIdentity(hosted.topic_id, hosted.index)
+        self.manifest: Manifest | None = None
+        self.known = Ticket()  # done once the mover has told what is in the store
+        self.error = ""  # why nothing can be uploaded now
+        self.confirmed = False  # the mover has read the store: what it says of it is what is there
+        self.given_up_end = 0  # holes that begin below are given up by an operator
+        self.trimmed = 0  # records below have expired, whatever the manifest says
+        self.cursors_sent = -1
+        self.leave_id = 0  # not 0: another broker is to have it; the number of the last word that said so
+        self.given_away = False  # with all of it in the store
+        self.left_id = 0  # of the last word that it leaves, once the cursors that came with it are stored
+        self.compaction_sent = NO_COMPACTION
+        self._cache = cache
+        self._told = ""
+        self._rolled = NOTHING
+        self._rolled_state: tuple[object, ...] = ()  # what ``_rolled`` was counted in
+
+    @property
+    def log(self) -> Log:
+        log = self.hosted.log
+        if log is None:
+            broken("a partition without a log has a cold tier", partition=self.hosted.name)
+        return log
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """First offset that can be read; FetchPending while that is not known."""
+        local_start = self.log.start
+        if local_start == 0:
+            return 0
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        return min(local_start, max(manifest.start_offset, self.trimmed))
+
+    @property
+    def known_start(self) -> int | None:
+        """Like ``start``; None while that is not known: it is neither 0 nor the local start then."""
+        return self.start if self.manifest is not None or self.log.start == 0 else None
+
+    @property
+    def uploaded_end(self) -> int:
+        """Records below it that have not expired are in the store, verified."""
+        return 0 if self.manifest is None else self.manifest.uploaded_end
+
+    def _unknown(self, ready: Callable[[], bool] | None = None) -> FetchPending:
+        return FetchPending(
+            f"it is not known yet what of {self.hosted.name} is in the object store",
+            why=self.error, ready=ready or (lambda: self.known.done), hint="it goes on by itself",
+        )  # fmt: skip
+
+    # -- what the mover tells ---------------------------------------------------------------------
+
+    def on_state(self, frame: dict[str, Any]) -> bool:
+        """Take the mover's word; True when the manifest is a new one.
+
+        What it says of another ownership is not about this log: an earlier one's manifest may end before this
+        log begins, and what lies between would be taken for expired.
+        """
+        if frame["epoch"] != self.hosted.core.epoch:
+            self.error = frame["error"] or self.error
+            return False
+        if frame["error"] and frame["error"] != self.error:
+            _log.warning("not uploaded", partition=self.hosted.name, error=frame["error"])
+        self.error = frame["error"]
+        self.left_id = frame.get("left_id", 0)
+        if not frame["manifest"]:
+            return False
+        try:
+            manifest = Manifest.decode(frame["manifest"])
+        except DanubeError as error:
+            self.error = str(error)
+            return False
+        known = self.manifest
+        if known is None and not manifest.generation and manifest.start_offset < self.log.start:
+            return False  # the mover has not read the store yet
+        if manifest.identity != self.identity or manifest.topic != self.hosted.record.topic:
+            self.error = f"the store's manifest is of {manifest.topic}, not of this topic"
+            return False
+        if known is not None and (manifest.epoch, manifest.generation) < (known.epoch, known.generation):
+            return False
+        if manifest.uploaded_end > self.log.log_end:
+            self.error = (
+                f"the store holds records up to {manifest.uploaded_end}, this host's log ends at"
+                f" {self.log.log_end}: local data was lost; restore the broker from the store"
+            )
+            _log.error("log is shorter than its objects", partition=self.hosted.name, error=self.error)
+            return False
+        self.manifest = manifest
+        self.confirmed |= frame["loaded"]
+        self.known.done = True
+        self._link_hashes(manifest)
+        if len(manifest.holes) or (known is not None and len(known.holes)):
+            self.hosted.follow_holes(manifest.all_holes())
+        return True
+
+    def open_holes(self, end_offset: int) -> list[Hole]:
+        """Open holes that begin below ``end_offset``; FetchPending while that is not known."""
+        if self.manifest is None:
+            raise self._unknown()
+        return [hole for hole in self.manifest.all_holes() if hole.open and hole.start < end_offset]
+
+    def _link_hashes(self, manifest: Manifest) -> None:
+        """The next segment names the hash of the one before it also when that one is only remote."""
+        log = self.log
+        number = manifest.find(log.start) - 1
+        if log.front_hash == NO_HASH and number >= 0 and manifest.entry(number).end_offset == log.start:
+            log.front_hash = manifest.entry(number).chain_hash
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, offset: int, end: int, bytes_max: int) -> Chunk:
+        """Stored batches from ``offset``, which lies below the local start.
+
+        Raises FetchPending, OffsetOutOfRange below ``start``, StorageFailed where this host's disk fails.
+        """
+        start = self.start
+        if not start <= offset < self.log.start:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in {self.hosted.name}",
+                why=f"it begins at {start}", start=start, end=self.hosted.high_watermark,
+            )  # fmt: skip
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        number = manifest.find(offset)
+        if number >= len(manifest) or offset < manifest.entry(number).base_offset:
+            return self._between(manifest, number, offset)
+        entry = manifest.entry(number)
+        segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
+        now_ns = clock.monotonic_ns()
+        self._prove(segment, now_ns)
+        try:
+            found = segment.read(offset, end, bytes_max)
+        except StoreDamaged as error:
+            raise self._pending(segment, self._pause(segment, error, now_ns)) from error
+        except OSError as error:
+            raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
+        if isinstance(found, Missing):
+            raise self._pending(segment, self._need(segment, found, offset, now_ns))
+        self._cache.read_well(segment)
+        if self._told and not self._cache.errors(self.identity):
+            self._told = ""
+            _log.info("object store is read again", partition=self.hosted.name, offset=offset)
+        chunk, position, ahead_end = found
+        self._cache.touch(segment, position - len(chunk.data), position)
+        self._cache.were_read(segment, range(chunk.first_offset, chunk.next_offset), now_ns)
+        self._read_ahead(manifest, number, segment, Missing(position, ahead_end), now_ns)
+        return chunk
+
+    def _between(self, manifest: Manifest, number: int, offset: int) -> Chunk:
+        """Where no object holds ``offset``: a hole, or records that the manifest says are lost."""
+        hole = manifest.hole_at(offset)
+        if hole is not None:
+            return Chunk(b"", offset, min(hole.end, self.log.start), hole=hole.kind)
+        if not self.confirmed:  # this host's copy of an older manifest: a newer one may name an object
+            raise self._unknown(lambda: self.confirmed)
+        following = manifest.entry(number).base_offset if number < len(manifest) else self.log.start
+        end = min([following, *(one.start for one in manifest.all_holes() if one.start > offset)])
+        return Chunk(b"", offset, end, (OffsetRange(offset, end),))
+
+    def _prove(self, segment: ColdSegment, now_ns: int) -> None:
+        """Ask for the object's header, once for each object; FetchPending until it is there.
+
+        Together with the footer, which every first read needs: nobody waits for two answers.
+        """
+        if not segment.unproven:
+            return
+        footer = Missing(segment.data_end, segment.size_bytes)
+        span = Missing(0, SEGMENT_HEADER_BYTES)
+        if segment.size_bytes <= WHOLE_BYTES_MAX and not segment.footer_there:
+            span = Missing(0, segment.size_bytes)
+        elif not segment.footer_there:
+            self._cache.need(segment, footer, now_ns)
+        raise self._pending(segment, self._cache.need(segment, span, now_ns))
+
+    def _need(self, segment: ColdSegment, missing: Missing, offset: int, now_ns: int) -> Ticket:
+        if not segment.footer_there and missing.start >= segment.data_end:
+            # One round trip instead of two where it is known which bytes will be wanted.
+            if segment.size_bytes <= WHOLE_BYTES_MAX:
+                missing = Missing(0, segment.size_bytes)
+            elif offset == segment.base_offset:
+                self._cache.need(segment, Missing(0, BLOCK_BYTES), now_ns)
+        return self._cache.need(segment, missing, now_ns, offset)
+
+    def _pause(self, segment: ColdSegment, error: StoreDamaged, now_ns: int) -> Ticket:
+        pause = self._cache.pause_of(segment, now_ns) or self._cache.pause(segment, error, now_ns)
+        return pause.ticket
+
+    def _pending(self, segment: ColdSegment, ticket: Ticket) -> FetchPending:
+        pause = self._cache.pause_of(segment, clock.monotonic_ns())
+        why = "" if pause is None else str(pause.error)
+        if why and why != self._told:
+            self._told = why
+            _log.warning("object store cannot be read", partition=self.hosted.name, error=why)
+        return FetchPending(
+            f"offsets {segment.base_offset} .. {segment.end_offset} of {self.hosted.name} are being fetched",
+            why=why, ready=lambda: ticket.done, hint="it goes on by itself",
+            cause=None if pause is None else pause.error,
+        )  # fmt: skip
+
+    def _read_ahead(
+        self, manifest: Manifest, number: int, segment: ColdSegment, span: Missing, now_ns: int
+    ) -> None:
+        """Ask for what a reader that goes on will want, in steps worth a request."""
+        window = min(span.end - span.start, self._cache.bytes_max // AHEAD_SHARE)
+        step = min(AHEAD_STEP_BYTES, max(window // 2, 1))
+        self._ask_ahead(segment, Missing(span.start, span.start + window), step, now_ns)
+        beyond = span.start + window - segment.data_end
+        if beyond <= 0 or segment.end_offset >= self.log.start or number + 1 >= len(manifest):
+            return
+        following = self._cache.segment(self.identity, manifest.entry(number + 1), self.log.options.log_id)
+        if not following.footer_there:
+            footer = Missing(following.data_end, following.size_bytes)
+            self._cache.ahead(following, footer, now_ns)
+        self._ask_ahead(following, Missing(0, beyond), step, now_ns)
+
+    def _ask_ahead(self, segment: ColdSegment, span: Missing, step: int, now_ns: int) -> None:
+        """Ask for the bytes of ``span`` that nobody has asked for, once they are ``step`` or the last."""
+        inside = Missing(span.start, min(span.end, segment.data_end))
+        unasked = self._cache.unasked(segment, inside)
+        if unasked is None:
+            return
+        if unasked.end - unasked.start >= step or unasked.end == segment.data_end:
+            self._cache.ahead(segment, unasked, now_ns)
+
+    def offset_at_time(self, time_us: int) -> int | None:
+        """First offset below the local start appended at or after ``time_us``; None: all are older."""
+        start = self.start
+        manifest = self.manifest
+        if manifest is None or start >= self.log.start:
+            return None
+        for number in range(max(manifest.at_time(time_us), manifest.find(start)), len(manifest)):
+            entry = manifest.entry(number)
+            if entry.base_offset >= self.log.start:
+                return None
+            segment = self._cache.segment(self.identity, entry, self.log.options.log_id)
+            now_ns = clock.monotonic_ns()
+            self._prove(segment, now_ns)
+            try:
+                found = segment.offset_at_time(time_us)
+            except StoreDamaged as error:
+                raise self._pending(segment, self._pause(segment, error, now_ns)) from error
+            except OSError as error:
+                raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
+            if isinstance(found, Missing):
+                raise self._pending(segment, self._cache.need(segment, found, now_ns, ("time", time_us)))
+            self._cache.were_read(segment, {("time", time_us)}, now_ns)
+            if found is not None:
+                return max(found, start)
+        return None
+
+    # -- for people -------------------------------------------------------------------------------
+
+    def unreadable(self) -> list[tuple[OffsetRange, DanubeError]]:
+        """Offsets whose objects cannot be read now, as far as somebody has tried, and why."""
+        return self._cache.unreadable(self.identity)
+
+    def statistics(self) -> dict[str, Any]:
+        """What of the partition is where; no key is removed once it is here."""
+        errors = [str(error) for _, error in self.unreadable()]
+        pending = self.pending()
+        return {
+            "start": self.known_start,
+            "local_start": self.log.start,
+            "uploaded_end": self.uploaded_end,
+            "uploaded_bytes": 0 if self.manifest is None else self.manifest.size_bytes,
+            "objects": 0 if self.manifest is None else len(self.manifest),
+            "pending_bytes": pending.size_bytes,
+            "pending_seconds": pending.age_s(clock.wall_us()),
+            "holes": 0 if self.manifest is None else sum(hole.open for hole in self.manifest.all_holes()),
+            "upload_error": self.error,
+            "read_error": errors[0] if errors else "",
+            "known": self.confirmed,
+        }
+
+    def segments(self, after_offset: int) -> list[dict[str, Any]]:
+        """Uploaded segments with records at or above ``after_offset``, at most SEGMENTS_LISTED_MAX."""
+        manifest = self.manifest
+        if manifest is None:
+            raise self._unknown()
+        first = manifest.find(after_offset)
+        listed = range(first, min(first + SEGMENTS_LISTED_MAX, len(manifest)))
+        return [_described(self.identity, manifest.entry(number)) for number in listed]
+
+    def pending(self) -> Pending:
+        """What lies only here, as far as this host knows: all that no manifest says is in the store.
+
+        Counted here and not by the mover, which may not run, or not know the store, or look later.
+        """
+        log, active = self.log, self.log.active
+        end = max(self.uploaded_end, self.trimmed)
+        rolled_end = log.written_end if active is None else active.base_offset
+        state = (log, end, log.start, rolled_end)
+        if state != self._rolled_state:
+            self._rolled_state = state
+            self._rolled = together(_pending(one) for one in log.above(end) if one is not active)
+        return self._rolled if active is None else self._rolled.joined(_pending(active))
+
+
+def _pending(segment: StoredSegment) -> Pending:
+    return Pending(segment.data_end, segment.first_append_us) if segment.batch_count else NOTHING
+
+
+def _described(identity: LogIdentity, entry: SegmentEntry) -> dict[str, Any]:
+    return {
+        "key": segment_key(identity, entry),
+        "start_offset": entry.base_offset,
+        "end_offset": entry.end_offset,
+        "size_bytes": entry.size_bytes,
+        "record_count": entry.record_count,
+        "first_append_us": entry.first_append_us,
+        "last_append_us": entry.last_append_us,
+        "uploaded_us": entry.uploaded_us,
+        "content_hash": entry.content_hash.hex(),
+    }

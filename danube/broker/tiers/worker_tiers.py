@@ -1,0 +1,474 @@
+"""The cold tiers of all partitions of one worker: what the mover is told, and what follows from its word.
+
+Everything said to the mover is said again on a new connection, so a mover that starts anew, or a lost
+frame, costs time and nothing else.
+
+Questions about staged objects, on their way from a client through the partition's owner to the mover.
+
+The owner only passes them on: with the epoch that it has, again on a new connection to the mover, and not for
+ever.  Asking twice changes nothing, so a question whose answer was lost is asked again by the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from danube.broker.tiers.partition_tier import NO_COMPACTION, PartitionTier
+from danube.broker.tiers.retention import LocalRetention, evictable_end, expired_end
+from danube.errors import (
+    DanubeError,
+    FetchPending,
+    Overloaded,
+    StoreUnavailable,
+    Unavailable,
+    WrongState,
+    error_for_code,
+)
+from danube.host import clock, telemetry
+from danube.wal.cold.cache import ColdCache, Fetch
+from danube.wal.segments.segment import LogIdentity
+
+if TYPE_CHECKING:
+    from danube.broker.partition.hosted import HostedPartition
+    from danube.core.metadata.commands import TopicRecord
+
+
+ASKED_MAX: Final = 64
+PATIENCE_NS: Final = 10_000_000_000
+
+Answer = Callable[[Any], None]
+"""Takes a list of [word, why], or the DanubeError that stands for it."""
+
+
+class _Asked(NamedTuple):
+    hosted: HostedPartition
+    objects: bytes
+    answer: Answer
+    deadline_ns: int
+
+
+class StagedQuestions:
+    """What a worker has asked and not heard of; ``send(kind, **fields)`` reaches the mover, or nobody."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._asked: dict[int, _Asked] = {}
+        self._number = 0
+
+    def ask(self, hosted: HostedPartition, topic_id: int, objects: bytes, answer: Answer) -> None:
+        """Ask what becomes of ``objects``; raises WrongState or Overloaded where that cannot be asked."""
+        if topic_id != hosted.topic_id:
+            raise WrongState(
+                f"{hosted.record.topic} is another topic than the objects are of",
+                why="it was deleted and made again",
+                hint="they are swept away after a while",
+            )
+        if len(self._asked) >= ASKED_MAX:
+            raise Overloaded("too many questions about staged objects are open", limit=ASKED_MAX)
+        self._number += 1
+        asked = _Asked(hosted, objects, answer, clock.monotonic_ns() + PATIENCE_NS)
+        self._asked[self._number] = asked
+        self._say(self._number, asked)
+
+    def _say(self, number: int, asked: _Asked) -> None:
+        hosted = asked.hosted
+        self._send(
+            "staged", id=number, topic_id=hosted.topic_id, partition=hosted.index,
+            epoch=hosted.core.epoch, objects=asked.objects,
+        )  # fmt: skip
+
+    def say_again(self) -> None:
+        """A new connection to the mover."""
+        for number, asked in self._asked.items():
+            self._say(number, asked)
+
+    def answered(self, frame: Mapping[str, Any]) -> None:
+        """A ``judged`` frame."""
+        asked = self._asked.pop(frame["id"], None)
+        if asked is None:
+            return
+        if frame["error"]:
+            asked.answer(error_for_code(frame.get("code", Unavailable.code), frame["error"]))
+        else:
+            asked.answer(msgspec.msgpack.decode(frame["answers"]))
+
+    def tick(self, now_ns: int) -> None:
+        """Give up what has waited long enough."""
+        late = [number for number, asked in self._asked.items() if asked.deadline_ns <= now_ns]
+        for number in late:
+            error = Unavailable("the mover does not answer", why="it is starting, or busy", hint="ask again")
+            self._asked.pop(number).answer(error)
+
+
+_log = telemetry.events("tiers")
+CURSORS_INTERVAL_NS: Final = 5_000_000_000
+METADATA_INTERVAL_NS: Final = 2_000_000_000
+DELETED_REMEMBERED_MAX: Final = 10_000
+_UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": "", "hint": ""}
+
+
+class TierOptions(NamedTuple):
+    """Of the configuration's section ``storage``; 0 keeps for ever."""
+
+    seal_after_ms: int = 60_000
+    local_retention: LocalRetention = LocalRetention()
+    cache_bytes: int = 1 << 28
+
+
+class Link(Protocol):
+    """What is needed of the connection to the mover."""
+
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def crowded(self) -> bool: ...
+    def send(self, kind: str, **fields: Any) -> None: ...
+
+
+class _Waiter(NamedTuple):
+    pending: FetchPending
+    deadline_ns: int
+    again: Callable[[], None]
+
+
+Snapshot = Callable[[], tuple[int, Callable[[], bytes]]]
+
+
+class Tiers:
+    """Made once for each worker; all methods run on its loop.
+
+    ``wake`` looks at a partition's subscriptions, ``roll`` ends its active segment, and
+    ``metadata`` gives the version of the metadata and how to take its snapshot (None: another
+    worker keeps the copies).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: TierOptions,
+        *,
+        wake: Callable[[HostedPartition], None],
+        roll: Callable[[HostedPartition], None],
+        metadata: Snapshot | None = None,
+    ) -> None:
+        self.options = options
+        self.link: Link | None = None
+        self.staged = StagedQuestions(self._reach)
+        self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed, self._ready)
+        self._wake = wake
+        self._roll = roll
+        self._metadata = metadata
+        self._metadata_sent = -1
+        self._metadata_ns = self._cursors_ns = 0
+        self._tiers: dict[LogIdentity, PartitionTier] = {}
+        self._deleted: dict[int, int] = {}  # topic id -> partitions
+        self._waiters: list[_Waiter] = []
+        self._looked: set[PartitionTier] = set()  # their manifest is new: something may leave this host
+        self._store: dict[str, Any] = _UNHEARD
+        self._leave_id = self._inherit_id = 0
+        self._heirs: dict[int, Callable[[DanubeError | None], None]] = {}
+
+    # -- partitions -------------------------------------------------------------------------------
+
+    def attach(self, hosted: HostedPartition) -> None:
+        """This worker owns the partition now, or has opened its log anew under another epoch."""
+        if hosted.log is None:
+            return
+        if hosted.tier is None:
+            hosted.tier = PartitionTier(hosted, self.cache)
+            self._tiers[hosted.tier.identity] = hosted.tier
+        self._say(hosted.tier)
+
+    def all(self) -> list[PartitionTier]:
+        """Of the partitions that this worker has open."""
+        return list(self._tiers.values())
+
+    def _say(self, tier: PartitionTier) -> None:
+        hosted = tier.hosted
+        self._send(
+            "attach", tier, topic=hosted.record.topic, epoch=hosted.core.epoch,
+            directory=str(hosted.directory), log_start=tier.log.holes.start_below(tier.log.start),
+            log_id=tier.log.options.log_id,
+        )  # fmt: skip
+        if tier.trimmed:
+            self._send("trim", tier, start_offset=tier.trimmed)
+        if tier.given_up_end:
+            self._send("give_up", tier, end_offset=tier.given_up_end)
+        tier.cursors_sent = -1
+        tier.compaction_sent = NO_COMPACTION
+        self._say_policy(tier)
+        if tier.leave_id:
+            self._say_leaving(tier)
+
+    def _say_policy(self, tier: PartitionTier) -> None:
+        policy = tier.hosted.policy
+        wanted = (True, policy.tombstone_retention_ms) if policy.compacts else NO_COMPACTION
+        if wanted != tier.compaction_sent:
+            tier.compaction_sent = wanted
+            self._send("policy", tier, compacts=wanted[0], tombstone_retention_ms=wanted[1])
+
+    def _send(self, kind: str, tier: PartitionTier, **fields: Any) -> None:
+        topic_id, partition = tier.identity
+        self._reach(kind, topic_id=topic_id, partition=partition, **fields)
+
+    def _reach(self, kind: str, **fields: Any) -> None:
+        if self.link is not None:
+            self.link.send(kind, **fields)
+
+    def forget(self, hosted: HostedPartition) -> None:
+        """The partition is not hosted here any more."""
+        tier = hosted.tier
+        if tier is not None and self._tiers.get(tier.identity) is tier:
+            del self._tiers[tier.identity]
+            self._looked.discard(tier)
+            self._send("detach", tier, gone=tier.given_away)
+            self.cache.forget(tier.identity)
+
+    def delete(self, record: TopicRecord) -> None:
+        """The topic was deleted: its objects go too."""
+        if record.policy.reliable and len(self._deleted) < DELETED_REMEMBERED_MAX:
+            self._deleted[record.topic_id] = max(1, record.partition_count)
+            self._say_deleted(record.topic_id)
+
+    def _say_deleted(self, topic_id: int) -> None:
+        if self.link is not None:
+            self.link.send("delete", topic_id=topic_id, partitions=self._deleted[topic_id])
+
+    def sealed(self, hosted: HostedPartition) -> None:
+        """A segment was sealed: the mover may look."""
+        if hosted.tier is not None:
+            self._send("sealed", hosted.tier)
+
+    def give_up(self, tier: PartitionTier, end_offset: int) -> None:
+        """An operator's word: what lies in open holes that begin below ``end_offset`` is not waited for."""
+        tier.given_up_end = max(tier.given_up_end, end_offset)
+        self._send("give_up", tier, end_offset=tier.given_up_end)
+
+    def leave(self, tier: PartitionTier) -> int:
+        """Have everything of a partition in the store as soon as can be, its cursors as they are now.
+
+        Once ``tier.left_id`` is the number that this returns, the cursors are there.
+        """
+        self._leave_id += 1
+        tier.leave_id = self._leave_id
+        self._say_leaving(tier)
+        return self._leave_id
+
+    def _say_leaving(self, tier: PartitionTier) -> None:
+        cursors = tier.hosted.cursors
+        if cursors is not None:
+            tier.cursors_sent = cursors.version
+            end = tier.log.log_end
+            self._send("leave", tier, id=tier.leave_id, blob=cursors.copy(), end_offset=end)
+
+    def inherit(self, fields: dict[str, Any], then: Callable[[DanubeError | None], None]) -> None:
+        """Have a partition's directory made ready for a new owner; ``then`` gets None, or why it is not."""
+        if self.link is None or not self.link.connected:
+            then(StoreUnavailable("the partition cannot be taken over yet", why="the mover does not run"))
+            return
+        self._inherit_id += 1
+        self._heirs[self._inherit_id] = then
+        self._reach("inherit", id=self._inherit_id, **fields)
+
+    # -- the link ---------------------------------------------------------------------------------
+
+    def store(self) -> dict[str, Any]:
+        """The object store as the mover hears it: ``name``, ``answers`` (None: not known yet), ``error``."""
+        if self.link is None or not self.link.connected:
+            return {**self._store, "answers": None, "error": "the mover does not run", "hint": ""}
+        return self._store
+
+    def on_connected(self) -> None:
+        """A new connection: say everything."""
+        self._store = {**self._store, "answers": None, "error": "", "hint": ""}
+        for tier in self._tiers.values():
+            self._say(tier)
+        for topic_id in self._deleted:
+            self._say_deleted(topic_id)
+        self._metadata_sent = -1
+        self.staged.say_again()
+        heirs, self._heirs = self._heirs, {}
+        for then in heirs.values():  # what a mover that is gone has done is found by the next attempt
+            then(StoreUnavailable("the partition cannot be taken over yet", why="the mover started again"))
+        self.cache.ask_again(clock.monotonic_ns())
+
+    def on_frame(self, frame: Mapping[str, Any]) -> None:
+        """What the mover says."""
+        kind = frame["kind"]
+        if kind == "store":
+            self._store = {name: frame.get(name, "") for name in _UNHEARD}
+        elif kind == "fetched":
+            self.cache.fetched(frame["id"], _error_of(frame), clock.monotonic_ns())
+        elif kind == "inherited":
+            heir = self._heirs.pop(frame["id"], None)
+            if heir is not None:
+                heir(_error_of(frame))
+        elif kind == "judged":
+            self.staged.answered(frame)
+        elif kind == "state":
+            tier = self._tiers.get(LogIdentity(frame["topic_id"], frame["partition"]))
+            if tier is not None and tier.on_state(dict(frame)):
+                self._looked.add(tier)
+                self._changed(tier.identity)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        if self.link is not None:
+            topic_id, partition = fetch.segment.identity
+            self.link.send(
+                "fetch", id=fetch.number, topic_id=topic_id, partition=partition, key=fetch.segment.key,
+                start=fetch.start, end=fetch.end, path=str(fetch.segment.file.path), position=fetch.start,
+            )  # fmt: skip
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _changed(self, identity: LogIdentity) -> None:
+        self._ready(identity)
+        self._serve_waiters(clock.monotonic_ns())
+
+    def _ready(self, identity: LogIdentity) -> None:
+        tier = self._tiers.get(identity)
+        if tier is not None:
+            self._wake(tier.hosted)
+
+    def when_ready(self, pending: FetchPending, deadline_ns: int, again: Callable[[], None]) -> None:
+        """Call ``again`` when it is worth asking again, or when ``deadline_ns`` has passed."""
+        self._waiters.append(_Waiter(pending, deadline_ns, again))
+
+    def _serve_waiters(self, now_ns: int) -> None:
+        if not self._waiters:
+            return
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.pending.ready() or now_ns >= waiter.deadline_ns:
+                waiter.again()
+            else:
+                self._waiters.append(waiter)
+
+    # -- timers -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Several times a second: what waits in the cache."""
+        now_ns = clock.monotonic_ns()
+        self.cache.tick(now_ns)
+        self.staged.tick(now_ns)
+        self._serve_waiters(now_ns)
+
+    def second(self) -> None:
+        """About once a second: seal old segments, evict, keep the copies of cursors and metadata."""
+        now_ns, now_us = clock.monotonic_ns(), clock.wall_us()
+        oldest_us = now_us - self.options.seal_after_ms * 1000
+        for tier in self._tiers.values():
+            self._say_policy(tier)
+            active = tier.log.active
+            if active is not None and active.batch_count and active.first_append_us < oldest_us:
+                self._roll(tier.hosted)
+        looked, self._looked = self._looked, set()
+        for tier in looked:
+            self._evict(tier, now_us)
+        self._copy_metadata(now_ns)
+        if now_ns - self._cursors_ns >= CURSORS_INTERVAL_NS:
+            self._cursors_ns = now_ns
+            self.copy_cursors()
+
+    def copy_cursors(self) -> None:
+        """Send the cursors that changed since the last time."""
+        for tier in self._tiers.values():
+            if self.link is None or self.link.crowded:
+                return
+            self._copy_cursors(tier)
+
+    def subscriptions_changed(self, hosted: HostedPartition) -> None:
+        """Somebody's word about a subscription: whoever owns the partition next has to know of it."""
+        if hosted.tier is not None:
+            self._copy_cursors(hosted.tier, soon=True)
+
+    def _copy_cursors(self, tier: PartitionTier, **fields: bool) -> None:
+        cursors = tier.hosted.cursors
+        if cursors is not None and (fields or cursors.version != tier.cursors_sent):
+            tier.cursors_sent = cursors.version
+            self._send("cursors", tier, blob=cursors.copy(), **fields)
+
+    def _copy_metadata(self, now_ns: int) -> None:
+        if self._metadata is None or self.link is None or self.link.crowded:
+            return
+        version, snapshot = self._metadata()
+        if version == self._metadata_sent or now_ns - self._metadata_ns < METADATA_INTERVAL_NS:
+            return
+        self._metadata_sent, self._metadata_ns = version, now_ns
+        self.link.send("metadata", version=version, blob=snapshot())
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def retain(self, hosted: HostedPartition, now_us: int) -> int | None:
+        """Delete what has expired in both tiers, evict what may leave; return the new start of the log.
+
+        None, and nothing is done, while no manifest is known: then nobody can say where the log begins.
+        """
+        tier = hosted.tier
+        if tier is None or hosted.failure is not None:
+            return None
+        if hosted.policy.expires:
+            tier.log.look_at_age(now_us, hosted.policy.retention_ms)
+            if tier.log.should_roll:
+                self._roll(hosted)
+        if tier.manifest is None:
+            return None
+        manifest, former = tier.manifest, tier.start
+        start = max(manifest.start_offset, tier.trimmed)
+        end, fact = expired_end(manifest, start, tier.log, hosted.policy, now_us, confirmed=tier.confirmed)
+        if end > max(tier.trimmed, former):
+            tier.trimmed = end
+            self._send("trim", tier, start_offset=end)
+            tier.log.evict(end, sealed=False)
+            facts = {"start": former, "end": tier.start, "fact": fact, "manifest": manifest.name}
+            _log.info("records expired", partition=hosted.name, **facts)
+        self._evict(tier, now_us)
+        return tier.start
+
+    def _evict(self, tier: PartitionTier, now_us: int) -> None:
+        manifest = tier.manifest
+        if manifest is None or not tier.confirmed or tier.hosted.failure is not None:
+            return  # a copy on this host says what the store had, not what it has
+        end = evictable_end(manifest, tier.log, now_us, self.options.local_retention)
+        if not end:
+            return
+        former = tier.log.start
+        try:
+            evicted = tier.log.evict(end)
+        except DanubeError as error:
+            _log.warning("segments not evicted", partition=tier.hosted.name, error=str(error))
+            return
+        if evicted:
+            facts = {"count": len(evicted), "start": former, "local_start": tier.log.start}
+            fact = "the store holds them, verified"
+            _log.info(
+                "segments evicted", partition=tier.hosted.name, **facts, fact=fact, manifest=manifest.name
+            )
+            if tier.log.start < end:  # on a full disk the rest can go now that there is room
+                self._looked.add(tier)
+
+    def close(self) -> None:
+        """The worker ends: its last segments are sealed now; last copies, and the cache goes."""
+        for tier in self._tiers.values():
+            self._send("sealed", tier)
+        self.copy_cursors()
+        self._metadata_ns = -METADATA_INTERVAL_NS
+        self._copy_metadata(clock.monotonic_ns())
+        self.cache.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for people."""
+        return {"partitions": len(self._tiers), "cache": self.cache.statistics()}
+
+
+def _error_of(frame: Mapping[str, Any]) -> DanubeError | None:
+    """Why a fetch failed; its ``code`` names the class of the error."""
+    text = str(frame["error"])
+    if not text:
+        return None
+    code = frame.get("code", 0)
+    return error_for_code(code, text) if isinstance(code, int) and code else StoreUnavailable(text)

@@ -1,0 +1,1 @@
+"""One worker process: its turns and its periodic work."""

@@ -1,0 +1,274 @@
+"""Dead letters: a copy goes to the dead letter topic, and only then is the original acked.
+
+The copy is published like any client's batch, through the router, because the dead letter topic may
+be owned by another worker.  Where another broker owns it, a client of this worker's own publishes.
+Until the copy is acknowledged the original stays where it is; a failure is tried again later by the
+subscription's own back-off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from danube.broker.partition.consumers import SubscriptionHost
+from danube.broker.routing.router import RoutedSession
+from danube.client.machine.outgoing import Outgoing
+from danube.core.batch.columns import BatchView, encode
+from danube.core.metadata.commands import CreateTopic, Outcome
+from danube.core.metadata.known_consumers import producer_identity
+from danube.core.partition.policy import TopicPolicy
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import FrameDecoder, Kind, OpenProducer
+from danube.errors import Conflict, DanubeError, OffsetOutOfRange, TopicNotFound
+from danube.host import clock, telemetry
+from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from danube.broker.worker.worker import Worker
+    from danube.client.machine.publishing import PartitionProducer
+    from danube.client.machine.reply import Reply
+    from danube.core.batch.columns import EncodedBatch
+    from danube.core.dispatch.grants import DeadLetter
+
+_log = telemetry.events("dead_letters")
+INTERNAL_CONNECTION_ID = 1 << 62
+WAITING_MAX = 10_000
+
+
+class _Letter(NamedTuple):
+    host: SubscriptionHost
+    offset: int
+
+
+class _Target:
+    """One dead letter topic as this worker publishes to it; letters wait while it is opened."""
+
+    def __init__(self) -> None:
+        self.handle = 0
+        self.open = False
+        self.opening = False
+        self.elsewhere: PartitionProducer | None = None  # where another broker owns it
+        self.waiting: deque[tuple[SubscriptionHost, DeadLetter]] = deque()
+
+
+class DeadLetters(RoutedSession):
+    """This worker's publisher of dead letters; a session without a socket."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(INTERNAL_CONNECTION_ID)
+        self._worker = worker
+        self._targets: dict[str, _Target] = {}
+        self._by_handle: dict[int, _Target] = {}
+        self._letters: dict[int, _Letter] = {}
+        self._correlation = 0
+
+    # -- taking letters ---------------------------------------------------------------------------
+
+    def take(self, host: SubscriptionHost, letters: list[DeadLetter]) -> None:
+        """Publish the copies of these records; called when a subscription gives up on them."""
+        topic = host.core.failure.dead_letter_topic
+        target = self._targets.setdefault(topic, _Target())
+        if target.elsewhere is not None and target.elsewhere.failure is not None:
+            target.open, target.elsewhere = False, None  # it ended while nothing was sent
+        for letter in letters:
+            if len(target.waiting) >= WAITING_MAX:
+                self._failed(host, letter.offset)
+            else:
+                target.waiting.append((host, letter))
+        if target.open:
+            self._publish_waiting(target)
+        elif not target.opening:
+            self._open(topic, target)
+
+    def _publish_waiting(self, target: _Target) -> None:
+        while target.waiting:
+            host, letter = target.waiting.popleft()
+            try:
+                taken = self._publish(target, host, letter)
+            except OffsetOutOfRange as error:
+                host.expire(int(error.facts["start"]))
+                continue
+            except DanubeError as error:
+                _log.warning("dead letter not written", offset=letter.offset, error=str(error))
+                taken = False
+            if not taken:
+                self._failed(host, letter.offset)
+
+    def _failed(self, host: SubscriptionHost, offset: int) -> None:
+        """The record stays; a look at its subscription notes when it is offered again."""
+        host.core.dead_letter_failed(offset, clock.monotonic_ns())
+        self._worker.shard.wake(host.hosted)
+
+    def _fail_waiting(self, target: _Target, why: str) -> None:
+        """The topic cannot be opened now: every letter is tried again by its subscription's back-off."""
+        _log.warning("dead letter topic not open", error=why, letters=len(target.waiting))
+        target.open = target.opening = False
+        waiting, target.waiting = target.waiting, deque()
+        for host, letter in waiting:
+            self._failed(host, letter.offset)
+
+    def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
+        chunk = host.hosted.chunk(letter.offset)
+        if chunk.first_offset > letter.offset:  # damaged or compacted since it was delivered
+            host.pass_missing(letter.offset, chunk.first_offset, chunk.hole_before)
+            return True
+        place = chunk.places[chunk.find(letter.offset)]
+        index = chunk.index_of(place, letter.offset)
+        if index is None:
+            host.core.skip_damaged(letter.offset, letter.offset + 1, why="compacted")
+            return True
+        original = BatchView(chunk.batch(place))
+        encoded = encode(
+            [original.payload(index)],
+            producer_name=f"dead-letters-{self._worker.index}",
+            keys=[original.key(index)],
+            attributes=[self._attributes(host, letter, original, index)],
+            publish_time_us=clock.wall_us(),
+            schema_id=original.schema_id,
+            schema_version=original.schema_version,
+        )
+        if target.elsewhere is not None:
+            self._send_elsewhere(target.elsewhere, target, _Letter(host, letter.offset), encoded)
+            return True
+        batch = encoded.to_bytes()
+        correlation = self._next_correlation()
+        frame = wire.frame_header(Kind.PUBLISH, len(batch), correlation, target.handle) + batch
+        self._letters[correlation] = _Letter(host, letter.offset)  # a refusal may come at once
+        if self._route(frame):
+            return True
+        del self._letters[correlation]
+        return False
+
+    def _send_elsewhere(
+        self, producer: PartitionProducer, target: _Target, letter: _Letter, batch: EncodedBatch
+    ) -> None:
+        def settled(reply: Reply) -> None:
+            if reply.error is None:
+                self._stored(letter)
+                return
+            _log.warning("dead letter refused", error=str(reply.error))
+            self._failed(letter.host, letter.offset)
+
+        outgoing = Outgoing(producer, batch)
+        outgoing.when_settled(settled)
+        producer.send(outgoing, 0, 0, 0)
+
+    def _stored(self, letter: _Letter) -> None:
+        letter.host.core.dead_lettered(letter.offset)
+        self._worker.counters.add("dead_letters")
+        self._worker.shard.wake(letter.host.hosted)
+
+    def _attributes(
+        self, host: SubscriptionHost, letter: DeadLetter, original: BatchView, index: int
+    ) -> dict[str, str]:
+        added = {
+            "x-original-topic": host.hosted.name,
+            "x-original-subscription": host.core.name,
+            "x-original-topic-offset": str(letter.offset),
+            "x-original-producer-id": str(_producer_id(host, original)),
+            "x-original-broker-addr": original.origin,
+            "x-poison-policy": "dead_letter",
+            "x-delivery-attempt": str(letter.deliveries),
+            "x-failure-reason": letter.reason,
+        }
+        kept = dict(list(original.attributes(index).items())[: ATTRIBUTES_PER_RECORD_MAX - len(added)])
+        while kept and _encoded_bytes(kept) + _encoded_bytes(added) > ATTRIBUTE_BYTES_MAX:
+            kept.popitem()
+        return kept | added
+
+    # -- the dead letter topic --------------------------------------------------------------------
+
+    def _open(self, topic: str, target: _Target) -> None:
+        """Open the producer, making the topic first when it is missing."""
+        target.opening = True
+        try:
+            record = self._worker.metadata.state.topic(topic)
+        except TopicNotFound:
+            policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
+            command = CreateTopic(topic=topic, policy=policy, created_us=clock.wall_us(), ensure=True)
+            try:
+                self._worker.proposals.submit(command, lambda outcome: self._created(topic, target, outcome))
+            except DanubeError as error:
+                self._fail_waiting(target, str(error))
+            return
+        if self._worker.cluster is not None:
+            name = record.physical_name(0)
+            target.elsewhere = self._worker.cluster.producer_elsewhere(record, name, f"dead-letters-{name}")
+            if target.elsewhere is not None:
+                target.open, target.opening = True, False
+                self._publish_waiting(target)
+                return
+        if self._by_handle.pop(target.handle, None) is not None:
+            self._route(
+                wire.control_frame(Kind.CLOSE_PRODUCER, None, self._next_correlation(), target.handle)
+            )
+        target.handle = self._next_correlation()
+        self._by_handle[target.handle] = target
+        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}")
+        frame = wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), target.handle)
+        if not self._route(frame):
+            self._fail_waiting(target, "the ring to its owner is full")
+
+    def _created(self, topic: str, target: _Target, outcome: Outcome) -> None:
+        self._worker.metadata_changed()
+        if isinstance(outcome, DanubeError) and not isinstance(outcome, Conflict):
+            self._fail_waiting(target, str(outcome))
+        else:
+            self._open(topic, target)
+
+    def _next_correlation(self) -> int:
+        self._correlation = self._correlation % 0xFFFF_FFFF + 1
+        return self._correlation
+
+    def _route(self, frame: bytes) -> bool:
+        buffer = memoryview(bytearray(frame))
+        taken = True
+        for one in FrameDecoder().frames(buffer, 0, len(buffer)):
+            taken = self._worker.router.route(self, one, buffer)
+        self._worker.schedule_turn()
+        return taken
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        frames = b"".join(parts)
+        for frame in FrameDecoder().frames(frames, 0, len(frames)):
+            self._on_answer(frame, frames)
+
+    def _on_answer(self, frame: Any, frames: bytes) -> None:
+        letter = self._letters.pop(frame.correlation, None)
+        target = self._by_handle.get(frame.handle)
+        if frame.kind == Kind.PRODUCER_OPENED and target is not None:
+            target.open, target.opening = True, False
+            self._publish_waiting(target)
+        elif frame.kind == Kind.PUBLISHED and letter is not None:
+            self._stored(letter)
+        elif frame.kind == Kind.ERROR:
+            error = wire.decode_error(frames[frame.start : frame.end])
+            _log.warning("dead letter refused", error=str(error))
+            if letter is not None:
+                self._failed(letter.host, letter.offset)
+            for known in self._by_handle.values():
+                if known.opening or frame.handle == known.handle:
+                    self._fail_waiting(known, str(error))
+
+    def worker_restarted(self, worker: int) -> None:
+        """The owner of a dead letter topic is gone: what it did not answer is tried again."""
+        self._worker.router.worker_restarted(self, worker)
+        letters, self._letters = self._letters, {}
+        for letter in letters.values():
+            self._failed(letter.host, letter.offset)
+
+
+def _producer_id(host: SubscriptionHost, original: BatchView) -> int:
+    """The id that the producer knows itself by; one that is not idempotent has it from its name."""
+    hosted = host.hosted
+    return original.header.producer_id or producer_identity(
+        hosted.topic_id, hosted.index, original.producer_name
+    )
+
+
+def _encoded_bytes(attributes: dict[str, str]) -> int:
+    """At least what these take in a batch."""
+    return sum(len(key.encode()) + len(text.encode()) + 8 for key, text in attributes.items())

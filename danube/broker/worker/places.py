@@ -1,0 +1,31 @@
+"""How many connections one worker holds, over all its doors: the log's descriptors come first.
+
+Every connection is a descriptor, and a process may open only so many.  Half of them are the log's in any
+case (:mod:`danube.wal.segments.descriptors`), a few are for all else, and the rest are places for
+connections. Whoever comes when they are taken is told so and closed, while segments can still roll.
+"""
+
+from __future__ import annotations
+
+from danube.errors import LimitExceeded
+
+
+class Places:
+    """``places_max``: of all doors together."""
+
+    def __init__(self, places_max: int) -> None:
+        self.places_max = places_max
+        self._taken = 0
+
+    def take(self) -> None:
+        """One more connection; raises LimitExceeded where the log would have to pay for it."""
+        if self._taken >= self.places_max:
+            raise LimitExceeded(
+                f"this worker has descriptors for {self.places_max} connections",
+                why="the others are kept for the log",
+                hint="close some, or let the broker open more files: ulimit -n, LimitNOFILE",
+            )
+        self._taken += 1
+
+    def give_back(self) -> None:
+        self._taken -= 1

@@ -1,0 +1,488 @@
+"""One worker process: a loop, the partitions it owns, its connections and its rings.
+
+Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
+what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
+gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
+arms its bell and sleeps in the loop's poll, at once or a moment later
+(:mod:`danube.broker.worker.busy_poll`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from danube import __version__
+from danube.broker.api import Arrivals, Door
+from danube.broker.clustered.parts import ClusterParts
+from danube.broker.links import LinkClient
+from danube.broker.operations.examinations import Examinations
+from danube.broker.operations.proposals import Proposals, open_metadata
+from danube.broker.partition.opening import ahead_of
+from danube.broker.processes import last_resort
+from danube.broker.processes.data_dir import broker_id
+from danube.broker.processes.directories import partition_names
+from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
+from danube.broker.routing.questions import Questions
+from danube.broker.routing.remote import RecordKind, RemoteSessions
+from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.shard.compactor import Compactor
+from danube.broker.shard.shard import Shard
+from danube.broker.tiers.retention import LocalRetention
+from danube.broker.tiers.worker_tiers import TierOptions, Tiers
+from danube.broker.traffic import Traffic
+from danube.broker.worker.busy_poll import BusyPoll
+from danube.broker.worker.dead_letters import DeadLetters
+from danube.broker.worker.housekeeping import Housekeeping
+from danube.broker.worker.measuring import Measuring
+from danube.broker.worker.places import Places
+from danube.config.plans import compaction_settings
+from danube.core.metadata.commands import TopicDeleted, TopicUpdated
+from danube.core.placement.workers import owner_of
+from danube.errors import RingDamaged
+from danube.host import clock, telemetry
+from danube.ipc.counters import Counter, State, snapshot
+from danube.ipc.tail import TailReader, TailWriter
+from danube.limits import WRITE_BYTES_MAX
+from danube.schema.model import Checks, Compatibility
+from danube.wal.log.log import LogOptions
+from danube.wal.log.syncer import Syncer
+from danube.wal.segments.descriptors import connections_allowed, descriptors, descriptors_allowed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from ssl import SSLContext
+
+    from danube.broker.processes.lease import SharedLease
+    from danube.broker.processes.supervisor import WorkerContext
+    from danube.config.loading import BrokerConfig
+    from danube.core.metadata.commands import TopicRecord
+
+_log = telemetry.events("worker")
+PARTITIONS_DIRECTORY = "partitions"
+METADATA_DIRECTORY = "metadata"
+CACHE_DIRECTORY = "cache"
+_TURNS = int(Counter.TURNS)
+YIELDED_NS_MAX = 2_000_000  # clients and other workers ask for less before they wait again
+TURNS_HURRIED = 200
+UNUSED_TURNS = 16  # rings that had no part in so many are left alone until a bell rings
+DRAIN_GRACE_S = 1.5
+DRAIN_MAX_S = 7.0
+
+
+class Worker:
+    """Builds the parts of a worker and runs their turns."""
+
+    def __init__(self, context: WorkerContext, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.context = context
+        self.config = config
+        self.index = context.worker
+        self.data_dir = context.settings.data_dir
+        self.loop = loop
+        self.counters = Traffic(context.counters)
+        self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
+        self.channel = context.channel()
+        # With partitions on disk a missing metadata log is a loss to be seen, not a fresh start.
+        partitions = self.data_dir / PARTITIONS_DIRECTORY
+        partitions.mkdir(mode=0o700, exist_ok=True)
+        place = self.data_dir / METADATA_DIRECTORY, context.controller_address
+        self.metadata = open_metadata(*place, create=not partition_names(self.data_dir))
+        self.proposals = Proposals(*place, loop.call_soon_threadsafe)
+        descriptors.resize(descriptors_allowed())
+        self.places = Places(connections_allowed())
+        self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
+        self.sealer = Syncer(loop.call_soon_threadsafe)
+        self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
+        self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
+        self.shard = self._make_shard(partitions)
+        self.shard.storage.reserver = self.reserver
+        self._mover: LinkClient | None = None
+        if context.mover_address:
+            self._start_tiers(context.mover_address)
+        self.compactor = self._make_compactor()
+        self.examinations = Examinations(loop.call_soon_threadsafe)
+        self.router = Router(
+            context.worker, context.workers, self.shard, self.metadata, self.proposals,
+            schedule_turn=self.schedule_turn,
+            on_metadata=self.refresh_metadata,
+            metadata_changed=self.metadata_changed,
+            status=self.status,
+            default_policy=config.topic_policy(),
+            default_partitions=config.topics.partitions,
+            auto_create=config.topics.auto_create,
+            examinations=self.examinations,
+            default_compatibility=Compatibility(config.schema.default_compatibility),
+            compatibility_checks=Checks(config.schema.compatibility_checks),
+        )  # fmt: skip
+        if self.cluster is not None:
+            self.cluster.join(self.router)
+        self.questions = Questions(self.router, self.schedule_turn)
+        self.router.operations.ask_owner = self.questions.ask
+        self.router.operations.store = self.shard.tiers.store if self.shard.tiers is not None else None
+        self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
+        region = context.region
+        others = (peer for peer in range(context.workers) if peer != context.worker)
+        tails = {peer: TailReader(*region.tail_memory(peer)) for peer in others}
+        self.remote = RemoteSessions(
+            self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
+            self.refresh_metadata,
+        )  # fmt: skip
+        self.router.remote = self.remote
+        self.doors: dict[str, Door] = {}
+        self.dead_letters = DeadLetters(self)
+        self.housekeeping = Housekeeping(self)
+        self._turn_scheduled = False
+        self._asked = 0  # how often, since the last turn
+        self._blocked = False  # a door waits for room in a ring
+        self.flush_follows = False  # in a turn that will flush its doors
+        self._asker: object = None  # the connection that did, if it was only one
+        self._crowded = False  # several times before that
+        self._hurried = 0  # so many turns begin at once
+        self._flushed = True
+        self.rings_due = context.workers > 1  # they are in use, a bell rang, or it is time to look at them
+        self._unused_turns = 0  # one after another
+        self._servers: list[asyncio.Server] = []
+        self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us, lambda: self.syncer.busy)
+
+    def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
+        submit = self.proposals.submit
+        return ClusterParts(self.context, lease, self.metadata, self.loop, self.refresh_metadata, submit)
+
+    def _make_shard(self, partitions: Path) -> Shard:
+        parts: dict[str, Any] = {
+            "root": partitions,
+            "incarnation": self.context.incarnation,
+            "find_topic": lambda name: self.router.find_topic(name),
+            "counters": self.counters,
+            "log_options": LogOptions(segment_bytes=self.config.wal.segment_bytes),
+            "syncer": self.syncer,
+            "sealer": self.sealer,
+            "executor": self.executor,
+            "call_on_loop": self.loop.call_soon_threadsafe,
+            "call_later": self.loop.call_later,
+            "schedule_turn": self._need_turn,
+            "take_dead_letters": lambda host, letters: self.dead_letters.take(host, letters),
+        }
+        shard = Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
+        shard.storage.sync_lag_max_ns = self.config.wal.sync_lag_max_ms * 1_000_000
+        if self.cluster is None:
+            shard.ahead_of = lambda topic_id: ahead_of(self.metadata.state, topic_id)
+        shard.unbroken_since = self.context.unbroken_since
+        return shard
+
+    def _silence(self) -> None:
+        """Drop all connections, with what was to be sent to them."""
+        for door in self.doors.values():
+            door.abort_all()
+
+    def _make_compactor(self) -> Compactor:
+        return Compactor(
+            self.shard.partitions.values, ThreadPoolExecutor(1, thread_name_prefix="danube-compact"),
+            self.loop.call_soon_threadsafe, self.shard.storage.roll, compaction_settings(self.config.storage),
+        )  # fmt: skip
+
+    def _start_tiers(self, mover_address: str) -> None:
+        """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""
+        storage, metadata = self.config.storage, self.metadata
+        options = TierOptions(
+            storage.seal_after_ms,
+            LocalRetention(
+                storage.local_retention_ms, storage.local_retention_bytes, storage.local_retention_segments
+            ),
+            storage.cache_bytes // self.context.workers,
+        )  # fmt: skip
+        first = self.index == 0  # one worker is enough to keep the copies of the metadata
+        tiers = Tiers(
+            self.data_dir / CACHE_DIRECTORY / f"worker-{self.index}", options,
+            wake=self.shard.wake_readers,
+            roll=self.shard.storage.roll,
+            metadata=(lambda: (metadata.version, metadata.state.snapshot)) if first else None,
+        )  # fmt: skip
+        tiers.link = self._mover = LinkClient(
+            self.loop, "mover", mover_address, tiers.on_connected, tiers.on_frame
+        )
+        self.shard.tiers = tiers
+        self.shard.on_subscriptions_changed = tiers.subscriptions_changed
+        self.shard.storage.on_sealed = tiers.sealed
+        self.shard.storage.on_reopened = tiers.attach
+
+    def _make_metrics_link(self, address: str) -> LinkClient:
+        tiers = self.shard.tiers
+        measuring = Measuring(
+            (self.index, self.context.workers),
+            metadata=lambda: self.metadata.state,
+            tiers=lambda: None if tiers is None else tiers.all(),
+            unopened=lambda: self.housekeeping.unopened(),
+            call_soon=self.loop.call_soon,
+            send=lambda kind, **fields: link.send(kind, **fields),
+        )
+        link = LinkClient(self.loop, "metrics", address, lambda: None, measuring.on_frame)
+        return link
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def schedule_turn(self, asker: object = None) -> None:
+        """A connection (``asker``), or another worker, brought something: run a turn."""
+        if asker is not self._asker:
+            self._asker = None if self._asked else asker
+        self._asked += 1
+        self._need_turn()
+
+    def claim_turn(self, asker: object) -> bool:
+        """Whether the next turn is for ``asker`` alone, as the last one was; then run_turn() must follow."""
+        if self._turn_scheduled or asker is not self.busy_poll.asker or self._blocked:
+            return False
+        self._turn_scheduled, self._asker, self._asked = True, asker, 1
+        return True
+
+    def _need_turn(self) -> None:
+        """Run a turn as soon as the loop has handled what is ready."""
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        """Where several ask, let who waits for this processor go on and look at the sockets once more.
+
+        Their batches become one then, and each wakes the others less often.  Who is alone does not wait, nor
+        does anybody where somebody else keeps the processor for long.
+        """
+        if self.context.workers == 1 or not (self._crowded or self._asked > 1) or self._hurried:
+            if self._hurried:
+                self._hurried -= 1
+            self.run_turn()
+            return
+        asked_ns = clock.monotonic_ns()
+        os.sched_yield()
+        if clock.monotonic_ns() - asked_ns > YIELDED_NS_MAX:
+            self._hurried = TURNS_HURRIED
+        self.loop.call_soon(self.run_turn)
+
+    def _on_bell(self) -> None:
+        self.channel.disarm()
+        self.rings_due = True
+        self.schedule_turn()
+
+    def run_turn(self, *, claimed: bool = False) -> None:
+        """Take what came, write, answer, deliver."""
+        began_ns = clock.monotonic_ns()
+        self._crowded, self._asked = self._asked > 1, 0
+        asker, self._asker = self._asker, None
+        self.flush_follows = True
+        try:
+            received = self._take(claimed)
+        finally:
+            self._turn_scheduled = False  # what asked for a turn up to here is part of this one
+        self.shard.turn()
+        self.flush_follows = False
+        for door in self.doors.values():
+            door.flush()
+        self.counters.block.add(_TURNS)
+        # Else rings had no part in it, and the bell is armed since an earlier turn.
+        if self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched:
+            asker = asker if self._leave_rings(received) else None
+        self.busy_poll.turn_ended(began_ns, asker)
+
+    def _leave_rings(self, received: bool) -> bool:
+        """Send what others are to have, listen for the bell; True where rings had no part in this turn."""
+        channel = self.channel
+        full = self.remote.flush() or self._blocked
+        unused = not (received or full or channel.touched)
+        self._unused_turns = self._unused_turns + 1 if unused else 0
+        if full:
+            self.counters.block.add(Counter.RING_FULL)  # the peer rings the bell when it has room
+        channel.release()
+        self._flushed = channel.flush()
+        if received or (not self._turn_scheduled and not channel.arm()):
+            self.schedule_turn()
+        self.rings_due = self._turn_scheduled or self._unused_turns < UNUSED_TURNS
+        return unused
+
+    def _take(self, claimed: bool) -> bool:
+        """Give the shard what rings and doors have; whether rings had records."""
+        if self.rings_due or not claimed:
+            self.router.received()
+        received = bool(self._take_from_rings()) if self.rings_due else False
+        if not claimed:  # else doors have nothing: who has something asks for a turn
+            # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+            self._blocked = False
+            for door in self.doors.values():
+                self._blocked |= door.hand_over()
+        return received
+
+    def _take_from_rings(self) -> list[tuple[int, int, memoryview]]:
+        for worker in self.channel.peers_restarted():
+            self.remote.worker_restarted(worker)
+            for door in self.doors.values():
+                door.worker_restarted(worker)
+            self.dead_letters.worker_restarted(worker)
+            self.router.worker_restarted(self.questions, worker)
+        received = self._poll()
+        for worker, kind, record in received:
+            self.remote.take(worker, kind, record)
+            if self.shard.taken_bytes >= WRITE_BYTES_MAX:  # its senders go on while this worker does
+                self.shard.turn()
+                self.remote.flush()
+                self.channel.flush()
+        return received
+
+    def _poll(self) -> list[tuple[int, int, memoryview]]:
+        try:
+            return self.channel.poll()
+        except RingDamaged as error:
+            worker = int(error.facts["worker"])
+            _log.error("ring damaged", from_worker=worker, error=str(error))
+            self.channel.reset(worker)
+            self.loop.call_soon(self.schedule_turn)
+            return []
+
+    def _deliver(self, connection_id: int, frames: bytes) -> None:
+        session = self._session(connection_id)
+        if session is not None:
+            self.router.answered(session, frames)
+            session.send(frames)
+
+    def _session(self, connection_id: int) -> RoutedSession | None:
+        for inner in (self.dead_letters, self.questions):
+            if connection_id == inner.connection_id:
+                return inner
+        for door in self.doors.values():
+            session = door.session(connection_id)
+            if session is not None:
+                return session
+        return None
+
+    # -- metadata ---------------------------------------------------------------------------------
+
+    def refresh_metadata(self) -> None:
+        """Read what others committed and follow it."""
+        changes = self.metadata.refresh()
+        for change in changes:
+            if isinstance(change, TopicDeleted):
+                self.shard.delete_topic(change.record)
+                if self.shard.tiers is not None and self._owns_first(change.record):
+                    self.shard.tiers.delete(change.record)
+            elif isinstance(change, TopicUpdated):
+                self.shard.update_policy(change.record)
+        if changes and self.cluster is not None:
+            self.cluster.follow(changes)
+
+    def _owns_first(self, record: TopicRecord) -> bool:
+        """Whether this worker owns the topic's first partition, and so speaks for it."""
+        return owner_of(record.topic_id, 0, self.context.workers) == self.index
+
+    def metadata_changed(self) -> None:
+        """This worker committed something: follow it and tell the others."""
+        self.refresh_metadata()
+        for worker in range(self.context.workers):
+            if worker != self.index:
+                self.remote.notify(worker, RecordKind.METADATA)
+
+    def status(self) -> dict[str, Any]:
+        """What `danube status` shows: this broker and the counters of all workers."""
+        return {
+            "version": __version__,
+            "broker_id": str(broker_id(self.data_dir, clustered=bool(self.context.controller_address))),
+            "supervisor_pid": os.getppid(),
+            "data_dir": str(self.data_dir),
+            **addresses(self.context.listeners),
+            **({"metrics": self.context.metrics_address} if self.context.metrics_address else {}),
+            "topics": self.metadata.state.topic_count,
+            "workers": [
+                {"worker": index, **counters} for index, counters in enumerate(snapshot(self.context.region))
+            ],
+        }
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def run(
+        self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext], arrivals: Arrivals | None = None
+    ) -> None:
+        """Serve until SIGTERM, then drain.  ``doors`` and ``tls`` are keyed like the listeners."""
+        self.doors.update(doors)
+        loop = self.loop
+        stopped = asyncio.Event()
+        last_resort.install(loop)
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        if self.context.drain.requested:  # it came before the loop could take it
+            stopped.set()
+        self.syncer.start()
+        self.sealer.start()
+        self.reserver.start()
+        self.proposals.start()
+        if self._mover is not None:
+            self._mover.start()
+        loop.add_reader(self.channel.fileno(), self._on_bell)
+        for name, door in doors.items():
+            listener = self.context.listeners[name]
+            context = tls.get(name)
+            limit_s = self.config.limits.handshake_timeout_ms / 1000 if context is not None else None
+            self._servers.append(
+                await loop.create_server(
+                    door.factory, sock=listener, ssl=context, ssl_handshake_timeout=limit_s
+                )
+            )
+        if LOCAL in self.context.listeners:
+            factory, listener = doors["native"].factory, self.context.listeners[LOCAL]
+            self._servers.append(await loop.create_unix_server(factory, sock=listener, backlog=BACKLOG))
+        if arrivals is not None:
+            arrivals.start()
+        self.housekeeping.start()
+        if self.cluster is not None:
+            self.cluster.start()
+        if self._metrics is not None:
+            self._metrics.start()
+        self.context.ready()
+        self.schedule_turn()
+        await stopped.wait()
+        if arrivals is not None:
+            arrivals.stop()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Answer what was taken, store everything, close."""
+        self.counters.block.put(Counter.STATE, State.DRAINING)
+        self.shard.draining = True
+        for server in self._servers:
+            server.close()
+        doors = self.doors.values()
+        for door in doors:
+            door.drain()
+        deadline_ns = clock.monotonic_ns() + int(DRAIN_MAX_S * 1e9)
+        grace_ns = clock.monotonic_ns() + int(DRAIN_GRACE_S * 1e9)
+        while clock.monotonic_ns() < deadline_ns:
+            self.schedule_turn()
+            await asyncio.sleep(0.01)
+            waiting = any(hosted.waiting for hosted in self.shard.partitions.values())
+            alone = not any(door.connections for door in doors) or clock.monotonic_ns() > grace_ns
+            if alone and not waiting and self._flushed:
+                break
+        for door in doors:
+            door.close_all()
+        await asyncio.sleep(0)
+        self.housekeeping.stop()
+        self.syncer.stop()
+        self.sealer.stop()
+        self.reserver.stop()
+        await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
+        self.examinations.close()
+        if self.cluster is not None:
+            self.cluster.drain()
+        self.proposals.stop()
+        self.shard.close()
+        if self.shard.tiers is not None and self._mover is not None:
+            self.shard.tiers.close()
+            self._mover.stop()
+            await asyncio.sleep(0)
+        if self.cluster is not None:
+            self.cluster.stop()
+        if self._metrics is not None:
+            self._metrics.stop()
+            await asyncio.sleep(0)
+        self.metadata.close()
+        self.counters.block.put(Counter.STATE, State.STOPPED)
+        _log.info("worker stopped", worker=self.index)

@@ -1,0 +1,1 @@
+"""A broker and its cluster: start, stop, config, brokers, recover."""

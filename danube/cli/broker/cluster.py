@@ -1,0 +1,175 @@
+"""``danube cluster``: who takes part in the cluster of the broker on this host, and changing that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.lazy import Entry, LazyGroup
+from danube.cli.terminal.output import note, output_option, plain, show
+from danube.cli.terminal.services import Services
+from danube.errors import InvalidArgument, NotSupported, WrongState
+
+if TYPE_CHECKING:
+    from danube.cli.broker.running import RunningBroker
+    from danube.cluster.control.calls import Answer, ClusterStatus, Request
+
+TIMEOUT_S = 15.0
+COLUMNS = ("node_id", "address", "role", "reached")
+COMMANDS = {
+    "adopt": Entry("danube.cli.broker.adopt:adopt", "Make a broker that was alone the first member."),
+    "recover": Entry("danube.cli.broker.recover:recover", "Go on after a majority of the journals is gone."),
+}
+
+_data_dir_option = click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Of a member on this host; default as for start."
+)
+_node_id_option = click.option("--node-id", required=True, help="As `danube cluster status` shows it.")
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
+def cluster() -> None:
+    """Show and change who takes part.  Ask any member; it speaks to the one that leads.
+
+    \b
+    danube cluster status
+    danube cluster promote-node --node-id 1234567890
+    """
+
+
+@cluster.command("status", short_help="Show the members as this one sees them.")
+@_data_dir_option
+@config_file_option
+@output_option()
+@click.pass_obj
+def status(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
+    """Voters decide, learners only follow.
+
+    Exit code 6 when no leader is known: then nothing can be changed, and what is read may be old.
+    """
+    from danube.cli.broker.running import require_running
+    from danube.cli.broker.stop import data_dir_of
+    from danube.cluster.control.calls import ClusterStatus, Status
+    from danube.errors import Unavailable
+
+    running = require_running(data_dir_of(services, data_dir, file))
+    found = _ask(running, Status(), 5.0) if running.controller else _alone(services, running.url)
+    if not isinstance(found, ClusterStatus):
+        raise NotSupported("the controller answered something else")
+    if output == "json":
+        show(plain(found), output)
+    else:
+        show(_members(found), output, COLUMNS)
+        name = f"cluster {found.cluster} {found.cluster_id}" if found.cluster_id else "a broker that is alone"
+        note(f"{name}, term {found.current_term}, version {found.version}")
+    if not found.leader_id:
+        why, hint = "", "most of the voters must be up and reach each other"
+        if found.waiting is not None:
+            why, hint = found.waiting.why, found.waiting.hint
+        raise Unavailable("no leader is known", why=why, hint=hint)
+
+
+def _alone(services: Services, url: str) -> ClusterStatus:
+    """A broker without a cluster has no controller; its workers know that it is the only member."""
+    import msgspec
+
+    from danube.cluster.control.calls import ClusterStatus
+
+    with services.connect(url) as client:
+        return msgspec.convert(client.admin.cluster("member_status"), ClusterStatus)
+
+
+def _members(found: ClusterStatus) -> list[dict[str, object]]:
+    own_id = found.self_node_id
+    nodes = [(*one, "voter") for one in found.voters.items()]
+    nodes += [(*one, "learner") for one in found.learners.items()]
+    return [
+        {
+            "node_id": node_id,
+            "address": address,
+            "role": "leader" if node_id == found.leader_id else role,
+            "reached": "self" if node_id == own_id else "yes" if node_id in found.reached else "no",
+        }
+        for node_id, address, role in nodes
+    ]
+
+
+@cluster.command("add-node", short_help="Add a node as a learner.")
+@_node_id_option
+@click.option("--raft-addr", required=True, metavar="HOST:PORT", help="Where the members reach it.")
+@_data_dir_option
+@config_file_option
+@output_option()
+@click.pass_obj
+def add_node(
+    services: Services, /, node_id: str, raft_addr: str, data_dir: Path | None, file: Path | None, output: str
+) -> None:
+    """Let a node follow.  One that was started with --join or --seed-nodes is added by itself."""
+    _change(services, data_dir, file, output, "add", node_id, raft_addr)
+
+
+@cluster.command("promote-node", short_help="Make a learner a voter.")
+@_node_id_option
+@_data_dir_option
+@config_file_option
+@output_option()
+@click.pass_obj
+def promote_node(
+    services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
+) -> None:
+    """Refused until it has caught up."""
+    _change(services, data_dir, file, output, "promote", node_id)
+
+
+@cluster.command("remove-node", short_help="Remove a voter or a learner.")
+@_node_id_option
+@_data_dir_option
+@config_file_option
+@output_option()
+@click.pass_obj
+def remove_node(
+    services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
+) -> None:
+    """For good: it comes back only as a new node, with an empty data directory.  The last voter stays."""
+    _change(services, data_dir, file, output, "remove", node_id)
+
+
+def _change(
+    services: Services, data_dir: Path | None, file: Path | None, output: str, what: str, node_id: str,
+    address: str = "",
+) -> None:  # fmt: skip
+    from danube.cli.broker.running import require_running
+    from danube.cli.broker.stop import data_dir_of
+    from danube.cluster.control.calls import Change, Changed
+    from danube.cluster.links.addresses import split_address
+
+    if not node_id.isdecimal():
+        raise InvalidArgument(f"{node_id[:80]!r} is no node id", hint="`danube cluster status` shows them")
+    if address:
+        split_address(address)
+    change = Change(what, node_id, address, int(1000 * (TIMEOUT_S - 1)))
+    running = require_running(data_dir_of(services, data_dir, file))
+    if not running.controller:
+        raise WrongState(
+            "this broker is a cluster of one",
+            why="it was started without --seed-nodes and --join",
+            hint="see docs/cluster.md: from one host to a cluster",
+        )
+    changed = _ask(running, change, TIMEOUT_S)
+    if not isinstance(changed, Changed):
+        raise NotSupported("the controller answered something else")
+    members = changed.members
+    show({"voters": sorted(members.voters), "learners": sorted(members.learners)}, output)
+
+
+def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:
+    from danube.cluster.control.door import ControllerClient
+
+    client = ControllerClient("\0" + running.controller)
+    try:
+        return client.ask(request, timeout_s)
+    finally:
+        client.close()

@@ -1,0 +1,86 @@
+"""``danube config``: what a broker started here would be told, and from where."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from danube.cli.terminal.output import line, output_option, show
+from danube.cli.terminal.services import Services
+
+if TYPE_CHECKING:
+    from danube.config.loading import Loaded
+
+config_file_option = click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    envvar="DANUBE_CONFIG",
+    help="Configuration file (YAML); also DANUBE_CONFIG.",
+)
+_PLAIN_YAML = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._-]*\Z")
+
+
+@click.group()
+def config() -> None:
+    """Show and check the broker's configuration.
+
+    Defaults, then the file, then the environment (DANUBE_SERVER__HOST), then flags; a later one wins.
+    """
+
+
+@config.command("show", short_help="Print every value.")
+@config_file_option
+@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@output_option("yaml", "table", "json", default="yaml")
+@click.pass_obj
+def show_config(services: Services, /, file: Path | None, origin: bool, output: str) -> None:
+    """Print every value, as a file that `danube start --config` takes."""
+    from danube.config.loading import load, values
+
+    loaded = load(file, services.environ)
+    if output == "yaml":
+        line(_as_yaml(loaded, origin))
+        return
+    rows = [
+        {"key": key, "value": text, **({"origin": loaded.origins[key]} if origin else {})}
+        for key, text in values(loaded.config).items()
+    ]
+    show(rows, output)
+
+
+@config.command("check", short_help="Check a configuration and list every problem.")
+@config_file_option
+@output_option()
+@click.pass_obj
+def check(services: Services, /, file: Path | None, output: str) -> None:
+    """Check file and environment; exit code 11 when something is wrong."""
+    from danube.cli.broker.surroundings import warnings_about
+    from danube.config.loading import load
+
+    loaded = load(file, services.environ)
+    given = sum(origin != "default" for origin in loaded.origins.values())
+    show({"valid": True, "values_given": given, "warnings": warnings_about(loaded.config)}, output)
+
+
+def _as_yaml(loaded: Loaded, origin: bool) -> str:
+    from danube.config.loading import values
+
+    lines: list[str] = []
+    section = ""
+    for key, text in values(loaded.config).items():
+        head, _, name = key.rpartition(".")
+        if head != section:
+            section = head
+            lines.append(f"{section}:")
+        entry = f"{'  ' if head else ''}{name}: {_yaml_text(text)}"
+        lines.append(f"{entry:<44} # {loaded.origins[key]}" if origin else entry)
+    return "\n".join(lines)
+
+
+def _yaml_text(text: str) -> str:
+    return text if _PLAIN_YAML.match(text) else json.dumps(text)

@@ -1,0 +1,165 @@
+"""``danube start --detach``: a broker in a session of its own, started from this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from danube.cli.broker.running import read_running
+from danube.cli.terminal.output import note
+from danube.cli.terminal.own_process import own_command, own_environment
+from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unavailable
+
+if TYPE_CHECKING:
+    from danube.config.loading import BrokerConfig, Started
+
+SILENCE_MAX_S = 60.0  # without a line and without work: a first start compiles kernels, each takes seconds
+START_MAX_S = 900.0  # whatever it does
+WORK_MIN_S = 0.5  # of processor time: on a busy machine one kernel may take minutes
+LOOK_INTERVAL_S = 0.02
+OUTPUT_FILE = "danube.out"
+OUTPUT_BYTES_MAX = 64 * 1024 * 1024
+_OUTPUT_LINES_SHOWN = 5
+_READ_BYTES = 64 * 1024
+_LOG_LINE = re.compile(rb"\d{4}-\d\d-\d\dT|\{")  # as danube.host.telemetry writes it, as text or JSON
+
+
+def start_detached(config: BrokerConfig) -> Started:
+    """Start the broker with exactly this configuration and wait until it serves.
+
+    Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.  Progress
+    of the start is passed on to standard error.  Raises Unavailable when the broker ends, and
+    OperationTimeout when it neither says nor does anything for SILENCE_MAX_S.
+    """
+    holder = read_running(config.data_dir)
+    if holder is not None:
+        raise AlreadyRunning(
+            f"a broker is running on {config.data_dir} (pid {holder.pid})",
+            why="a data directory belongs to one broker at a time",
+            hint="stop it with `danube stop`, or give this one another --data-dir",
+        )
+    output = config.data_dir / OUTPUT_FILE
+    with _append_to(output) as sink:
+        before = sink.tell()
+        process = subprocess.Popen(  # noqa: S603 - this program, with paths that were checked
+            own_command("danube", "start", *_flags(config)),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            env=_environment(config),
+        )
+    return _wait_ready(config, process, output, before)
+
+
+def _append_to(output: Path) -> BinaryIO:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return output.open("ab")
+    except OSError as error:
+        raise StorageFailed(
+            f"{output} cannot be written", why=error.strerror or str(error), hint="choose another --data-dir"
+        ) from None
+
+
+def _flags(config: BrokerConfig) -> list[str]:
+    return ["--data-dir", str(config.data_dir), "--output-bytes-max", str(OUTPUT_BYTES_MAX)]
+
+
+def _environment(config: BrokerConfig) -> dict[str, str]:
+    """The whole checked configuration as environment, so that the child needs no file to agree."""
+    from danube.config.loading import environment_name, values
+
+    kept = {name: text for name, text in own_environment(os.environ).items() if name != "DANUBE_CONFIG"}
+    return kept | {environment_name(key): text for key, text in values(config, secrets_shown=True).items()}
+
+
+def _wait_ready(
+    config: BrokerConfig, process: subprocess.Popen[bytes], output: Path, output_start: int
+) -> Started:
+    from danube.config.loading import Started
+
+    spoken = _Spoken(output, output_start)
+    worked_s = 0.0
+    end = time.monotonic() + START_MAX_S
+    give_up = time.monotonic() + SILENCE_MAX_S
+    while time.monotonic() < min(give_up, end):
+        now_worked_s = _processor_time_s(process.pid)
+        if spoken.pass_on() or now_worked_s >= worked_s + WORK_MIN_S:
+            worked_s = now_worked_s
+            give_up = time.monotonic() + SILENCE_MAX_S
+        found = read_running(config.data_dir)
+        if found is not None and found.pid == process.pid and found.ready:
+            return Started(
+                addresses=found.addresses,
+                data_dir=config.data_dir,
+                workers=len(found.workers),
+                pid=found.pid,
+                warnings=list(found.warnings),
+            )
+        if process.poll() is not None:
+            raise Unavailable(
+                f"the broker ended with exit code {process.returncode} before it served",
+                why=_last_lines(output, output_start),
+                hint=f"all it said is in {output}",
+            )
+        time.sleep(LOOK_INTERVAL_S)
+    process.terminate()
+    raise OperationTimeout(
+        f"the broker did nothing for {SILENCE_MAX_S:.0f} s, does not serve and was told to stop",
+        why=_last_lines(output, output_start),
+        hint=f"all it said is in {output}",
+    )
+
+
+def _processor_time_s(pid: int) -> float:
+    """Return the processor time that the broker's first process has taken; 0 when it is gone (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class _Spoken:
+    """Follows what the broker writes to ``danube.out``."""
+
+    def __init__(self, output: Path, start: int) -> None:
+        self._output = output
+        self._position = start
+
+    def pass_on(self) -> bool:
+        """Show new lines about the progress of the start; return whether the broker wrote anything.
+
+        Log lines stay in the file, and so does the banner: the caller shows one of its own.
+        """
+        try:
+            with self._output.open("rb") as file:
+                file.seek(self._position)
+                text = file.read(_READ_BYTES)
+        except OSError:
+            return False
+        whole = text[: text.rfind(b"\n") + 1] if len(text) < _READ_BYTES else text
+        self._position += len(whole)
+        for one in whole.splitlines():
+            if one.startswith(b"Danube "):
+                break
+            if not _LOG_LINE.match(one):
+                note(one.decode("utf-8", "backslashreplace"))
+        return bool(whole)
+
+
+def _last_lines(output: Path, start: int) -> str:
+    """Return the last lines of the child, joined to one."""
+    try:
+        with output.open("rb") as file:
+            file.seek(start)
+            lines = file.read(64 * 1024).decode("utf-8", "backslashreplace").splitlines()
+    except OSError as error:
+        return str(error)
+    return "; ".join(one.strip() for one in lines[-_OUTPUT_LINES_SHOWN:]) or "it said nothing"

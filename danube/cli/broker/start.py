@@ -1,0 +1,201 @@
+"""``danube start``: read the configuration, run the broker, tell how to reach it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.output import json_line, line, note
+from danube.cli.terminal.services import Services
+
+if TYPE_CHECKING:
+    from danube.config.loading import BrokerConfig, Started
+
+
+@click.command(short_help="Start a broker on this host.")
+@click.option("--workers", metavar="auto|N", help="Worker processes; auto: one per usable core.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where logs and metadata live.")
+@click.option("--host", help="Address to listen on; loopback unless told otherwise.")
+@click.option(
+    "--native-port", metavar="PORT", help="Port of the native protocol; 0 takes a free one.  [6660]"
+)
+@click.option("--grpc-port", metavar="PORT", help="Port of the Danube gRPC API; 0 takes a free one.  [6650]")
+@click.option("--admin-port", metavar="PORT", help="Port of the gRPC administration API.  [50051]")
+@click.option(
+    "--metrics-port",
+    metavar="PORT",
+    help="Port of Prometheus metrics, usually 9040; 0 takes a free one.  [off]",
+)
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Object store for sealed segments: s3://bucket/prefix, file:///directory.",
+)
+@click.option("--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port.")
+@config_file_option
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="text or json.")
+@click.option(
+    "--raft-addr", metavar="HOST:PORT", help="Where other members reach this one.  [127.0.0.1:7650]"
+)
+@click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster, alike on each.")
+@click.option("--join", metavar="A:P,...", help="Members of a cluster that this broker joins.")
+@click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
+@click.option("--output-bytes-max", type=int, default=0, hidden=True)
+@click.pass_obj
+def start(
+    services: Services,
+    /,
+    workers: str | None,
+    data_dir: Path | None,
+    host: str | None,
+    native_port: str | None,
+    grpc_port: str | None,
+    admin_port: str | None,
+    metrics_port: str | None,
+    storage: str | None,
+    s3_endpoint: str | None,
+    file: Path | None,
+    log_level: str | None,
+    log_format: str | None,
+    raft_addr: str | None,
+    seed_nodes: str | None,
+    join: str | None,
+    detach: bool,
+    output_bytes_max: int,
+) -> int:
+    """Start a broker and run it until SIGTERM or Ctrl-C.
+
+    \b
+    danube start                                 embedded defaults, loopback, port 6660 (gRPC: 6650)
+    danube start --workers 2 --data-dir ./data
+    danube start --config danube.yml --log-format json
+    danube start --storage s3://bucket/prefix --s3-endpoint http://127.0.0.1:9000
+
+    Keys of the object store come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or files that
+    storage.access_key_file and storage.secret_key_file name; never from flags, which every process sees.
+    """
+    from danube.config.loading import load
+
+    flags = {
+        "workers": workers,
+        "data_dir": data_dir,
+        "server.host": host,
+        "server.native_port": native_port,
+        "grpc.port": grpc_port,
+        "admin.port": admin_port,
+        "metrics.port": metrics_port,
+        "storage.url": storage,
+        "storage.mode": storage and ("shared_fs" if storage.startswith("file:") else "object_store"),
+        "storage.endpoint": s3_endpoint,
+        "cluster.raft_addr": raft_addr,
+        "cluster.seed_nodes": seed_nodes,
+        "cluster.join": join,
+        "log.level": log_level,
+        "log.format": log_format,
+    }
+    loaded = load(file, services.environ, flags)
+    if detach:
+        from danube.cli.broker.detached import start_detached
+
+        announce(loaded.config, start_detached(loaded.config))
+        return 0
+    return run(services, loaded.config, output_bytes_max)
+
+
+def run(services: Services, config: BrokerConfig, output_bytes_max: int = 0) -> int:
+    """Run the broker in this process; returns its exit code."""
+    from danube.host import telemetry
+
+    telemetry.bound_file(output_bytes_max)
+    telemetry.configure(config.log.level, config.log.format, process="supervisor")
+
+    def tell(news: str | Started) -> None:
+        if isinstance(news, str):
+            note(news)
+        else:
+            announce(config, news)
+
+    return services.start_broker(config, tell)
+
+
+def announce(config: BrokerConfig, started: Started) -> None:
+    """The banner on standard output: for people, or one JSON object when the log is JSON."""
+    from danube.cli.broker.surroundings import warnings_about
+
+    warnings = list(dict.fromkeys([*started.warnings, *warnings_about(config)]))
+    if config.log.format == "json":
+        json_line(
+            {
+                "event": "started",
+                "addresses": started.addresses,
+                "data_dir": str(started.data_dir),
+                "workers": started.workers,
+                "pid": started.pid,
+                "warnings": warnings,
+            }
+        )
+    else:
+        line(banner(config, started, warnings))
+
+
+def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
+    """Addresses, data directory, workers and what an acknowledgement means."""
+    from danube import __version__
+    from danube.host.telemetry import escape
+
+    default = config.topic_policy().durability
+    native = started.addresses.get("native", "")
+    lines = [f"Danube {__version__} serves (pid {started.pid})"]
+    for name, address in started.addresses.items():
+        scheme = _scheme(config, name)
+        path = "/metrics" if name == "metrics" else ""
+        lines.append(f"  {name:<10} {scheme}{address}{path}")
+    lines += [
+        f"  {'data':<10} {escape(str(started.data_dir))}",
+        f"  {'workers':<10} {started.workers}",
+        "  an acknowledgement means, by the topic's durability:",
+    ]
+    for level, meaning in _levels(config):
+        mark = " (default)" if level == default else ""
+        lines.append(f"    {level:<8} {meaning}{mark}")
+    lines += [f"  warning: {escape(warning)}" for warning in warnings]
+    lines.append(f"  try:  danube produce hello -m hi{_address_flag(native)}")
+    lines.append(f"  stop: danube stop --data-dir {_shell_word(str(started.data_dir))}")
+    return "\n".join(lines)
+
+
+def _scheme(config: BrokerConfig, door: str) -> str:
+    if door == "native":
+        return "danube://"
+    encrypted = {"grpc": bool(config.grpc.cert_file), "admin": config.admin.tls}.get(door, False)
+    return "https://" if encrypted else "http://"
+
+
+def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
+    return (
+        (
+            "memory",
+            "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted",
+        ),
+        (
+            "written",
+            "in the log file; survives kill -9 of any or all processes; a power cut may take the last"
+            f" {config.wal.sync_lag_max_ms} ms",
+        ),
+        ("fsync", "on disk; survives a power cut"),
+    )
+
+
+def _address_flag(native: str) -> str:
+    return "" if native in ("", "127.0.0.1:6660") else f" -s danube://{native}"
+
+
+def _shell_word(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text) if text.isprintable() else json.dumps(text)

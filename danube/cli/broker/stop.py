@@ -1,0 +1,75 @@
+"""``danube stop`` and ``danube status``: the broker of a data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.addressing import Address, address_option, explaining
+from danube.cli.terminal.output import output_option, plain, show
+from danube.cli.terminal.services import Services
+
+STOP_TIMEOUT_S = 12.0
+
+_data_dir_option = click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="The broker's data directory; default as for start."
+)
+
+
+@click.command(short_help="Stop the broker of a data directory.")
+@_data_dir_option
+@config_file_option
+@click.option("--timeout", default=STOP_TIMEOUT_S, show_default=True, help="Seconds to wait for the end.")
+@output_option()
+@click.pass_obj
+def stop(
+    services: Services, /, data_dir: Path | None, file: Path | None, timeout: float, output: str
+) -> None:
+    """Tell the broker to finish what it accepted and stop; wait until it has."""
+    from danube.cli.broker.running import require_running, stop_and_wait
+
+    place = data_dir_of(services, data_dir, file)
+    running = require_running(place)
+    seconds = stop_and_wait(running, place, timeout)
+    show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
+
+
+@click.command(short_help="Show whether a broker runs and how it does.")
+@_data_dir_option
+@config_file_option
+@address_option(default=None)
+@output_option()
+@click.pass_obj
+def status(
+    services: Services, /, data_dir: Path | None, file: Path | None, service_addr: Address | None, output: str
+) -> None:
+    """Show the broker of a data directory, or with -s the one at an address; exit code 3 if there is none."""
+    from danube.cli.broker.running import require_running
+
+    if service_addr is not None and data_dir is None:
+        with explaining(service_addr):
+            show({"address": service_addr.url, **_ask(services, service_addr.url)}, output)
+        return
+    place = data_dir_of(services, data_dir, file)
+    running = require_running(place)
+    local = plain(running)
+    del local["identity"]  # for `danube stop` alone
+    answer = _ask(services, running.url) if running.ready else {}
+    counters = {one["worker"]: one for one in answer.pop("workers", [])}
+    workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]
+    show({**answer, **local, "data_dir": str(place), "workers": workers}, output)
+
+
+def _ask(services: Services, url: str) -> dict[str, Any]:
+    with services.connect(url) as client:
+        answer = plain(client.admin.status())
+    return answer if isinstance(answer, dict) else {"broker": answer}
+
+
+def data_dir_of(services: Services, data_dir: Path | None, file: Path | None) -> Path:
+    from danube.config.loading import load
+
+    return load(file, services.environ, {"data_dir": data_dir}).config.data_dir

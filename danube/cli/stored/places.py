@@ -1,0 +1,77 @@
+"""Where stored data is on the command line: a directory, a file, a store, or one object in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from danube.errors import InvalidArgument, NotFound, StorageFailed, StoreRefused, StoreUnavailable
+
+if TYPE_CHECKING:
+    from danube.wal.stores.objects import ObjectStore
+
+_ROOTS = ("partitions/", "metadata/", "store.json")
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What it takes to reach a store besides its address."""
+    command = click.option(
+        "--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port."
+    )(command)
+    return click.option(
+        "--config",
+        "file",
+        type=click.Path(path_type=Path),
+        envvar="DANUBE_CONFIG",
+        help="Configuration with the store's endpoint and credentials; also DANUBE_CONFIG.",
+    )(command)
+
+
+def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping[str, str]) -> ObjectStore:
+    """The store at ``url``; credentials as for `danube start`."""
+    from danube.config.loading import load
+    from danube.wal.stores.opening import open_store
+
+    mode = "shared_fs" if url.startswith("file:") else "object_store"
+    flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": endpoint}
+    return open_store(load(file, environ, flags).config.storage)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """What a store refuses or does not answer leaves as StorageFailed: exit code 12 and not 6."""
+    try:
+        yield
+    except (StoreUnavailable, StoreRefused) as error:
+        raise StorageFailed(error.what, why=error.why, hint=error.hint, **error.facts) from error
+
+
+def remote(place: str) -> bool:
+    """Whether a place is a store's address and not a path."""
+    return "://" in place
+
+
+def split_key(address: str) -> tuple[str, str]:
+    """``(store, key)`` of one object's address; InvalidArgument where it names no object."""
+    for root in _ROOTS:
+        before, found, after = address.rpartition(f"/{root}")
+        if found and (after or root == "store.json"):
+            return before, root + after
+    raise InvalidArgument(
+        f"{address} names no object of a store",
+        hint="write s3://bucket/prefix/partitions/.../manifest-0000000001-0000000001",
+    )
+
+
+def directory_at(place: str) -> tuple[Path, str]:
+    """``(directory, store address)``; the address is empty where the directory is a broker's."""
+    path = Path(place)
+    if not path.is_dir():
+        raise NotFound(f"there is no directory {place}", hint="name a broker's data directory or a store")
+    store = f"file://{os.path.abspath(path)}" if (path / "store.json").is_file() else ""
+    return path, store

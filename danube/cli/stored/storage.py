@@ -1,0 +1,100 @@
+"""``danube storage``: what is not off this host yet, and getting it back from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.addressing import Address, address_option, explaining, topic_name
+from danube.cli.terminal.lazy import LazyGroup
+from danube.cli.terminal.output import note, output_option, plain, show
+from danube.cli.terminal.services import Services
+from danube.errors import StoreDamaged
+
+PROBLEMS_SHOWN_MAX = 5
+COLUMNS = (
+    "topic", "partitions", "local_bytes", "uploaded_bytes", "objects", "pending_bytes", "pending_seconds",
+    "unconfirmed", "error",
+)  # fmt: skip
+
+
+@click.group(cls=LazyGroup)
+def storage() -> None:
+    """Show tiered storage, and restore a broker from its object store.
+
+    \b
+    danube storage status
+    danube storage restore s3://bucket/prefix --data-dir ./data
+    """
+
+
+@storage.command("status", short_help="Show what is not off this host yet.")
+@address_option()
+@click.option("--topic", type=topic_name, help="Only this topic.")
+@output_option()
+@click.pass_obj
+def status(services: Services, /, service_addr: Address, topic: str | None, output: str) -> None:
+    """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
+
+    What the store was not asked about yet counts as only here; the column unconfirmed says of how many
+    partitions that is so.  Exit code 0 also when something cannot be uploaded now: the column error and a
+    note on standard error say why.
+    """
+    with explaining(service_addr), services.connect(service_addr.url) as client:
+        found = plain(client.admin.storage_status(topic or ""))
+    if output == "json":
+        show(found, output)
+        return
+    show(found["topics"], output, COLUMNS)
+    store = found["store"]
+    if store is None:
+        note("storage is local: no object store is set up")
+    elif not store["answers"]:
+        name = f" {store['name']}" if store["name"] else ""
+        why = store["error"] or "it was not heard of yet"
+        note(f"the object store{name} does not answer: {why}")
+        if store.get("hint"):
+            note(f"  try: {store['hint']}")
+
+
+@storage.command("restore", short_help="Fill an empty data directory from an object store.")
+@click.argument("url", metavar="URL")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Empty or missing; where the data goes.")
+@click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
+@click.option(
+    "--older-metadata",
+    is_flag=True,
+    help="Go on with an older copy of the metadata where the newest is damaged.",
+)
+@config_file_option
+@output_option()
+@click.pass_obj
+def restore(
+    services: Services, /, url: str, data_dir: Path | None, s3_endpoint: str | None, older_metadata: bool,
+    file: Path | None, output: str,
+) -> None:  # fmt: skip
+    """Bring back every topic, schema, cursor and uploaded record that URL holds.
+
+    Records stay in the store and are read from there; local disk is needed for what is published from
+    now on.  Start the broker afterwards with the same URL.  A directory that holds data is refused, and so
+    is a store whose newest copy of the metadata is damaged.  Exit code 12: not everything came back, and
+    the field problems says what did not; what did can be used.
+    """
+    from danube.broker.tiers.restore import restore_from
+    from danube.config.loading import load
+    from danube.wal.stores.opening import open_store
+
+    mode = "shared_fs" if url.startswith("file:") else "object_store"
+    flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": s3_endpoint}
+    config = load(file, services.environ, {**flags, "data_dir": data_dir}).config
+    store = open_store(config.storage)
+    restored = restore_from(store, config.data_dir, older_metadata=older_metadata, progress=note)
+    show({**restored._asdict(), "data_dir": str(config.data_dir)}, output)
+    if restored.problems:
+        raise StoreDamaged(
+            f"not everything came back from {url}",
+            why="; ".join(restored.problems[:PROBLEMS_SHOWN_MAX]),
+            hint="what came back can be used; `danube verify` looks at the store",
+        )

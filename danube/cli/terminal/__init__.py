@@ -1,0 +1,1 @@
+"""What commands share: words in, words out, errors, exit codes."""

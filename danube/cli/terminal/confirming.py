@@ -1,0 +1,31 @@
+"""Asking before something is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from danube.cli.terminal.services import Services
+from danube.errors import InvalidArgument
+
+
+def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(services: Services, name: str, lost: str, yes: bool) -> None:
+    """Ask for the name of what will be lost; raise InvalidArgument where nobody can be asked."""
+    if yes:
+        return
+    if not services.can_ask():
+        raise InvalidArgument(
+            f"{lost}, and nobody confirmed it", why="there is no terminal to ask on", hint="add --yes"
+        )
+    click.echo(f"{lost}.", err=True)
+    answer = click.prompt(f"Type {name} to go on", err=True, default="", show_default=False)
+    if answer.strip() != name:
+        raise InvalidArgument(
+            "the names differ, so nothing was done", hint="type the whole name, or add --yes"
+        )

@@ -1,0 +1,1 @@
+"""Danube-cli and danube-admin, in the words of the official commands."""

@@ -1,0 +1,73 @@
+"""What ``danube-admin``'s commands call: one method of one service, 5 s at most."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import click
+
+from danube.cli.upstream.endpoint import admin_endpoint
+from danube.cli.upstream.root import Channel, Command, Outside, Wrong
+
+Reply = TypeVar("Reply")
+
+TIMEOUT_S: Final = 5.0
+
+
+class AdminLine:
+    """Connects to the endpoint when the first call is made."""
+
+    def __init__(self, outside: Outside, endpoint: str) -> None:
+        self.outside = outside
+        self._endpoint = endpoint
+        self._channel: Channel | None = None
+
+    def ask(self, method: str, request: Any, reply: type[Reply]) -> Reply:
+        """``method`` is ``Service/Method``; raises what the status means."""
+        if self._channel is None:
+            self._channel = self.outside.open(admin_endpoint(self._endpoint, self.outside.environ))
+        return _call(self._channel, method, request, reply)
+
+    def ask_other(self, address: str, method: str, request: Any, reply: type[Reply]) -> Reply:
+        """The same at another broker's admin port."""
+        channel = self.outside.open(admin_endpoint(address, self.outside.environ))
+        try:
+            return _call(channel, method, request, reply)
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _call(channel: Channel, method: str, request: Any, reply: type[Reply]) -> Reply:
+    package = "danube_schema" if method.startswith("SchemaRegistry/") else "danube_admin"
+    return channel.call(f"/{package}.{method}", request, reply, TIMEOUT_S)
+
+
+def topic_argument(command: Command) -> Command:
+    """TOPIC and ``--namespace``: the command gets ``topic`` as its full name."""
+
+    def full_name(context: click.Context, param: click.Parameter, value: str) -> str:
+        return topic_name(value, context.params.get("namespace"))
+
+    argument = click.argument("topic", callback=full_name, metavar="TOPIC")
+    option = click.option(
+        "--namespace",
+        is_eager=True,
+        expose_value=True,
+        help="Namespace of a topic that is given by its bare name.",
+    )
+    return option(argument(command))
+
+
+def topic_name(text: str, namespace: str | None) -> str:
+    """``/ns/topic``, ``ns/topic``, or ``topic`` with a namespace; raises Wrong."""
+    if text.startswith("/"):
+        return text
+    if "/" in text:
+        return f"/{text}"
+    if not namespace:
+        raise Wrong(f"Topic {text!r} has no namespace; write /namespace/{text} or give --namespace.")
+    return f"/{namespace.strip('/')}/{text}"

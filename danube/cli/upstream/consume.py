@@ -1,0 +1,251 @@
+"""``danube-cli consume``: one subscription over all partitions of a topic, printed and acked in turn.
+
+How ``danube-cli consume`` prints a message.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from danube.cli.upstream.grpc_channel import RETRIED, status_of
+from danube.cli.upstream.root import Outside, Stream, say
+from danube.cli.upstream.routes import RETRIES, Route, Routes, ask_registry
+from danube.errors import DanubeError
+from danube.server.proto import DanubeApi_pb2 as pb
+from danube.server.proto import SchemaRegistry_pb2 as registry
+
+_TEXT_BYTES_MAX: Final = 1024  # a longer payload of a stored message is not printed
+_JSON_TYPES: Final = ("json_schema", "avro")
+
+
+class MessagePrinter:
+    """Prints messages one after the other; keeps what it read of schemas and how far each topic came.
+
+    A message whose offset is above the last one of its topic is printed as stored; others, and the very
+    first offset 0, as not stored: official scripts look for these lines.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._type_by_id: dict[int, str] = {}
+        self._last_by_topic: dict[str, int] = {}
+        self._total_bytes = 0
+
+    def show(self, message: pb.StreamMessage) -> bool:
+        """Print it; False where its schema says JSON and the payload is none: then it must not be acked."""
+        schema_type = self._schema_type(message.schema_id) if message.HasField("schema_id") else ""
+        payload = message.payload
+        text = payload.decode("utf-8", "replace")
+        if schema_type in _JSON_TYPES:
+            try:
+                text = json.dumps(json.loads(payload), ensure_ascii=False)
+            except (ValueError, RecursionError) as error:
+                click.echo(f"❌ The payload is not JSON, as its schema asks: {error}", err=True)
+                return False
+        self._total_bytes += len(payload)
+        topic, offset = message.msg_id.topic_name, message.msg_id.topic_offset
+        if offset > self._last_by_topic.get(topic, 0):
+            self._last_by_topic[topic] = offset
+            self._say_stored(message, text if len(payload) <= _TEXT_BYTES_MAX else "[binary data]")
+        else:
+            say(f"Received message: {text}")
+            say(f"Size: {len(payload)} bytes, Total received: {self._total_bytes} bytes")
+        if message.attributes:
+            listed = ", ".join(f"{name}={value}" for name, value in sorted(message.attributes.items()))
+            say(f"Attributes: {listed}")
+        return True
+
+    def _say_stored(self, message: pb.StreamMessage, text: str) -> None:
+        say(f'Received reliable message: "{text}"')
+        say(
+            f"Topic offset: {message.msg_id.topic_offset}, Size: {len(message.payload)} bytes,"
+            f" Total received: {self._total_bytes} bytes"
+        )
+        say(f"Producer: {message.producer_name}, Topic: {message.msg_id.topic_name}")
+
+    def _schema_type(self, schema_id: int) -> str:
+        """The type of a schema, asked for once; empty where the broker does not tell."""
+        known = self._type_by_id.get(schema_id)
+        if known is not None:
+            return known
+        request = registry.GetSchemaRequest(schema_id=schema_id)
+        found: Any = None
+        try:
+            found = ask_registry(self._routes.entry, "GetSchema", request, registry.GetSchemaResponse)
+        except DanubeError as error:
+            click.echo(f"⚠️ schema {schema_id} cannot be loaded: {error}", err=True)
+        self._type_by_id[schema_id] = "" if found is None else found.schema_type
+        if found is not None:
+            say(f"✅ Loaded schema: {found.subject} (version {found.version}, type {found.schema_type})")
+        return self._type_by_id[schema_id]
+
+
+_TYPES: Final = {
+    "exclusive": pb.ConsumerRequest.Exclusive,
+    "shared": pb.ConsumerRequest.Shared,
+    "fail-over": pb.ConsumerRequest.Failover,
+    "key-shared": pb.ConsumerRequest.KeyShared,
+}
+_WAITING_MAX: Final = 256  # messages that were received and not printed yet
+
+Received = tuple[Route, pb.StreamMessage]
+
+
+class PartitionConsumer:
+    """One consumer at one partition: subscribes, receives, and does both again when the broker went away."""
+
+    def __init__(self, routes: Routes, request: pb.ConsumerRequest) -> None:
+        self._routes = routes
+        self._request = request
+        self._route: Route | None = None
+        self._consumer_id = 0
+        self._stream: Stream | None = None
+        self._closed = threading.Event()
+
+    def subscribe(self) -> Route:
+        def attempt(route: Route) -> pb.ConsumerResponse:
+            self._request.request_id = self._routes.request_id()
+            return route.channel.call(
+                "/danube.ConsumerService/Subscribe", self._request, pb.ConsumerResponse, None
+            )
+
+        self._route, made = self._routes.retrying(self._request.topic_name, attempt)
+        self._consumer_id = made.consumer_id
+        return self._route
+
+    def messages(self) -> Iterator[Received]:
+        """Messages until close; raises the error after which another try cannot help.
+
+        A stream that ends is opened again with the same number, one that breaks after subscribing again.
+        """
+        failures = ends = 0
+        while not self._closed.is_set():
+            try:
+                for one in self._receive():
+                    failures = ends = 0
+                    yield one
+            except DanubeError as error:
+                if self._closed.is_set():
+                    return
+                failures += 1
+                if failures > RETRIES or status_of(error) not in RETRIED | {"NOT_FOUND"}:
+                    raise
+                self._route = None
+                self._routes.pause(failures)
+            else:
+                ends = min(ends + 1, RETRIES)
+                self._routes.pause(ends)
+
+    def _receive(self) -> Iterator[Received]:
+        route = self._route or self.subscribe()
+        request = pb.ReceiveRequest(request_id=self._routes.request_id(), consumer_id=self._consumer_id)
+        method = "/danube.ConsumerService/ReceiveMessages"
+        self._stream = route.channel.stream(method, request, pb.StreamMessage)
+        for message in self._stream:
+            yield route, message
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._stream is not None:
+            self._stream.cancel()
+
+
+class Inbox:
+    """Collects the messages of all partitions; one thread each, because their streams block."""
+
+    def __init__(self, consumers: list[PartitionConsumer]) -> None:
+        self._consumers = consumers
+        self._waiting: queue.Queue[Received | DanubeError] = queue.Queue(_WAITING_MAX)
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=self._fill, args=(one,), daemon=True) for one in consumers]
+        for thread in self._threads:
+            thread.start()
+
+    def _fill(self, consumer: PartitionConsumer) -> None:
+        try:
+            for received in consumer.messages():
+                if not self._put(received):
+                    return
+        except DanubeError as error:
+            self._put(error)
+
+    def _put(self, received: Received | DanubeError) -> bool:
+        """Wait for room; False once nobody wants it any more."""
+        while not self._closed.is_set():
+            try:
+                self._waiting.put(received, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def next(self) -> Received:
+        """The next message of any partition; raises what ended one of them."""
+        received = self._waiting.get()
+        if isinstance(received, DanubeError):
+            raise received
+        return received
+
+    def close(self) -> None:
+        self._closed.set()
+        for one in self._consumers:
+            one.close()
+
+
+@click.command()
+@click.option("-s", "--service-addr", required=True, help="The broker, for example http://127.0.0.1:6650.")
+@click.option("-t", "--topic", default="/default/test_topic", show_default=True)
+@click.option("-n", "--consumer", default="consumer_pubsub", show_default=True, help="Name of the consumer.")
+@click.option("-m", "--subscription", required=True)
+@click.option(
+    "--sub-type", "subscription_type", type=click.Choice(list(_TYPES)), default="shared", show_default=True
+)
+@click.pass_obj
+def consume(
+    outside: Outside, service_addr: str, topic: str, consumer: str, subscription: str, subscription_type: str
+) -> None:
+    """Receive messages of a topic, print and acknowledge them, until interrupted."""
+    routes = Routes(outside, service_addr)
+    consumers = []
+    try:
+        for partition in routes.partitions(topic):
+            request = pb.ConsumerRequest(
+                topic_name=partition,
+                consumer_name=consumer,
+                subscription=subscription,
+                subscription_type=_TYPES[subscription_type],
+            )
+            consumers.append(PartitionConsumer(routes, request))
+            consumers[-1].subscribe()
+        inbox = Inbox(consumers)
+        try:
+            _print_all(inbox, routes, subscription)
+        finally:
+            inbox.close()
+    finally:
+        routes.close()
+
+
+def _print_all(inbox: Inbox, routes: Routes, subscription: str) -> None:
+    printer = MessagePrinter(routes)
+    while True:
+        route, message = inbox.next()
+        if printer.show(message):
+            _ack(route, message, subscription)
+
+
+def _ack(route: Route, message: pb.StreamMessage, subscription: str) -> None:
+    """What is not acked is delivered again, so a broker that went away is only told about."""
+    request = pb.AckRequest(
+        request_id=message.request_id, msg_id=message.msg_id, subscription_name=subscription
+    )
+    try:
+        route.channel.call("/danube.ConsumerService/Ack", request, pb.AckResponse, None)
+    except DanubeError as error:
+        click.echo(f"could not ack offset {message.msg_id.topic_offset}: {error}", err=True)

@@ -1,0 +1,139 @@
+"""What the two compatibility commands share: exit codes, channels, printing.
+
+Their words, flags and output lines are those of the official commands, so that scripts written for
+these keep working; see docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+import click
+
+from danube.cli.terminal.lazy import LazyGroup
+from danube.cli.upstream.endpoint import Endpoint
+
+Reply = TypeVar("Reply")
+Command = Callable[..., Any]
+
+HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+EXIT_FAILED: Final = 1  # what the official commands leave with after any error of a call
+
+
+class Stream(Protocol):
+    """Messages of a streaming call."""
+
+    def __iter__(self) -> Any: ...
+    def cancel(self) -> None: ...
+
+
+class Channel(Protocol):
+    """Calls to one address; :class:`danube.cli.upstream.grpc_channel.GrpcChannel`, or a fake in tests."""
+
+    def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float | None) -> Reply: ...
+    def stream(self, method: str, request: Any, reply: type[Any]) -> Stream: ...
+    def close(self) -> None: ...
+
+
+def _open(endpoint: Endpoint) -> Channel:
+    from danube.cli.upstream.grpc_channel import open_channel
+
+    return open_channel(endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a command needs from outside click.  Tests put theirs here."""
+
+    open: Callable[[Endpoint], Channel] = _open
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    sleep: Callable[[float], None] = time.sleep
+
+
+class UpstreamRoot(LazyGroup):
+    """Runs a command; errors are told on standard error and leave with 1, flags that cannot be read with 2.
+
+    ``anywhere`` names options of the root that may also follow the subcommand.
+    """
+
+    anywhere: tuple[str, ...] = ()
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        from danube.cli.terminal import failure
+        from danube.errors import DanubeError
+
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(self.in_front(words), *rest, **extra)
+        except BaseException as error:
+            code = failure.report(error, as_json=False)
+            sys.exit(EXIT_FAILED if isinstance(error, DanubeError) else code)
+        sys.exit(result if isinstance(result, int) else 0)
+
+    def in_front(self, words: list[str]) -> list[str]:
+        """The words with the options that may stand anywhere first."""
+        front: list[str] = []
+        others: list[str] = []
+        rest = iter(words)
+        for word in rest:
+            if word == "--":
+                return [*front, *others, word, *rest]
+            if word in self.anywhere:
+                front += [word, *([following] if (following := next(rest, None)) is not None else [])]
+            elif word.partition("=")[0] in self.anywhere:
+                front.append(word)
+            else:
+                others.append(word)
+        return front + others
+
+
+class Wrong(click.ClickException):
+    """What the official commands find wrong after they have read their flags: leaves with 1, not with 2."""
+
+    exit_code = EXIT_FAILED
+
+
+_SCHEMA_TYPES: Final = "json_schema avro protobuf string bytes number json int64 int float double"
+SCHEMA_TYPE: Final = click.Choice(_SCHEMA_TYPES.split(), case_sensitive=False)
+
+
+def content_of(file: Path) -> bytes:
+    """What a file holds; raises Wrong where it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Wrong(f"{file}: {error.strerror or error}") from None
+
+
+def json_output(command: Command) -> Command:
+    """``--output json``; without it the command prints text."""
+    return click.option("--output", type=click.Choice(["json"]), help="Print JSON.")(command)
+
+
+def show_json(value: Any) -> None:
+    """One JSON document, indented."""
+    from danube.cli.terminal.output import line
+
+    line(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def say(*lines: str) -> None:
+    """Lines to standard output, with control characters of strangers made visible."""
+    from danube.cli.terminal.output import line
+    from danube.host.telemetry import escape
+
+    for one in lines:
+        line(escape(one, characters_max=1 << 30))
+
+
+def quoted(value: Any) -> str:
+    """A text or a list of texts between quotes: ``["a", "b"]``."""
+    return json.dumps(value, ensure_ascii=False)

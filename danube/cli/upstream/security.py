@@ -1,0 +1,312 @@
+"""``danube-admin security``: roles and bindings; tokens are in their own module.
+
+``danube-admin security tokens``: JSON Web Tokens (RFC 7519) signed with HS256 (RFC 7515), made offline.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import re
+from typing import Any, Final
+
+import click
+
+from danube.cli.upstream.admin_line import AdminLine
+from danube.cli.upstream.root import Command, Wrong, json_output, say, show_json
+from danube.errors import InvalidArgument
+from danube.host import clock
+from danube.server.proto import DanubeAdmin_pb2 as pb
+
+PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
+LEEWAY_S: Final = 60
+_CLAIMS: Final[dict[str, type]] = {
+    "iss": str, "exp": int, "sub": str, "principal_type": str, "principal_name": str
+}  # fmt: skip
+_TTL: Final = re.compile(r"([0-9]{1,12})([hd]?)\Z")
+_SECONDS: Final = {"": 1, "h": 3_600, "d": 86_400}
+
+
+def sign(claims: dict[str, Any], secret: str) -> str:
+    """The compact form of a token: header, claims and HMAC-SHA256, base64url without padding."""
+    header = {"typ": "JWT", "alg": "HS256"}
+    content = ".".join(_encode(json.dumps(part, separators=(",", ":")).encode()) for part in (header, claims))
+    return f"{content}.{_encode(signature(content, secret.encode()))}"
+
+
+def signature(content: str, secret: bytes) -> bytes:
+    """HMAC-SHA256 over the two encoded parts and the dot between them."""
+    return hmac.digest(secret, content.encode("ascii"), hashlib.sha256)
+
+
+def verify(token: str, secret: str, now_s: int) -> dict[str, Any]:
+    """The claims of a token that a broker with this secret takes; raises InvalidArgument."""
+    try:
+        content, _, given = token.rpartition(".")
+        header_text, _, claims_text = content.partition(".")
+        header, claims = json.loads(_decode(header_text)), json.loads(_decode(claims_text))
+        matches = hmac.compare_digest(_decode(given), signature(content, secret.encode()))
+    except (ValueError, binascii.Error, RecursionError):
+        raise _invalid("it is not three parts of base64url JSON") from None
+    if not isinstance(header, dict) or not isinstance(claims, dict) or header.get("alg") != "HS256":
+        raise _invalid("its algorithm is not HS256")
+    if not matches:
+        raise _invalid("its signature does not fit the secret key")
+    for name, kind in _CLAIMS.items():
+        if not isinstance(claims.get(name), kind) or isinstance(claims[name], bool):
+            raise _invalid(f"its claim {name} is missing or of another type")
+    if "aud" in claims:
+        raise _invalid("it is meant for an audience (aud), which brokers refuse")
+    if claims["exp"] + LEEWAY_S < now_s:
+        raise _invalid(f"it expired {now_s - claims['exp']} s ago")
+    return claims
+
+
+def read_ttl_s(text: str) -> int:
+    """Seconds of ``8760h``, ``30d`` or ``3600``."""
+    match = _TTL.match(text)
+    if match is None or not int(match[1]):
+        raise Wrong(f"{text!r} is no lifetime; write 8760h, 30d or a number of seconds")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+@click.group()
+def tokens() -> None:
+    """Make and check tokens, without a broker."""
+
+
+_secret_option = click.option(
+    "--secret-key", envvar="DANUBE_JWT_SECRET_KEY", required=True, show_envvar=True, help="The broker's key."
+)
+
+
+@tokens.command("create")
+@click.option("--subject", required=True, help="Name of the principal.")
+@_secret_option
+@click.option(
+    "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
+)
+@click.option(
+    "--type",
+    "principal_type",
+    type=click.Choice(PRINCIPAL_TYPES),
+    default="service_account",
+    show_default=True,
+)
+@click.option("--issuer", default="danube-auth", show_default=True)
+def create(subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> None:
+    """Print a token, and nothing else."""
+    claims = {
+        "iss": issuer,
+        "exp": clock.wall_us() // 1_000_000 + ttl,
+        "sub": subject,
+        "principal_type": principal_type,
+        "principal_name": subject,
+    }
+    say(sign(claims, secret_key))
+
+
+@tokens.command("validate")
+@click.option("--token", required=True)
+@_secret_option
+def validate(token: str, secret_key: str) -> None:
+    """Check a token's signature and lifetime."""
+    now_s = clock.wall_us() // 1_000_000
+    claims = verify(token, secret_key, now_s)
+    say("Token is valid.", f"  Subject: {claims['sub']}", f"  Principal type: {claims['principal_type']}")
+    say(f"  Principal name: {claims['principal_name']}", f"  Issuer: {claims['iss']}")
+    say(f"  Expires: {_instant(claims['exp'])}", f"  Remaining: {max(0, claims['exp'] - now_s)} s")
+
+
+def _instant(seconds: int) -> str:
+    from danube.cli.terminal.output import instant
+
+    try:
+        return instant(seconds * 1_000_000)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s after 1970"
+
+
+def _encode(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+
+
+def _invalid(why: str) -> InvalidArgument:
+    return InvalidArgument("Invalid token", why=why, hint="make one with `security tokens create`")
+
+
+@click.group()
+def security() -> None:
+    """Roles, bindings and tokens."""
+
+
+security.add_command(tokens)
+
+
+@security.group("roles")
+def roles() -> None:
+    """Named sets of permissions."""
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+@roles.command("create")
+@click.argument("name")
+@click.option("--permissions", required=True, help="Separated by commas, for example Produce,Lookup.")
+@click.pass_obj
+def create_role(line: AdminLine, name: str, permissions: str) -> None:
+    """Create a role, or replace the one of this name."""
+    role = pb.RoleDefinition(name=name, permissions=_words(permissions))
+    done = line.ask("SecurityAdmin/CreateRole", pb.CreateRoleRequest(role=role), pb.CreateRoleResponse)
+    say(f"Role '{name}' created: {str(done.success).lower()}")
+
+
+@roles.command("get")
+@click.argument("name")
+@json_output
+@click.pass_obj
+def get_role(line: AdminLine, name: str, output: str | None) -> None:
+    """Show a role."""
+    found = line.ask("SecurityAdmin/GetRole", pb.GetRoleRequest(name=name), pb.GetRoleResponse).role
+    if output:
+        show_json(_role(found))
+    else:
+        _tell_role(found)
+
+
+@roles.command("list")
+@json_output
+@click.pass_obj
+def list_roles(line: AdminLine, output: str | None) -> None:
+    """List the roles."""
+    found = line.ask("SecurityAdmin/ListRoles", pb.Empty(), pb.ListRolesResponse).roles
+    if output:
+        show_json([_role(one) for one in found])
+    for one in () if output else found:
+        _tell_role(one)
+
+
+@roles.command("delete")
+@click.argument("name")
+@click.pass_obj
+def delete_role(line: AdminLine, name: str) -> None:
+    """Delete a role."""
+    done = line.ask("SecurityAdmin/DeleteRole", pb.DeleteRoleRequest(name=name), pb.DeleteRoleResponse)
+    say(f"Role '{name}' deleted: {str(done.success).lower()}")
+
+
+def _role(role: pb.RoleDefinition) -> dict[str, Any]:
+    return {"name": role.name, "permissions": list(role.permissions), "system": role.system}
+
+
+def _tell_role(role: pb.RoleDefinition) -> None:
+    say(f"Role '{role.name}'", f"  Permissions: {', '.join(role.permissions)}")
+    say(f"  System: {str(role.system).lower()}")
+
+
+@security.group("bindings")
+def bindings() -> None:
+    """Who holds which roles where."""
+
+
+def _place_options(command: Command) -> Command:
+    scope = click.option("--scope", required=True, help="cluster, namespace or topic.")
+    resource = click.option(
+        "--resource", default="", help="Namespace, or /namespace/topic; none for the cluster."
+    )
+    return scope(resource(command))
+
+
+@bindings.command("create")
+@click.argument("binding_id", metavar="ID")
+@click.option("--principal-type", required=True)
+@click.option("--principal-name", required=True)
+@click.option("--roles", required=True, help="Separated by commas.")
+@_place_options
+@click.pass_obj
+def create_binding(
+    line: AdminLine,
+    binding_id: str,
+    principal_type: str,
+    principal_name: str,
+    roles: str,
+    scope: str,
+    resource: str,
+) -> None:
+    """Give roles to a principal."""
+    binding = pb.BindingDefinition(
+        id=binding_id,
+        principal_type=principal_type,
+        principal_name=principal_name,
+        role_names=_words(roles),
+        scope=scope,
+        resource_name=resource,
+    )
+    request = pb.CreateBindingRequest(binding=binding)
+    done = line.ask("SecurityAdmin/CreateBinding", request, pb.CreateBindingResponse)
+    say(f"Binding '{binding_id}' created: {str(done.success).lower()}")
+
+
+@bindings.command("get")
+@click.argument("binding_id", metavar="ID")
+@_place_options
+@json_output
+@click.pass_obj
+def get_binding(line: AdminLine, binding_id: str, scope: str, resource: str, output: str | None) -> None:
+    """Show a binding."""
+    request = pb.GetBindingRequest(scope=scope, resource_name=resource, binding_id=binding_id)
+    found = line.ask("SecurityAdmin/GetBinding", request, pb.GetBindingResponse).binding
+    if output:
+        show_json(_binding(found))
+    else:
+        _tell_binding(found)
+
+
+@bindings.command("list")
+@click.option("--scope", help="cluster, namespace or topic; all where left out.")
+@click.option("--resource", default="")
+@json_output
+@click.pass_obj
+def list_bindings(line: AdminLine, scope: str | None, resource: str, output: str | None) -> None:
+    """List the bindings of one place, or all."""
+    if scope is None:
+        found = line.ask("SecurityAdmin/ListAllBindings", pb.Empty(), pb.ListBindingsResponse).bindings
+    else:
+        request = pb.ListBindingsRequest(scope=scope, resource_name=resource)
+        found = line.ask("SecurityAdmin/ListBindings", request, pb.ListBindingsResponse).bindings
+    if output:
+        show_json([_binding(one) for one in found])
+    for one in () if output else found:
+        _tell_binding(one)
+
+
+@bindings.command("delete")
+@click.argument("binding_id", metavar="ID")
+@_place_options
+@click.pass_obj
+def delete_binding(line: AdminLine, binding_id: str, scope: str, resource: str) -> None:
+    """Delete a binding."""
+    request = pb.DeleteBindingRequest(scope=scope, resource_name=resource, binding_id=binding_id)
+    done = line.ask("SecurityAdmin/DeleteBinding", request, pb.DeleteBindingResponse)
+    say(f"Binding '{binding_id}' deleted: {str(done.success).lower()}")
+
+
+def _binding(binding: pb.BindingDefinition) -> dict[str, Any]:
+    names = ("id", "principal_type", "principal_name", "role_names", "scope", "resource_name")
+    shown = {name: getattr(binding, name) for name in names}
+    return shown | {"role_names": list(binding.role_names)}
+
+
+def _tell_binding(binding: pb.BindingDefinition) -> None:
+    where = f"{binding.scope} {binding.resource_name}".rstrip()
+    say(f"Binding '{binding.id}'", f"  Principal: {binding.principal_type}:{binding.principal_name}")
+    say(f"  Roles: {', '.join(binding.role_names)}", f"  Scope: {where}")

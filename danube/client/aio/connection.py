@@ -1,0 +1,461 @@
+"""The asyncio shell: moves bytes between a socket and the session, and keeps a connection up.
+
+One receive buffer for the life of the connection; frames are read where they lie in it and what is
+kept is copied out once.  Output is gathered for a turn of the loop and written with one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from danube.client.aio.waiting import Waiting, Wakeups
+from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, unread
+from danube.client.machine.reply import Plan, Reply
+from danube.client.machine.session import Session
+from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
+from danube.host import clock, local_socket, tcp
+from danube.host.telemetry import events
+from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
+
+T = TypeVar("T")
+OWNER_CONNECT_TIMEOUT_S = 2.0
+_telemetry = events("client")
+
+
+class Link(asyncio.BufferedProtocol):
+    """One socket's life."""
+
+    def __init__(self, session: Session, wakeups: Wakeups) -> None:
+        self._session = session
+        self._wakeups = wakeups
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._reason: DanubeError | None = None
+        self.transport: asyncio.Transport | None = None
+        self.socket: Any = None
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)  # else uvloop writes after all callbacks
+        self.socket = transport.get_extra_info("socket")
+        tcp.tune(self.socket)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        self._end += count
+        wakeups = self._wakeups
+        wakeups.due = []
+        try:
+            start = self._start = self._session.received(self._view, self._start, self._end)
+            if start == self._end:
+                full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
+                self._start = self._end = 0
+                if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
+                    self._resize(RECEIVE_BUFFER_BYTES)
+            else:
+                self._keep_rest()
+        except DanubeError as error:
+            self.abort(error)
+        finally:
+            wakeups.run()
+
+    def _keep_rest(self) -> None:
+        """Have room for what comes next, behind the part of a frame that is here already."""
+        wanted = self._session.wanted
+        if self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES:
+            self._resize(max(wanted, RECEIVE_BUFFER_BYTES))
+        elif self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
+            self._make_room(wanted)
+
+    def _make_room(self, wanted: int) -> None:
+        """Move the incomplete frame to the front of a buffer that can hold all of it."""
+        if wanted > len(self._buffer):
+            self._resize(min(wanted, FRAME_BYTES_MAX))
+        else:
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+
+    def _resize(self, size: int) -> None:
+        rest = bytes(self._view[self._start : self._end])
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    def abort(self, error: DanubeError) -> None:
+        """Drop the connection because of what the broker sent."""
+        self._reason = error
+        if self.transport is not None:
+            self.transport.abort()
+
+    def let_go(self) -> None:
+        """In the child of a fork: hold the parent's socket no longer, and take nothing more from it."""
+        if self.socket is not None and self.socket.fileno() >= 0:
+            let_go(self.socket.fileno())
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        if error is not None and self._reason is None:
+            self._read_unread()
+        if self._reason is None:
+            self._reason = ConnectionFailed(
+                "the connection to the broker was lost", why=str(error or "the broker closed it")
+            )
+        self._session.disconnected(self._reason)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _read_unread(self) -> None:
+        """Take what the broker sent before it closed the connection: a write that failed came first."""
+        data = unread(self.socket.fileno(), len(self._buffer) - self._end)
+        if data:
+            self._view[self._end : self._end + len(data)] = data
+            self.buffer_updated(len(data))
+
+    @property
+    def reason(self) -> DanubeError | None:
+        return self._reason
+
+    def write(self, buffers: list[bytes | memoryview]) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            if len(buffers) == 1:
+                self.transport.write(buffers[0])
+            else:
+                self.transport.writelines(buffers)
+
+
+class Connection:
+    """Keeps the session connected until closed: dials, greets, dials again with growing pauses.
+
+    That of home has one for each owner that its session names, which is connected once: when it is lost
+    all that was there comes home.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        addresses: list[Address],
+        connect_timeout_s: float,
+        busy_poll_us: int = 0,
+        wakeups: Wakeups | None = None,
+    ) -> None:
+        self.session = session
+        self._addresses = addresses
+        self._connect_timeout_s = connect_timeout_s
+        self._busy_poll_us = busy_poll_us
+        self._polling = False
+        self._link: Link | None = None
+        self._loop = asyncio.get_running_loop()
+        self._wakeups = wakeups or Wakeups(self._loop)  # an owner's link may wake who waits at home
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._left = False
+        self._owners: dict[Session, Connection] = {}
+        session.when_output = self.schedule_flush
+        session.when_timer = self._arm
+        session.when_silent = self._on_silence
+        session.when_forked = self._let_go
+
+    async def open(self) -> None:
+        """Connect once, or raise what went wrong at the last address."""
+        await self._connect()
+        self._keep_by(self._keep(), self._end)
+        brokers = self.session.brokers
+        brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
+
+    def _dial_owner(self, session: Session, address: Address) -> None:
+        timeout_s = self._connect_timeout_s
+        owner = self._owners[session] = Connection(
+            session, [address], timeout_s, self._busy_poll_us, self._wakeups
+        )
+        owner._keep_by(owner._serve_owner(), lambda error: session.brokers.lost(session, error))
+
+    def _keep_by(self, work: Coroutine[Any, Any, None], end: Callable[[DanubeError], None]) -> None:
+        """Have a task keep this connection; where it ends by itself, whatever with, tell who waits."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if self._left or (error is None and not task.cancelled()):
+                return
+            end(
+                ConnectionFailed(
+                    "the task that keeps a connection to the broker has ended",
+                    why="it was cancelled" if error is None else repr(error),
+                    hint="leave the client's tasks alone, and make a new client",
+                )
+            )
+
+        self._keeper = self._loop.create_task(work, name="danube client connection")
+        self._keeper.add_done_callback(ended)
+
+    def _end(self, error: DanubeError) -> None:
+        self.session.fail(error)
+        if self._link is not None:
+            self._link.abort(error)
+
+    def _drop_owner(self, session: Session) -> None:
+        owner = self._owners.pop(session, None)
+        if owner is None:
+            return
+        owner.leave()
+
+    async def _serve_owner(self) -> None:
+        try:
+            error = await self.serve_once()
+        except DanubeError as failure:
+            error = failure
+        self.session.brokers.lost(self.session, error)
+
+    async def serve_once(self) -> DanubeError:
+        """Connect and be connected until that is over; return why it is, or raise why it never was."""
+        await self._connect()
+        if self._link is not None:
+            await asyncio.shield(self._link.lost)
+            if self._link.reason is not None:
+                return self._link.reason
+        return ConnectionFailed("the connection is closed")
+
+    def _let_go(self) -> None:
+        """In the child of a fork: forget the socket, which is the parent's, and what keeps it."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.let_go()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._keeper = self._timer = None
+        self._owners = {}
+
+    async def close(self) -> None:
+        """Write what is queued, as far as the broker takes it at once, and close the socket."""
+        owners = list(self._owners.values())
+        self.leave()
+        for owner in owners:
+            await owner.close()
+        link = self._link
+        if link is not None and link.transport is not None:
+            try:
+                await asyncio.wait_for(asyncio.shield(link.lost), 1.0)
+            except TimeoutError:
+                if link.transport is not None:
+                    link.transport.abort()
+        if self._keeper is not None:
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    def leave(self) -> None:
+        """Write what is queued and have the sockets closed once it is gone; nobody need wait for that."""
+        self._left = True
+        self.flush()
+        owners, self._owners = self._owners, {}
+        for owner in owners.values():
+            owner.leave()
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._link is not None and self._link.transport is not None:
+            self._link.transport.close()
+
+    # -- output and time ------------------------------------------------------------------------
+
+    def schedule_flush(self) -> None:
+        """Write at the end of this turn of the loop."""
+        if not self._flush_scheduled:
+            self._loop.call_soon(self.flush)
+            self._flush_scheduled = True
+
+    def flush_follows(self) -> None:
+        """The caller queues something and calls flush() in this turn, so none need be scheduled."""
+        self._flush_scheduled = True
+
+    def flush(self) -> None:
+        """Write what is queued now."""
+        self._flush_scheduled = False
+        link = self._link
+        if link is not None:
+            output = self.session.take_output()
+            if output:
+                link.write(output)
+        for owner in self._owners.values():
+            owner.flush()
+
+    def _arm(self) -> None:
+        moment_ns = self.session.next_timer_ns
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment_ns is not None:
+            delay_s = max(0.0, (moment_ns - self.session.now_ns()) / 1e9)
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        try:
+            self.session.on_time()
+        finally:  # one that fails must not keep the others from coming
+            if self._timer is None:
+                self._arm()
+
+    def _on_silence(self, error: DanubeError) -> None:
+        if self._link is not None:
+            self._link.abort(error)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    async def wait(self, reply: Reply) -> Any:
+        """The reply's value, or its error raised."""
+        if self._busy_poll_us and not self._polling:
+            await self._poll(reply)
+        if not reply.settled:
+            await Waiting(reply, self._wakeups)
+        if reply.error is not None:
+            raise reply.error.with_traceback(None)
+        return reply.value
+
+    async def _poll(self, reply: Reply) -> None:
+        """Keep the loop from sleeping until the reply is there; one who waits is enough for that."""
+        end_ns = clock.monotonic_ns() + self._busy_poll_us * 1_000
+        self._polling = True
+        try:
+            while not reply.settled and clock.monotonic_ns() < end_ns:  # noqa: ASYNC110 - it is not to sleep
+                await asyncio.sleep(0)
+        finally:
+            self._polling = False
+
+    async def wait_within(self, reply: Reply, timeout_s: float | None, what: str) -> Any:
+        """Like wait(), but raise OperationTimeout after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.wait(reply)
+        except TimeoutError:
+            raise OperationTimeout(f"{what} took longer than {timeout_s:g} s") from None
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Carry out a plan: wait for each reply it yields and hand back value or error."""
+        return await _drive(plan, self.wait)
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        """Try every address once; raise the last failure."""
+        failure: DanubeError | None = None
+        brokers = self.session.brokers
+        at_home = brokers.home is self.session
+        for address in brokers.homes(self._addresses) if at_home else self._addresses:
+            try:
+                await self._connect_to(address)
+                if at_home:
+                    brokers.found(address)
+                return
+            except DanubeError as error:
+                failure = error
+        raise failure or ConnectionFailed("no broker address was given")
+
+    async def _connect_to(self, address: Address) -> None:
+        timeout_s = self._connect_timeout_s
+        at_home = self.session.brokers.home is self.session
+        try:
+            async with asyncio.timeout(timeout_s if at_home else min(timeout_s, OWNER_CONNECT_TIMEOUT_S)):
+                link = await self._linked(address)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise refused(address, error) from None
+        self._link = link
+        self.session.connected(tcp.on_this_host(link.socket))
+        self.flush()
+        try:
+            async with asyncio.timeout(greeting_s(self.session, timeout_s)):
+                while not self.session.ready:
+                    if link.lost.done():
+                        raise closed_early(address, link.reason)
+                    await asyncio.wait([link.lost, self._welcome()], return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            link.abort(
+                ConnectionFailed(f"the broker at {address} did not greet", hint="is this the native port?")
+            )
+            raise link.reason or ConnectionFailed(str(address)) from None
+        except asyncio.CancelledError:
+            link.abort(ConnectionFailed("connecting was cancelled"))
+            raise
+
+    async def _linked(self, address: Address) -> Link:
+        def made() -> Link:
+            return Link(self.session, self._wakeups)
+
+        near = local_socket.dial(*address)
+        if near is not None:
+            return (await self._loop.create_unix_connection(made, sock=near))[1]
+        return (await self._loop.create_connection(made, *address, family=socket.AF_UNSPEC))[1]
+
+    def _welcome(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def ready() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.session.when_ready = ready
+        return future
+
+    async def _keep(self) -> None:
+        """Dial again whenever the connection is lost, until the session gives up."""
+        while True:
+            link = self._link
+            if link is not None:
+                await asyncio.shield(link.lost)
+            if self.session.failure is not None:
+                return
+            if link is not None:
+                _telemetry.warning("connection lost", reason=str(link.reason))
+            try:
+                await self._dial_until_connected()
+            except DanubeError as error:
+                self.session.fail(error)
+                return
+
+    async def _dial_until_connected(self) -> None:
+        last: DanubeError | None = None
+        while True:
+            try:
+                pause_ns = self.session.backoff_ns()
+            except ConnectionFailed as error:
+                error.why = str(last) if last is not None else error.why
+                raise
+            await asyncio.sleep(pause_ns / 1e9)
+            self.session.check_usable()
+            try:
+                await self._connect()
+                return
+            except DanubeError as error:
+                if not error.retryable:
+                    raise
+                last = error
+
+
+async def _drive(plan: Plan[T], wait: Callable[[Reply], Any]) -> T:
+    error: Exception | None = None
+    value: Any = None
+    try:
+        while True:
+            try:
+                reply = plan.send(value) if error is None else plan.throw(error)
+            except StopIteration as stop:
+                return cast(T, stop.value)
+            error = value = None
+            try:
+                value = await wait(reply)
+            except Exception as caught:
+                error = caught
+    finally:
+        plan.close()  # when the task was cancelled, what the plan opened is closed now

@@ -1,0 +1,293 @@
+"""The asyncio producer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Any
+
+from danube.client.aio.connection import Connection
+from danube.client.aio.waiting import Waiting, Wakeups
+from danube.client.machine.ack import Ack
+from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.reply import Reply, all_settled
+from danube.client.records.group import SendFuture
+from danube.client.records.outbox import Outbox, Part, acks_of
+from danube.client.records.records import Attributes
+from danube.client.records.setup import ProducerOptions, open_producer
+from danube.errors import ClosedError, DanubeError, OperationTimeout
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class AwaitableSend(SendFuture):
+    """The outcome of one send_nowait; ``await`` it, or ask ``done()`` and ``result()``."""
+
+    __slots__ = ()
+
+    def result(self) -> Ack:
+        """The record's Ack, or the error raised; only when done()."""
+        return self._ack()
+
+    def __await__(self) -> Generator[Any, None, Ack]:
+        if not self.done():
+            yield from self._wait().__await__()
+        return self._ack()
+
+    async def _wait(self) -> None:
+        group = self._group
+        if not group.parts:
+            if group.flushed is None:
+                group.flushed = Reply()
+            await _settled(group.flushed)
+        outcome = group.outcome(self._index)
+        if isinstance(outcome, Outgoing):
+            await _settled(outcome)
+
+
+async def _settled(reply: Reply) -> None:
+    """Wait until the reply is settled, whatever with."""
+    if not reply.settled:
+        await Waiting(reply, Wakeups(asyncio.get_running_loop()))
+
+
+class Producer:
+    """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``async with``."""
+
+    def __init__(self, connection: Connection, options: ProducerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._outbox: Outbox | None = None
+        self._closed = False
+        self._linger_s = options.linger_us / 1e6
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _box(self) -> Outbox:
+        self._connection.session.check_usable()
+        if self._outbox is None:
+            raise ClosedError(
+                "the producer is closed" if self._closed else "the producer is not open",
+                hint="use it in `async with client.producer(...)`",
+            )
+        return self._outbox
+
+    async def open(self) -> Producer:
+        """Find or make the topic and open every partition; done by ``async with``."""
+        if self._outbox is None:
+            if self._closed:
+                raise ClosedError("the producer is closed", hint="make a new one")
+            box = await self._connection.run(open_producer(self._connection.session, self._options))
+            if self.closed:
+                box.close()
+                raise ClosedError("the producer was closed while it was opened", hint="make a new one")
+            box.when_group = self._schedule
+            box.when_full = self._connection.flush
+            self._outbox = box
+        return self
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._linger_s:
+            loop.call_later(self._linger_s, self._end_turn)
+        else:
+            loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        if self._outbox is not None:
+            self._outbox.end_turn()
+            self._connection.flush()
+
+    async def send(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> Ack:
+        """Send one record and wait for its acknowledgement.
+
+        Calls that run at the same time share batches.  When cancelled, a record that has not left
+        is taken back; one that has may still be stored.
+        """
+        box = self._box
+        if not box.has_room:
+            await self._room(box)
+        idle = box.idle and not self._linger_s
+        if idle and key is None and attributes is None:
+            outgoing = self._send_alone(box, payload)
+            try:
+                ack: Ack = await self._connection.wait(outgoing)
+            except asyncio.CancelledError:
+                outgoing.partition.withdraw(outgoing)
+                raise
+            return ack
+        group, index = box.add(payload, key, attributes)
+        if idle:
+            box.flush_group()
+            self._connection.flush()
+        try:
+            return await AwaitableSend(group, index)
+        except asyncio.CancelledError:
+            box.withdraw(group, index)
+            raise
+
+    def _send_alone(self, box: Outbox, payload: bytes) -> Outgoing:
+        connection = self._connection
+        connection.flush_follows()
+        try:
+            return box.send_alone(payload)
+        finally:
+            connection.flush()
+
+    async def send_many(
+        self,
+        payloads: Any,
+        keys: Sequence[str | bytes | None] | None = None,
+        attributes: Sequence[Attributes | None] | Attributes | None = None,
+    ) -> list[Ack]:
+        """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
+
+        ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
+        is one mapping per record, or one for all.  They belong to the client until the call has ended:
+        what is changed meanwhile may be stored as it was or as it became.
+
+        Raises the first error; other batches may be stored then.  Its facts say which are for certain:
+        ``acks``, and ``places``, the places in the call of each one's records; ``index`` is the place of
+        a record that is at fault.
+        """
+        box, connection = self._box, self._connection
+        sent: list[Part] = []
+        refused: DanubeError | None = None
+        try:
+            for part in box.batches(payloads, keys, attributes):
+                sent.append(part)
+                connection.flush()
+                if part.more and not box.has_room:
+                    await self._room(box)
+                elif part.more:
+                    await asyncio.sleep(0)
+        except DanubeError as error:
+            refused = error
+        await connection.wait(all_settled([part.outgoing for part in sent]))
+        return acks_of(sent, refused)
+
+    def send_nowait(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> AwaitableSend:
+        """Send one record without waiting; it leaves with others at the end of the loop's turn.
+
+        Raises Overloaded when ``max_in_flight_bytes`` are not acknowledged: ``await ready()``.
+        """
+        outbox = self._outbox
+        if outbox is None:
+            outbox = self._box
+        group, index = outbox.add(payload, key, attributes)
+        return AwaitableSend(group, index)
+
+    async def ready(self) -> None:
+        """Wait until there is room for a batch of send_nowait; let the loop turn once per batch sent."""
+        box = self._box
+        if not box.has_room:
+            self._connection.flush()
+            await self._room(box)
+        elif box.left_full:
+            await asyncio.sleep(0)
+        box.left_full = False
+
+    async def _room(self, box: Outbox) -> None:
+        """Wait for room, for as long as a send may take."""
+        try:
+            async with asyncio.timeout(box.timeout_s):
+                while not box.has_room:
+                    await self._connection.wait(box.room())
+        except TimeoutError:
+            raise no_room(box) from None
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered; raise the first failure of a send_nowait
+        whose future nobody has looked at."""
+        box = self._box
+        emptied = box.emptied()
+        self._connection.flush()
+        await self._connection.wait_within(emptied, timeout, "flush")
+        raise_first(box.take_failures())
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
+        box, self._outbox = self._outbox, None
+        self._closed = True
+        if box is None:
+            return
+        failure: BaseException | None = None
+        try:
+            emptied = box.emptied()
+            self._connection.flush()
+            await self._connection.wait_within(emptied, timeout, "flush")
+        except OperationTimeout as error:
+            failure = undelivered(box, error)
+        finally:
+            failures = box.take_failures()
+            replies = box.close()
+        await _close_quietly(self._connection, replies)
+        if failure is not None:
+            raise failure
+        raise_first(failures)
+
+    async def __aenter__(self) -> Producer:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: the producer also failed to deliver: {failure}")
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name!r} of {self.topic}>"
+
+
+def raise_first(failures: list[BaseException]) -> None:
+    if failures:
+        if len(failures) > 1:
+            failures[0].add_note(f"danube: {len(failures) - 1} more sends failed")
+        raise failures[0].with_traceback(None)
+
+
+def no_room(box: Outbox) -> OperationTimeout:
+    return OperationTimeout(
+        f"there was no room for more records of producer {box.name!r} within {box.timeout_s:g} s",
+        why=f"{box.in_flight_bytes} of {box.in_flight_bytes_max} bytes are not acknowledged",
+        hint="records that were sent before may be stored; look at the broker",
+    )
+
+
+def undelivered(box: Outbox, error: OperationTimeout) -> OperationTimeout:
+    return OperationTimeout(
+        f"producer {box.name!r} was closed with {box.unanswered} batches not acknowledged",
+        why=error.what,
+        hint="whether they are stored is not known; flush() with a longer timeout before closing",
+        batches=box.unanswered,
+    )
+
+
+async def _close_quietly(connection: Connection, replies: list[Reply]) -> None:
+    """Wait a moment for the broker to close the handles; the connection's end does it too."""
+    connection.flush()
+    try:
+        await connection.wait_within(all_settled(replies), 1.0, "close")
+    except OperationTimeout:
+        return

@@ -1,0 +1,58 @@
+"""A thread that answers the broker while a program that uses the blocking client is busy with something else.
+
+A blocking client reads its sockets only within its calls.  The broker asks a session that says nothing by a
+PING and ends it where no answer comes, because a process that hangs must not keep records from others; a
+handler that takes minutes is no such process.  So this thread looks four times within that time.  A process
+that is stopped, or that never lets another thread run, answers nothing, and that is right.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Final, Protocol
+
+from danube.client.machine.session import Session
+
+LOOKS: Final = 4  # within the time that the broker allows
+UNASKED_S: Final = 60.0  # with a broker that does not ask; the next one may
+
+
+class Attended(Protocol):
+    """A connection that may be left alone for long."""
+
+    session: Session
+
+    def attend(self) -> None: ...
+
+
+class Attendance:
+    """The thread of one connection; a child of a fork has none, and needs none."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def start(self, connection: Attended) -> None:
+        """Attend to ``connection`` until stop(), or until nobody holds it any more."""
+        threading.Thread(
+            target=_attend, args=(weakref.ref(connection), self._stopped), name="danube-client", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _attend(held: weakref.ref[Attended], stopped: threading.Event) -> None:
+    while (pause_s := _pause_s(held())) and not stopped.wait(pause_s):
+        connection = held()
+        if connection is not None:
+            connection.attend()
+        del connection
+
+
+def _pause_s(connection: Attended | None) -> float:
+    """How long nobody need look; 0 where there is no connection any more."""
+    if connection is None:
+        return 0.0
+    timeout_ms = connection.session.welcome.session_timeout_ms
+    return timeout_ms / 1000 / LOOKS if timeout_ms else UNASKED_S

@@ -1,0 +1,255 @@
+"""The consumer of the blocking client, and what it hands out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from danube.client.aio.consumer import CLOSE_WAIT_S, raise_lost
+from danube.client.blocking.connection import BlockingConnection
+from danube.client.machine.reply import Plan
+from danube.client.records.inbox import Inbox
+from danube.client.records.message import BaseBatch, BaseMessage
+from danube.client.records.setup import ConsumerOptions, open_consumer
+from danube.errors import ClosedError, DanubeError, InvalidArgument
+
+
+class Message(BaseMessage, eq=False):
+    """A message of the blocking client; ``with message:`` acks on success, else gives it back."""
+
+    def ack(self) -> None:
+        """Acknowledge; sent with others when the consumer is next asked for a message, or closed."""
+        self.ack_nowait()
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self.nack_nowait(delay, reason)
+
+    def ack_nowait(self) -> None:
+        """As ack(); threads may settle messages of one consumer at the same time."""
+        with self._source.partition.shell.lock:
+            super().ack_nowait()
+
+    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
+        """As nack()."""
+        with self._source.partition.shell.lock:
+            super().nack_nowait(delay, reason)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._source.partition.shell.lock:
+            super()._give_up(error)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._settle(error)
+
+
+class Batch(BaseBatch):
+    """A batch of the blocking client; ``with batch:`` acks on success, else gives it back."""
+
+    def ack(self) -> None:
+        """Acknowledge all records; sent when the consumer is next asked for a batch, or closed."""
+        self.ack_nowait()
+
+    def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self.nack_nowait(delay, reason)
+
+    def ack_nowait(self) -> None:
+        """As ack(); threads may settle batches of one consumer at the same time."""
+        with self._partition.shell.lock:
+            super().ack_nowait()
+
+    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
+        """As nack()."""
+        with self._partition.shell.lock:
+            super().nack_nowait(delay, reason)
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._partition.shell.lock:
+            super()._give_up(error)
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._settle(error)
+
+
+class Consumer:
+    """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
+
+    def __init__(self, connection: BlockingConnection, options: ConsumerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._inbox: Inbox[Message, Batch] | None = None
+        self._closed = False
+        self._message_cls: Callable[..., Message] = Message
+        self._batch_cls: Callable[..., Batch] = Batch
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def subscription(self) -> str:
+        return self._options.subscription
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def active(self) -> bool:
+        """False for a failover standby that was given no partition when it subscribed."""
+        return any(partition.active for partition in self._box.partitions)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        """Why the broker cannot send the next records now, where it has said so: an object of the store is
+        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
+        return self._box.waits_for
+
+    @property
+    def _box(self) -> Inbox[Message, Batch]:
+        self._connection.session.check_usable()
+        if self._inbox is None:
+            raise ClosedError(
+                "the consumer is closed" if self._closed else "the consumer is not open",
+                hint="use it in `with client.consumer(...)`",
+            )
+        return self._inbox
+
+    def open(self) -> Consumer:
+        """Subscribe to every partition; done by ``with``."""
+        if self._inbox is None:
+            if self._closed:
+                raise ClosedError("the consumer is closed", hint="make a new one")
+            try:
+                self._connection.run(self._opening())
+            except BaseException:  # also a signal's, behind the last answer
+                self._undo_open()
+                raise
+        return self
+
+    def _undo_open(self) -> None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            self._connection.leave(inbox.close)
+
+    def _opening(self) -> Plan[None]:
+        session = self._connection.session
+        self._inbox = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
+        for partition in self._inbox.partitions:
+            partition.shell = self._connection
+        if self._closed:
+            raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
+
+    def __iter__(self) -> Iterator[Message]:
+        inbox, lock = self._box, self._connection.lock
+        while True:
+            with lock:  # other threads may iterate as well
+                messages = inbox.messages
+                message = next(messages, None)
+            if message is not None:
+                yield message
+            else:
+                self._advance(inbox, messages, None)
+
+    def _advance(self, inbox: Inbox[Message, Batch], spent: Any, timeout: float | None) -> bool:
+        """Wait for messages other than ``spent``; False when time is up."""
+        return self._connection.wait_until(lambda: inbox.messages is not spent or inbox.advance(), timeout)
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message; raise OperationTimeout when none comes within ``timeout`` seconds."""
+        inbox = self._box
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._connection.lock:
+                messages = inbox.messages
+                message = next(messages, None)
+            if message is not None:
+                return message
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._advance(inbox, messages, left):
+                raise inbox.nothing_came(timeout or 0.0)
+
+    def batches(self, max_records: int | None = None, max_wait: float | None = None) -> Iterator[Batch]:
+        """Batches of at most ``max_records`` records of one partition.
+
+        With ``max_wait`` (seconds) a batch is handed out when it is full or its first record has
+        waited so long; without, as soon as there is one, and nothing is copied to join deliveries.
+        """
+        if max_records is not None and max_records < 1:
+            raise InvalidArgument(f"max_records must be at least 1, not {max_records}")
+        inbox, connection = self._box, self._connection
+        with connection.lock:
+            inbox.begin_batches(max_records)
+        wait_ns = int((max_wait or 0) * 1e9)
+        batch: Batch | None = None
+        due_ns: int | None = None
+
+        def take() -> bool:
+            nonlocal batch, due_ns
+            before = due_ns
+            batch, due_ns = inbox.next_batch(max_records, wait_ns)
+            return batch is not None or before != due_ns
+
+        while True:
+            timeout_s = None if due_ns is None else max(0.0, (due_ns - connection.session.now_ns()) / 1e9)
+            connection.wait_until(take, timeout_s)
+            if batch is not None:
+                yield batch
+                batch = due_ns = None
+
+    def flush(self) -> None:
+        """Wait until the broker has stored every acknowledgement given so far.
+
+        Without a connection it waits for one; raises OperationTimeout after the client's ``timeout``.
+        """
+        with self._connection.lock:
+            replies = self._box.synced()
+        for reply in replies:
+            self._connection.wait(reply)
+
+    def close(self) -> None:
+        """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers.
+
+        Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
+        """
+        inbox, self._inbox = self._inbox, None
+        self._closed = True
+        if inbox is not None:
+            with self._connection.lock:
+                replies = inbox.close()
+            self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_WAIT_S)
+            raise_lost(replies)
+
+    def __enter__(self) -> Consumer:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: acknowledgements may be lost: {failure}")
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

@@ -1,0 +1,217 @@
+"""The producer of the blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from danube.client.aio.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
+from danube.client.blocking.connection import BlockingConnection
+from danube.client.machine.ack import Ack
+from danube.client.machine.reply import Plan, all_settled
+from danube.client.records.group import Group, SendFuture
+from danube.client.records.outbox import Outbox, Part, acks_of
+from danube.client.records.records import Attributes
+from danube.client.records.setup import ProducerOptions, open_producer
+from danube.errors import ClosedError, DanubeError, OperationTimeout
+
+
+class BlockingSend(SendFuture):
+    """The outcome of one send_nowait; ``result()`` waits for it."""
+
+    __slots__ = ("_producer",)
+
+    def __init__(self, group: Group, index: int, producer: Producer) -> None:
+        super().__init__(group, index)
+        self._producer = producer
+
+    def result(self, timeout: float | None = None) -> Ack:
+        """The record's Ack, or the error raised; waits, and sends what is gathered first."""
+        if not self.done():
+            self._producer._settle(self._group)
+            if not self._producer._connection.wait_until(self.done, timeout):
+                raise OperationTimeout(f"the send took longer than {timeout:g} s")
+        return self._ack()
+
+
+class Producer:
+    """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``with``."""
+
+    def __init__(self, connection: BlockingConnection, options: ProducerOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._outbox: Outbox | None = None
+        self._closed = False
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _box(self) -> Outbox:
+        self._connection.session.check_usable()
+        if self._outbox is None:
+            raise ClosedError(
+                "the producer is closed" if self._closed else "the producer is not open",
+                hint="use it in `with client.producer(...)`",
+            )
+        return self._outbox
+
+    def open(self) -> Producer:
+        """Find or make the topic and open every partition; done by ``with``."""
+        if self._outbox is None:
+            if self._closed:
+                raise ClosedError("the producer is closed", hint="make a new one")
+            try:
+                self._connection.run(self._opening())
+            except BaseException:  # also a signal's, behind the last answer
+                self._undo_open()
+                raise
+        return self
+
+    def _undo_open(self) -> None:
+        box, self._outbox = self._outbox, None
+        if box is not None:
+            self._connection.leave(box.close)
+
+    def _opening(self) -> Plan[None]:
+        self._outbox = yield from open_producer(self._connection.session, self._options)
+        if self._closed:
+            raise ClosedError("the producer was closed while it was opened", hint="make a new one")
+
+    def send(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> Ack:
+        """Send one record and wait for its acknowledgement."""
+        self.ready()
+        with self._connection.lock:
+            box = self._box
+            group, index = box.add(payload, key, attributes)
+            box.flush_group()
+        return BlockingSend(group, index, self).result()
+
+    def send_many(
+        self,
+        payloads: Any,
+        keys: Sequence[str | bytes | None] | None = None,
+        attributes: Sequence[Attributes | None] | Attributes | None = None,
+    ) -> list[Ack]:
+        """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
+
+        ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
+        is one mapping per record, or one for all.  They belong to the client until the call has ended:
+        what is changed meanwhile may be stored as it was or as it became.
+
+        Raises the first error; other batches may be stored then.  Its facts say which are for certain:
+        ``acks``, and ``places``, the places in the call of each one's records; ``index`` is the place of
+        a record that is at fault.
+        """
+        connection = self._connection
+        box = self._box
+        sent: list[Part] = []
+        refused: DanubeError | None = None
+        batches = box.batches(payloads, keys, attributes)
+        more = True
+        try:
+            while more:
+                with connection.lock:
+                    part = next(batches, None)
+                    connection.flush()
+                if part is not None:
+                    sent.append(part)
+                more = part is not None and part.more
+                if more and not box.has_room:
+                    self._room(box)
+        except DanubeError as error:
+            refused = error
+        connection.wait(all_settled([part.outgoing for part in sent]))
+        return acks_of(sent, refused)
+
+    def send_nowait(
+        self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> BlockingSend:
+        """Gather one record; it leaves when ``batch_bytes`` are gathered or someone waits.
+
+        There is no loop behind the blocking client: call flush(), ready() or result() to be sure
+        that it leaves.  Raises Overloaded when ``max_in_flight_bytes`` are not acknowledged.
+        """
+        with self._connection.lock:
+            group, index = self._box.add(payload, key, attributes)
+            if self._connection.has_output:
+                self._connection.flush()
+        return BlockingSend(group, index, self)
+
+    def _settle(self, group: Group) -> None:
+        """Send the group if it has not left."""
+        with self._connection.lock:
+            if self._outbox is not None and self._outbox.group is group:
+                self._outbox.flush_group()
+
+    def ready(self) -> None:
+        """Wait until there is room for send_nowait."""
+        box = self._box
+        if not box.has_room:
+            self._room(box)
+
+    def _room(self, box: Outbox) -> None:
+        """Wait for room, for as long as a send may take."""
+        if not self._connection.wait_until(lambda: box.has_room, box.timeout_s):
+            raise no_room(box)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is answered; raise the first failure of a send_nowait
+        whose future nobody has looked at."""
+        box = self._box
+        with self._connection.lock:
+            emptied = box.emptied()
+        self._connection.wait(emptied, timeout, "flush")
+        raise_first(box.take_failures())
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
+        box, self._outbox = self._outbox, None
+        self._closed = True
+        if box is None:
+            return
+        failure: DanubeError | None = None
+        connection = self._connection
+        try:
+            with connection.lock:
+                emptied = box.emptied()
+            connection.wait(emptied, timeout, "flush")
+        except OperationTimeout as error:
+            failure = undelivered(box, error)
+        finally:
+            with connection.lock:
+                failures = box.take_failures()
+                replies = box.close()
+        connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
+        if failure is not None:
+            raise failure
+        raise_first(failures)
+
+    def __enter__(self) -> Producer:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except DanubeError as failure:
+            error.add_note(f"danube: the producer also failed to deliver: {failure}")
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name!r} of {self.topic}>"

@@ -1,0 +1,1 @@
+"""The protocol without a socket: session, producers, consumers, requests."""

@@ -1,0 +1,287 @@
+"""Administration as plans that both shells run: which requests are sent, and how answers are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from danube.client.machine.paging import WHOLE, Page, asked, rest_of, whole_list
+from danube.client.machine.reply import Plan
+from danube.client.machine.session import Session
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
+from danube.errors import InvalidArgument, ProtocolError
+from danube.ids import check_new_topic_name, check_topic_name
+
+STATUS_ROWS = 1_000  # of one request
+_CLUSTER_READS = frozenset({"brokers", "deciding_broker", "balance"})
+
+Start = str | int | datetime | tuple[str, int]
+_START_MAX = (1 << 63) - 1  # offsets and microseconds are signed 64-bit numbers in every format
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as the broker lists it."""
+
+    topic: str
+    topic_id: int = 0
+    partitions: list[str] = []  # physical names; one for a topic that is not partitioned
+    reliable: bool = True
+    durability: str = ""
+    max_record_bytes: int = 0
+    policy: dict[str, Any] = {}
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic with what the owner of each partition says of it, in partition order."""
+
+    topic: TopicInfo
+    partitions: list[dict[str, Any]]
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription over all partitions: what each partition says, in partition order."""
+
+    subscription: str
+    mode: str = ""
+    lag_records: int = 0
+    in_flight: int = 0
+    consumer_count: int = 0
+    partitions: list[dict[str, Any]] = []
+
+
+def start_of(start: Start) -> tuple[str, int]:
+    """A start position as (kind, value) on the wire: earliest, latest, offset or time (microseconds)."""
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return start, 0
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= _START_MAX:
+        return "offset", start
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise InvalidArgument(
+                "start time has no time zone", hint="for example datetime.now(timezone.utc)"
+            )
+        return "time", round(start.timestamp() * 1_000_000)
+    if isinstance(start, tuple) and start[0] in ("time", "offset") and 0 <= int(start[1]) <= _START_MAX:
+        return start[0], int(start[1])
+    raise InvalidArgument(
+        f"start {start!r} is not valid",
+        why=f"a number must be from 0 to {_START_MAX}" if isinstance(start, int | tuple) else "",
+        hint='use "earliest", "latest", an offset, a datetime, or ("time", microseconds)',
+    )
+
+
+def failure_policy_of(failure: FailurePolicy | dict[str, Any] | None) -> FailurePolicy | None:
+    """A checked failure policy; raise InvalidArgument for unknown fields or values."""
+    if failure is None:
+        return None
+    if isinstance(failure, dict):
+        _check_fields(failure, FailurePolicy, "failure policy")
+        checked: FailurePolicy = _convert(failure, FailurePolicy)
+    else:
+        checked = failure
+    checked.check()
+    return checked
+
+
+def policy_fields(reliable: bool | None, durability: str | None, **fields: Any) -> dict[str, Any]:
+    """The given fields of a topic policy as they travel; what is None is left to the broker."""
+    policy: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if "failure" in policy:
+        policy["failure"] = msgspec.to_builtins(failure_policy_of(policy["failure"]))
+    if reliable is not None:
+        policy["reliable"] = reliable
+    if durability is not None:
+        policy["durability"] = durability
+    elif reliable is not None:
+        policy["durability"] = "written" if reliable else "memory"
+    _check_fields(policy, TopicPolicy, "topic policy")
+    return policy
+
+
+def _check_fields(fields: dict[str, Any], cls: type[msgspec.Struct], what: str) -> None:
+    unknown = sorted(set(fields) - set(cls.__struct_fields__))
+    if unknown:
+        raise InvalidArgument(
+            f"{what} has no field {unknown[0]!r}", hint=f"it has {', '.join(cls.__struct_fields__)}"
+        )
+
+
+def _convert(value: Any, cls: type[Any]) -> Any:
+    try:
+        return msgspec.convert(value, cls)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{cls.__name__} is not valid", why=str(error)) from None
+
+
+class AdminPlans:
+    """Each method is a plan: it yields replies and returns the answer."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def lookup(self, topic: str) -> Plan[wire.TopicView]:
+        """The topic as it is; raises TopicNotFound."""
+        check_topic_name(topic)
+        answer = yield self._session.request(Kind.LOOKUP, wire.Lookup(topic))
+        return view_of(answer)
+
+    def create_topic(self, topic: str, partitions: int, policy: dict[str, Any]) -> Plan[TopicInfo]:
+        check_new_topic_name(topic)
+        if policy.get("durability") == "memory" and "reliable" not in policy:
+            policy["reliable"] = False
+        _convert(policy, TopicPolicy).check()
+        yield self._session.admin(
+            "create_topic", repeatable=False, topic=topic, partitions=partitions, policy=policy
+        )
+        return (yield from self.topic(topic))
+
+    def delete_topic(self, topic: str) -> Plan[None]:
+        check_topic_name(topic)
+        yield self._session.admin("delete_topic", repeatable=False, topic=topic)
+
+    def update_topic(self, topic: str, policy: dict[str, Any]) -> Plan[TopicInfo]:
+        check_topic_name(topic)
+        yield self._session.admin("update_topic", topic=topic, policy=policy)
+        return (yield from self.topic(topic))
+
+    def topic(self, topic: str) -> Plan[TopicInfo]:
+        answer = yield self._session.admin("topic", topic=topic)
+        return topic_of(answer)
+
+    def list_topics(self, namespace: str | None, page: Page = WHOLE) -> Plan[list[TopicInfo]]:
+        found = yield from whole_list(self._session, "list_topics", page, namespace=namespace)
+        return [topic_of(one) for one in found]
+
+    def describe_topic(self, topic: str) -> Plan[TopicDescription]:
+        view: TopicInfo = yield from self.topic(topic)
+        partitions = yield from self._of_partitions("describe_partition", view.partitions)
+        return TopicDescription(topic=view, partitions=partitions)
+
+    def list_subscriptions(self, topic: str, page: Page = WHOLE) -> Plan[list[SubscriptionInfo]]:
+        view = yield from self.lookup(topic)
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        op = "list_subscriptions"
+        answers = yield from self._of_partitions(op, view.partitions, **asked(page))
+        for partition, answer in zip(view.partitions, answers, strict=True):
+            for one in (yield from rest_of(self._session, op, page, answer, partition)):
+                facts = one if isinstance(one, dict) else {"subscription": one}
+                name = facts.get("subscription") or facts.get("name", "")
+                by_name.setdefault(name, []).append({"partition": partition, **facts})
+        return [_merged(name, by_name[name]) for name in sorted(by_name)[: page.limit]]
+
+    def describe_subscription(self, topic: str, subscription: str) -> Plan[SubscriptionInfo]:
+        answers = yield from self._everywhere("describe_subscription", topic, subscription=subscription)
+        return _merged(subscription, answers)
+
+    def seek(self, topic: str, subscription: str, start: Start) -> Plan[None]:
+        kind, value = start_of(start)
+        yield from self._everywhere("seek", topic, subscription=subscription, kind=kind, value=value)
+
+    def delete_subscription(self, topic: str, subscription: str) -> Plan[None]:
+        yield from self._everywhere("delete_subscription", topic, subscription=subscription)
+        yield self._session.admin("forget_subscription", topic=topic, subscription=subscription)
+
+    def unblock(self, topic: str, subscription: str) -> Plan[None]:
+        yield from self._everywhere("unblock", topic, subscription=subscription)
+
+    def set_failure_policy(
+        self, topic: str, subscription: str, failure: FailurePolicy | dict[str, Any]
+    ) -> Plan[None]:
+        policy = msgspec.to_builtins(failure_policy_of(failure))
+        yield from self._everywhere("set_failure_policy", topic, subscription=subscription, failure=policy)
+
+    def seal(self, topic: str) -> Plan[list[int]]:
+        answers = yield from self._everywhere("seal", topic)
+        return [int(answer["sealed_end"]) for answer in answers]
+
+    def open_holes(self, topic: str) -> Plan[list[dict[str, Any]]]:
+        answers = yield from self._everywhere("accept_loss", topic, dry_run=True)
+        return [dict(answer) for answer in answers]
+
+    def accept_loss(self, ends: Mapping[str, int]) -> Plan[list[dict[str, Any]]]:
+        answers: list[dict[str, Any]] = []
+        for partition, end in ends.items():
+            answers += yield from self._of_partitions("accept_loss", [partition], end_offset=end)
+        return answers
+
+    def storage_status(self, topic: str) -> Plan[dict[str, Any]]:
+        answer = yield self._session.admin("storage_status", topic=topic, limit=STATUS_ROWS)
+        found = dict(answer)
+        while after := found.pop("after", None):
+            answer = yield self._session.admin("storage_status", topic=topic, limit=STATUS_ROWS, after=after)
+            found["after"] = answer.get("after")
+            for name in ("pending_bytes", "unconfirmed", "errors", "topics"):
+                found[name] += answer[name]
+            found["pending_seconds"] = max(found["pending_seconds"], answer["pending_seconds"])
+        return found
+
+    def cluster(self, op: str, arguments: dict[str, Any]) -> Plan[Any]:
+        """An operation on brokers or on where partitions are; those that only read may be sent again."""
+        if op == "brokers":
+            return (yield from whole_list(self._session, op, WHOLE))
+        answer = yield self._session.admin(op, repeatable=op in _CLUSTER_READS, **arguments)
+        return answer
+
+    def status(self) -> Plan[dict[str, Any]]:
+        answer = yield self._session.admin("status")
+        return dict(answer)
+
+    def _everywhere(self, op: str, topic: str, **arguments: Any) -> Plan[list[Any]]:
+        view = yield from self.lookup(topic)
+        return (yield from self._of_partitions(op, view.partitions, **arguments))
+
+    def _of_partitions(self, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
+        """Ask the owner of every partition at once; the first error is raised when all have answered."""
+        replies = [self._session.admin(op, partition, **arguments) for partition in partitions]
+        answers, errors = [], []
+        for reply in replies:
+            try:
+                answers.append((yield reply))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+
+def view_of(answer: Any) -> wire.TopicView:
+    try:
+        return msgspec.convert(answer, wire.TopicView)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(
+            "the broker described the topic in a way that is not understood", why=str(error)
+        ) from None
+
+
+def topic_of(answer: Any) -> TopicInfo:
+    if isinstance(answer, str):
+        return TopicInfo(topic=answer)
+    try:
+        return msgspec.convert(answer, TopicInfo)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(
+            "the broker described the topic in a way that is not understood", why=str(error)
+        ) from None
+
+
+def _merged(subscription: str, facts: list[dict[str, Any]]) -> SubscriptionInfo:
+    def total(name: str) -> int:
+        return sum(int(one.get(name, 0) or 0) for one in facts)
+
+    return SubscriptionInfo(
+        subscription=subscription,
+        mode=str(facts[0].get("mode", "")) if facts else "",
+        lag_records=total("lag"),
+        in_flight=total("in_flight"),
+        consumer_count=max((int(one.get("consumers", 0)) for one in facts), default=0),
+        partitions=facts,
+    )

@@ -1,0 +1,133 @@
+"""The brokers that one client speaks to: *home*, where it asks, and the owners of what it has open.
+
+A broker on its own never names another one, and then there is only home.  In a cluster a lookup says
+where each partition is served, and OwnerMoved where it went; its producer or consumer goes there.  When a
+connection to an owner is lost it comes home and asks again: whichever broker answers there knows the next
+owner, or keeps the question until there is one.
+
+No socket lives here: the shell dials and drops what it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from danube.client.machine.address import SCHEME, Address, parse_url
+from danube.errors import ClosedError, ConnectionFailed, DanubeError, InvalidArgument, OwnerMoved
+
+if TYPE_CHECKING:
+    from danube.client.machine.session import Session
+    from danube.core.protocol.native import TopicView
+
+SILENCE_NS: Final = 2_000_000_000  # in a cluster another broker takes over, so a silent one is left early
+BROKERS_KNOWN_MAX: Final = 1_000
+ADVERTISED_HINT: Final = (
+    "another broker sends its clients there: if that one runs, its advertised address (server.advertised)"
+    " cannot be reached from here"
+)
+
+
+class Brokers:
+    """See the module; everything is called as a session is, from one thread at a time."""
+
+    def __init__(self, home: Session) -> None:
+        self.home = home
+        self.dial: Callable[[Session, Address], None] | None = None  # the shell's: connect, once
+        self.drop: Callable[[Session], None] = _nothing  # the shell's: close for good
+        self.known: list[Address] = []  # where home may be found as well
+        self._home_at: Address | None = None  # where it was found last
+        self._owners: dict[str, Session] = {}
+
+    @property
+    def owners(self) -> list[Session]:
+        """The sessions besides home."""
+        return list(self._owners.values())
+
+    def learn(self, view: TopicView) -> None:
+        """Take in which brokers there are; leave those where nothing is open, but for this topic's owners.
+
+        Only here: a session that was named for one partition must not end while the next one is named.
+        """
+        self._drop_idle(view.owners)
+        if view.brokers:
+            self.known = [one for text in view.brokers[:BROKERS_KNOWN_MAX] if (one := _address(text))]
+            self.home.silence_ns = SILENCE_NS
+
+    def homes(self, given: Sequence[Address]) -> list[Address]:
+        """Where home is looked for, in this order: what the client was given and knows, the last one last.
+
+        A broker that reaches no other one lets go of its clients, and still takes their connections.
+        """
+        places = list(dict.fromkeys([*given, *self.known]))
+        if self._home_at in places:
+            following = places.index(self._home_at) + 1
+            places = places[following:] + places[:following]
+        return places
+
+    def found(self, address: Address) -> None:
+        """The shell: home is connected there."""
+        self._home_at = address
+
+    def serving(self, view: TopicView, index: int) -> Session:
+        """The session for a partition of a topic that was looked up."""
+        address = view.owners[index] if index < len(view.owners) else ""
+        return self.at(address) if address else self.home
+
+    def after(self, session: Session, error: BaseException | None) -> Session:
+        """Where to ask again after ``error`` on ``session``."""
+        address = error.facts.get("address", "") if isinstance(error, OwnerMoved) else ""
+        return self.at(address) if isinstance(address, str) and address else self.home
+
+    def at(self, text: str) -> Session:
+        """The session with the broker at an address, which may not be connected yet."""
+        home = self.home
+        if home.ready and home.welcome.address == text:
+            return home
+        session = self._owners.get(text)
+        if session is not None:
+            return session
+        address = _address(text)
+        if address is None or self.dial is None or home.failure is not None:
+            return home
+        session = self._owners[text] = home.sibling()
+        session.silence_ns = SILENCE_NS
+        self.dial(session, address)
+        return session
+
+    def _drop_idle(self, kept: Sequence[str]) -> None:
+        for text, session in list(self._owners.items()):
+            if session.ready and not session.in_use and text not in kept:
+                del self._owners[text]
+                self._end(session, ClosedError("nothing of this client is there any more"))
+
+    def lost(self, session: Session, error: DanubeError) -> None:
+        """The shell: this owner is not reached, or not any more; all that was there comes home."""
+        for text in [text for text, one in self._owners.items() if one is session]:
+            del self._owners[text]
+        if isinstance(error, ConnectionFailed):
+            error = ConnectionFailed(error.what, why=error.why, hint=ADVERTISED_HINT, **error.facts)
+        for opened in session.opened():
+            opened.on_owner_lost(self.home, error)
+        self._end(session, error)
+
+    def _end(self, session: Session, error: DanubeError) -> None:
+        self.drop(session)
+        session.fail(error)
+
+    def fail(self, error: DanubeError) -> None:
+        """The client is at its end."""
+        owners, self._owners = self._owners, {}
+        for session in owners.values():
+            self._end(session, error)
+
+
+def _address(text: str) -> Address | None:
+    try:
+        return parse_url(SCHEME + text)[0]
+    except InvalidArgument:
+        return None
+
+
+def _nothing(_: Session) -> None:
+    pass

@@ -1,0 +1,157 @@
+"""What a session keeps for later: requests that wait for an answer, and counters.
+
+Moments that a session waits for; the shell asks for the next one and says when it has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from danube.client.machine.reply import Reply
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
+from danube.errors import DanubeError, ProtocolError
+
+
+class Timer:
+    """A moment at which ``action`` is called, unless cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+class Timers:
+    """A heap of timers; ``when_timer`` is called when an earlier one than before was added."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.now_ns = now_ns
+        self.when_timer: Callable[[], None] = _nothing
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._timer_order = itertools.count()
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """Moment on the monotonic clock of the first live timer."""
+        timers = self._timers
+        while timers and timers[0][2].action is None:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def call_at(self, moment_ns: int, action: Callable[[], None]) -> Timer:
+        """Call ``action`` from on_time() once ``moment_ns`` has come."""
+        timer = Timer(action)
+        heapq.heappush(self._timers, (moment_ns, next(self._timer_order), timer))
+        if self._timers[0][2] is timer:
+            self.when_timer()
+        return timer
+
+    def on_time(self) -> None:
+        """Run what is due."""
+        now_ns = self.now_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)[2]
+            action, timer.action = timer.action, None
+            if action is not None:
+                action()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Request(Reply):
+    """A control frame and its answer, decoded by ``kind``."""
+
+    __slots__ = ("_answer", "body", "correlation", "handle", "kind", "refused", "repeatable", "timer")
+
+    def __init__(self, kind: int, body: Any, handle: int, repeatable: bool, answer: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self.body = body
+        self.handle = handle
+        self.repeatable = repeatable
+        self.correlation = 0
+        self.refused = 0  # connections that ended under it by an error that asking again does not mend
+        self.timer: Timer | None = None
+        self._answer = answer
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        try:
+            self.resolve(self._decoded(kind, body))
+        except DanubeError as error:
+            self.fail(error)
+            raise
+
+    def _decoded(self, kind: int, body: memoryview) -> Any:
+        if kind == Kind.RESULT:
+            return wire.decode_result(body)
+        if self._answer is not None and kind == self._answer[0]:
+            return wire.decode_control(body, self._answer[1])
+        raise ProtocolError(f"answer of kind {kind} does not fit the request of kind {self.kind}")
+
+    def on_error(self, error: DanubeError) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.fail(error)
+
+
+class Undone:
+    """Takes the late answer to an open that was given up."""
+
+    __slots__ = ("_close",)
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        self._close()
+
+    def on_error(self, error: DanubeError) -> None:
+        """Nothing was opened."""
+
+
+CLOSED_BY: dict[int, Kind] = {
+    Kind.OPEN_PRODUCER: Kind.CLOSE_PRODUCER,
+    Kind.SUBSCRIBE: Kind.CLOSE_CONSUMER,
+}
+ANSWERS: dict[int, tuple[int, type]] = {
+    Kind.OPEN_PRODUCER: (Kind.PRODUCER_OPENED, wire.ProducerOpened),
+    Kind.SUBSCRIBE: (Kind.SUBSCRIBED, wire.Subscribed),
+}
+
+
+class Statistics:
+    """Counters of one client since it was made."""
+
+    __slots__ = (
+        "batches_delivered", "batches_published", "bytes_delivered", "bytes_published", "connections",
+        "damaged_batches", "duplicates", "records_delivered", "records_published", "send_failures",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    batches_delivered: int
+    batches_published: int
+    bytes_delivered: int
+    bytes_published: int
+    connections: int
+    damaged_batches: int
+    duplicates: int
+    records_delivered: int
+    records_published: int
+    send_failures: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}

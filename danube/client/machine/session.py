@@ -1,0 +1,679 @@
+"""The client's end of the native protocol as a machine: bytes and time in, bytes and settled replies out.
+
+No socket, task or thread lives here.  A shell (asyncio or blocking) owns the socket and calls::
+
+    connected(near)              a socket is open, to this host perhaps: HELLO is queued
+    received(view, start, end)   bytes came; returns how many were taken, the rest comes again
+    disconnected(error)          the socket is gone
+    take_output()                buffers to write, in order
+    next_timer_ns / on_time()    the next moment something must happen, and its coming
+
+What outlives a connection (producers, consumers, requests that may be repeated) is kept here, and
+opened again on the next one.  Everything is called from one thread at a time.
+
+Handle numbers of a session's connection, and whose they are.
+
+What a session tells the producers, consumers and requests that use it.
+
+Publish credit of a connection: the un-answered bytes that the broker takes, first come, first served.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from danube.client.machine.address import refuse_http2
+from danube.client.machine.brokers import Brokers
+from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.reply import Reply, all_settled, settled_reply
+from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Timer, Timers, Undone
+from danube.client.machine.shared_memory import Sharing
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
+from danube.errors import (
+    ClosedError,
+    ConnectionFailed,
+    DanubeError,
+    LimitExceeded,
+    OperationTimeout,
+    Overloaded,
+    ProtocolError,
+)
+from danube.host.clock import monotonic_ns
+from danube.host.telemetry import events
+from danube.limits import CONTROL_BYTES_MAX, HANDLES_PER_CONNECTION_MAX, PUBLISH_CREDIT_BYTES
+
+
+class Sender(Protocol):
+    """A producer that waits for publish credit."""
+
+    def transmit(self) -> None: ...
+
+
+class PublishCredit:
+    """What is left of WELCOME's ``publish_credit_bytes``, and who waits for it."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._whole = 0
+        self._queue: deque[Sender] = deque()
+        self._served: Sender | None = None
+
+    def reset(self, size_bytes: int) -> None:
+        """A new connection: nothing is in flight and nobody waits."""
+        self._left = self._whole = size_bytes
+        self._queue.clear()
+        self._served = None
+
+    def take(self, size_bytes: int, sender: Sender) -> bool:
+        """Take publish credit, or queue ``sender`` to be called when some came back.
+
+        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
+        larger than the whole credit goes out when nothing else is in flight.
+        """
+        credit = self._left
+        first = not self._queue or self._served is sender
+        if first and (size_bytes <= credit or credit == self._whole):
+            self._left = credit - size_bytes
+            return True
+        if self._served is sender:
+            self._queue.appendleft(sender)
+            self._served = None
+        elif sender not in self._queue:
+            self._queue.append(sender)
+        return False
+
+    def give_back(self, size_bytes: int) -> None:
+        """A PUBLISH was answered."""
+        self._left += size_bytes
+        queue = self._queue
+        while queue:
+            self._served = sender = queue.popleft()
+            sender.transmit()
+            blocked = self._served is None
+            self._served = None
+            if blocked:
+                return
+
+
+class Opened(Protocol):
+    """What a handle belongs to: a producer or consumer of one partition."""
+
+    def on_connected(self) -> None:
+        """The connection is ready; open yourself on it."""
+
+    def on_disconnected(self) -> None:
+        """The connection is gone; the session will be back or fail."""
+
+    def on_handle_closed(self, error: DanubeError) -> None:
+        """The broker closed the handle."""
+
+    def on_deliver(self, body: memoryview) -> None:
+        """Batches came; raise to drop the connection."""
+
+    def on_waiting(self, reason: DanubeError | None) -> None:
+        """Why no batches come now; None: they go on."""
+
+    def on_sought(self) -> None:
+        """Somebody moved the subscription: what comes next is to be seen, whatever was acked."""
+
+    def on_session_failed(self, error: DanubeError) -> None:
+        """There will be no further connection."""
+
+    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
+        """The broker of this session is gone: go to ``home`` and ask there."""
+
+
+class Awaited(Protocol):
+    """What a correlation belongs to."""
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None: ...
+
+    def on_error(self, error: DanubeError) -> None: ...
+
+
+class Handles:
+    """Each number is given once, so that late frames cannot be mistaken; no call looks at those of others."""
+
+    __slots__ = ("_numbers", "_of", "_owners", "owner")
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._owners: dict[int, Opened] = {}
+        self._of: dict[Opened, list[int]] = {}  # without those that have none
+        self.owner = self._owners.get  # for every frame with batches
+
+    def give(self, opened: Opened) -> int:
+        """A number that was not used lately on this connection, and is nobody's."""
+        number = next(self._numbers) & 0xFFFFFFFF
+        while not number or number in self._owners:  # 32 bits begin again after some time
+            number = next(self._numbers) & 0xFFFFFFFF
+        self._owners[number] = opened
+        self._of.setdefault(opened, []).append(number)
+        return number
+
+    def drop(self, number: int) -> Opened | None:
+        """Forget one; whose it was."""
+        opened = self._owners.pop(number, None)
+        if opened is not None:
+            numbers = self._of[opened]
+            numbers.remove(number)
+            if not numbers:
+                del self._of[opened]
+        return opened
+
+    def drop_all(self, opened: Opened) -> None:
+        """Forget those of ``opened``."""
+        for number in self._of.pop(opened, ()):
+            del self._owners[number]
+
+    def clear(self) -> None:
+        """The connection is gone, and with it what the numbers meant."""
+        self._owners.clear()
+        self._of.clear()
+
+
+BACKOFF_FIRST_NS = 50_000_000
+BACKOFF_LAST_NS = 2_000_000_000
+CLUSTER_ATTEMPTS_MAX = 3
+REQUESTS_MAX = 10_000
+REFUSALS_MAX = 3  # then a request is no longer repeated: it may be what ends the connections
+SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
+
+_PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
+_PING = int(Kind.PING)
+_PUBLISHED = int(Kind.PUBLISHED)
+_DELIVER = int(Kind.DELIVER)
+
+_telemetry = events("client")
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session(Timers):
+    """One client's state with one broker over all its connections, of which there is one at a time."""
+
+    def __init__(
+        self,
+        *,
+        client: str = "",
+        token: str = "",
+        reconnect_timeout_ns: int | None = 60_000_000_000,
+        request_timeout_ns: int = 30_000_000_000,
+        now_ns: Callable[[], int] = monotonic_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(now_ns)
+        self.ready = False
+        self.welcome = wire.Welcome()
+        self.failure: DanubeError | None = None
+        self.statistics = Statistics()
+        self.request_timeout_ns = request_timeout_ns
+        self.when_output: Callable[[], None] = _nothing
+        self.when_ready: Callable[[], None] = _nothing
+        self.when_silent: Callable[[DanubeError], None] = _ignore
+        self.when_forked: Callable[[], None] = _nothing  # this is a child now: let go of the parent's socket
+        self.silence_ns = SILENCE_NS
+        self.credit = PublishCredit()
+        self.brokers = Brokers(self)
+        self._hello = wire.Hello(client=client, token=token, answers_ping=True)
+        self._reconnect_timeout_ns = reconnect_timeout_ns
+        self._jitter = jitter
+        self._open = False
+        self.sharing = Sharing(lambda offer: self.request(Kind.SHARE_MEMORY, offer, repeatable=False))
+        self._decoder = wire.FrameDecoder()
+        self._output: list[bytes | memoryview] = []
+        self._awaited: dict[int, Awaited] = {}
+        self._handles = Handles()
+        self._opened: dict[Opened, None] = {}
+        self._waiting: dict[Request, None] = {}
+        self._dirty: dict[Any, None] = {}
+        self._correlations = itertools.count(1)
+        self._lost_since_ns = -1
+        self._heard = False
+        self._pinged = False
+        self._listening: Timer | None = None
+        self._attempts = 0
+        self.process = os.getpid()
+        _sessions.add(self)
+
+    # -- what a shell calls ---------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame that is incomplete: the receive buffer must hold as many."""
+        return self._decoder.wanted
+
+    def connected(self, near: bool = False) -> None:
+        """A socket is open; greet.  ``near``: the other side is on this host."""
+        self._open = True
+        self.sharing.connected(near)
+        self._decoder = wire.FrameDecoder()
+        self._output.clear()
+        self._write(wire.control_frame(Kind.HELLO, self._hello))
+
+    def received(self, view: memoryview, start: int, end: int) -> int:
+        """Take the frames in ``view[start:end]``; return the position after the last whole one.
+
+        Raises DanubeError when the peer broke the protocol or bytes are damaged: the shell then
+        closes the socket and calls disconnected() with that error.
+        """
+        decoder, sharing = self._decoder, self.sharing
+        if not self._heard:
+            refuse_http2(view[start:end])
+            self._heard = True
+        for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
+            body = view[body_start:body_end]
+            if kind == _PUBLISHED:
+                sharing.answered(correlation)
+                awaited = self._awaited.pop(correlation, None)
+                if awaited is not None:
+                    awaited.on_answer(kind, flags, body)
+            elif kind == _DELIVER:
+                opened = self._handles.owner(handle)
+                if opened is not None:
+                    opened.on_deliver(body)
+            else:
+                self._on_control(kind, flags, correlation, handle, body)
+        return decoder.position
+
+    def disconnected(self, error: DanubeError) -> None:
+        """The socket is gone: requests that must not be repeated fail, the rest waits for the next one."""
+        if not self._open:
+            return
+        self._open = self.ready = False
+        self.sharing.disconnected()
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._lost_since_ns < 0:
+            self._lost_since_ns = self.now_ns()
+        self._output.clear()
+        self._handles.clear()
+        self.credit.reset(0)
+        awaited, self._awaited = self._awaited, {}
+        for one in awaited.values():
+            if isinstance(one, Request):
+                self._keep_or_fail(one, error)
+        for opened in list(self._opened):
+            opened.on_disconnected()
+
+    def take_output(self) -> list[bytes | memoryview]:
+        """Buffers to write, in order; acknowledgements that were merged meanwhile go along."""
+        if self._dirty:
+            self.flush_acks()
+        output = self._output
+        if output:
+            self._output = []
+        return output
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output or self._dirty)
+
+    def backoff_ns(self) -> int:
+        """How long to wait before the next attempt to connect; raises when it is time to give up."""
+        waited_ns = self.now_ns() - self._lost_since_ns if self._lost_since_ns >= 0 else 0
+        if self._reconnect_timeout_ns is not None and waited_ns >= self._reconnect_timeout_ns:
+            raise ConnectionFailed(
+                f"the broker was not reached again for {waited_ns / 1e9:.0f} s",
+                why="reconnect_timeout has passed",
+                hint="check the broker, then make a new client",
+            )
+        self._attempts += 1
+        return self.pause_ns(self._attempts - 1)
+
+    def pause_ns(self, attempt: int) -> int:
+        """A pause before attempt 0, 1, ...: random in the upper half of 50 ms * 2**attempt, at most 2 s."""
+        bound = min(BACKOFF_FIRST_NS << min(attempt, 10), BACKOFF_LAST_NS)
+        return int(bound * (0.5 + self._jitter() / 2))
+
+    def pause_before_ns(self, attempt: int) -> int:
+        """A pause before attempt 0, 1, ... to open a partition: none before the first.
+
+        The brokers of a cluster keep the question while there is no owner, so it is asked again soon.
+        """
+        if not attempt:
+            return 0
+        return self.pause_ns(min(attempt - 1, CLUSTER_ATTEMPTS_MAX) if self.brokers.known else attempt - 1)
+
+    def fail(self, error: DanubeError) -> None:
+        """End for good: everything that waits fails with ``error``, and so does every later call."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.ready = self._open = False
+        self._output.clear()
+        self.sharing.disconnected()
+        for tell in self._last_words():
+            tell(error)
+        if self.brokers.home is self:
+            self.brokers.fail(error)
+
+    def _last_words(self) -> list[Callable[[DanubeError], None]]:
+        """Whom to tell that there will be no further connection; each of them ends by itself."""
+        requests = [one for one in self._awaited.values() if isinstance(one, Request)]
+        requests += self._waiting
+        self._awaited.clear()
+        self._waiting.clear()
+        return [*(one.on_session_failed for one in self._opened), *(one.on_error for one in requests)]
+
+    def disown(self, error: DanubeError) -> None:
+        """In the child of a fork: end without a word to the broker, for the connection is the parent's."""
+        self.when_forked()
+        self.brokers.dial, self.brokers.drop = None, _ignore
+        self.failure = self.failure or error
+        self.ready = self._open = False
+        self._output, self._dirty = [], {}
+        self.sharing.disconnected()
+        for tell in self._last_words():
+            try:
+                tell(error)
+            except RuntimeError:  # who waits does so on a loop that is closed, or of another thread
+                pass
+
+    def sibling(self) -> Session:
+        """A session of the same client with another broker."""
+        other = Session(
+            reconnect_timeout_ns=self._reconnect_timeout_ns, request_timeout_ns=self.request_timeout_ns,
+            now_ns=self.now_ns, jitter=self._jitter,
+        )  # fmt: skip
+        other.statistics, other.brokers, other._hello = self.statistics, self.brokers, self._hello
+        return other
+
+    @property
+    def in_use(self) -> bool:
+        """Whether producers, consumers or requests need it."""
+        return bool(self._opened or self._awaited or self._waiting)
+
+    def opened(self) -> list[Opened]:
+        """The producers and consumers of partitions that are served here."""
+        return list(self._opened)
+
+    def check_usable(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def request(
+        self, kind: int, body: Any, *, handle: int = 0, repeatable: bool = True, timeout_ns: int | None = None
+    ) -> Request:
+        """Send a control frame; the reply settles with the decoded answer.
+
+        A ``repeatable`` one without a handle waits for a connection and is sent again after a loss.
+        """
+        self.check_usable()
+        if len(self._waiting) >= REQUESTS_MAX:
+            raise Overloaded("too many requests are waiting for the broker", limit=REQUESTS_MAX)
+        request = Request(kind, body, handle, repeatable and handle == 0, ANSWERS.get(kind))
+        timeout_ns = self.request_timeout_ns if timeout_ns is None else timeout_ns
+        request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
+        if self.ready:
+            self._transmit(request)
+        elif handle == 0:
+            self._waiting[request] = None
+        else:
+            request.on_error(ConnectionFailed("the connection to the broker is down"))
+        return request
+
+    def await_ack(self, handle: int, ranges: bytes, flags: int) -> Request:
+        """Send an ACK that is answered."""
+        request = Request(Kind.ACK, None, handle, False, None)
+        request.correlation = self.next_correlation()
+        timeout_ns = self.request_timeout_ns
+        request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
+        self._awaited[request.correlation] = request
+        self._write(wire.ack_frame(handle, ranges, request.correlation, flags))
+        return request
+
+    def admin(self, op: str, partition: str = "", *, repeatable: bool = True, **arguments: Any) -> Request:
+        """An ADMIN request."""
+        return self.request(Kind.ADMIN, wire.Admin(op, partition, arguments), repeatable=repeatable)
+
+    def _transmit(self, request: Request) -> None:
+        frame = wire.control_frame(request.kind, request.body, 0, request.handle)
+        if len(frame) - wire.FRAME_HEADER_BYTES > CONTROL_BYTES_MAX:
+            request.on_error(
+                ProtocolError("request is too large", why=f"the limit is {CONTROL_BYTES_MAX} bytes")
+            )
+            return
+        request.correlation = self.next_correlation()
+        self._awaited[request.correlation] = request
+        self._write(wire.control_frame(request.kind, request.body, request.correlation, request.handle))
+
+    def drop_request(self, request: Request) -> None:
+        """Nobody waits for this answer any more, and none may come."""
+        self._awaited.pop(request.correlation, None)
+        self._waiting.pop(request, None)
+        if request.timer is not None:
+            request.timer.cancel()
+
+    def undo(self, request: Request) -> Reply:
+        """Give up an open that is not answered; settles when it is undone at the broker, if it can be.
+
+        The close follows the open at once, and once more when the answer comes after all.
+        """
+        if not request.correlation or self._awaited.get(request.correlation) is not request:
+            return settled_reply()
+        self.drop_request(request)
+        self.drop_handle(request.handle)
+        kind = CLOSED_BY[request.kind]
+        self._awaited[request.correlation] = Undone(
+            lambda: self._write(wire.control_frame(kind, None, 0, request.handle))
+        )
+        return all_settled([self.request(kind, None, handle=request.handle)])
+
+    def _expire(self, request: Request, timeout_ns: int) -> None:
+        if request.kind in CLOSED_BY:
+            self.undo(request)
+        else:
+            self._awaited.pop(request.correlation, None)
+            self._waiting.pop(request, None)
+        why = "the broker did not answer" if request.correlation else "there was no connection to a broker"
+        request.fail(
+            OperationTimeout(
+                f"{Kind(request.kind).name} took longer than {timeout_ns / 1e9:g} s",
+                why=why,
+                hint="whether it was done is not known; ask again",
+            )
+        )
+
+    def _keep_or_fail(self, request: Request, error: DanubeError) -> None:
+        request.refused += not error.retryable
+        if request.refused == REFUSALS_MAX:
+            request.on_error(error)
+        elif request.repeatable:
+            request.correlation = 0
+            self._waiting[request] = None
+        else:
+            request.on_error(
+                ConnectionFailed(
+                    f"the connection was lost before {Kind(request.kind).name} was answered",
+                    why=str(error),
+                    hint="whether it was done is not known; look before doing it again",
+                )
+            )
+
+    # -- what producers and consumers call -------------------------------------------------------
+
+    def register(self, opened: Opened) -> None:
+        """Tell ``opened`` of connections until it is unregistered."""
+        self.check_usable()
+        if len(self._opened) >= HANDLES_PER_CONNECTION_MAX:
+            raise LimitExceeded(
+                "too many producers and consumers are open",
+                why=f"the limit is {HANDLES_PER_CONNECTION_MAX} partitions on a connection",
+                hint="close some, or use a second client",
+            )
+        self._opened[opened] = None
+
+    def unregister(self, opened: Opened) -> None:
+        self._opened.pop(opened, None)
+        self._dirty.pop(opened, None)
+        self._handles.drop_all(opened)
+
+    def new_handle(self, opened: Opened) -> int:
+        """A handle number that was never used on this connection, so that late frames cannot be mistaken."""
+        return self._handles.give(opened)
+
+    def drop_handle(self, number: int) -> None:
+        self._handles.drop(number)
+
+    def next_correlation(self) -> int:
+        number = next(self._correlations) & 0xFFFFFFFF
+        while number == 0 or number in self._awaited:
+            number = next(self._correlations) & 0xFFFFFFFF
+        return number
+
+    def send(self, *buffers: bytes) -> None:
+        """Queue bytes for the socket; only while ``ready``."""
+        for one in buffers:
+            self._write(one)
+
+    def publish(self, outgoing: Outgoing, handle: int) -> int:
+        """Queue a PUBLISH frame; return its correlation.  The caller took credit before."""
+        correlation = self.next_correlation()
+        self._awaited[correlation] = outgoing
+        size = outgoing.size - wire.FRAME_HEADER_BYTES
+        start = wire.frame_header(_PUBLISH, size, correlation, handle) + outgoing.head
+        if size < 16_384:
+            self._write(start + outgoing.body)
+            return correlation
+        shared = self.sharing.place(correlation, start, outgoing)
+        self._write(shared or start)
+        if shared is None:
+            self._output.append(outgoing.body)
+        return correlation
+
+    def forget(self, correlation: int) -> None:
+        """An answer is no longer waited for."""
+        self._awaited.pop(correlation, None)
+        self.sharing.forgotten(correlation)
+
+    def mark_dirty(self, consumer: Any) -> None:
+        """``consumer.write_acks()`` is called before the next output is taken."""
+        if not self._dirty:
+            self.when_output()
+        self._dirty[consumer] = None
+
+    def flush_acks(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for consumer in dirty:
+            consumer.write_acks()
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        output = self._output
+        if not output:
+            self.when_output()  # before anything has changed: it may raise
+        output.append(frame)
+
+    def _on_control(self, kind: int, flags: int, correlation: int, handle: int, body: memoryview) -> None:
+        if not self.ready:
+            self._on_handshake(kind, body)
+        elif kind == Kind.ERROR:
+            self._on_error(correlation, handle, wire.decode_error(body))
+        elif kind == _PING:
+            self._write(wire.control_frame(Kind.PONG, None, correlation))
+        elif correlation:
+            awaited = self._awaited.pop(correlation, None)
+            if awaited is not None:
+                awaited.on_answer(kind, flags, body)
+        elif kind == Kind.WAITING:
+            opened = self._handles.owner(handle)
+            if opened is not None:
+                opened.on_waiting(wire.decode_error(body) if body else None)
+        elif kind == Kind.SOUGHT:
+            opened = self._handles.owner(handle)
+            if opened is not None:
+                opened.on_sought()
+        elif kind < 32:
+            raise ProtocolError(f"the broker sent a frame of kind {kind}")
+
+    def _on_handshake(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.ERROR:
+            raise wire.decode_error(body)
+        if kind != Kind.WELCOME:
+            raise ProtocolError(
+                f"the broker greeted with a frame of kind {kind}", hint="is this Danube's native port?"
+            )
+        welcome = wire.decode_control(body, wire.Welcome)
+        if welcome.version not in self._hello.versions:
+            raise ProtocolError(f"the broker chose protocol version {welcome.version}, which was not offered")
+        self.welcome = welcome
+        self.credit.reset(welcome.publish_credit_bytes or PUBLISH_CREDIT_BYTES)
+        self.ready = True
+        if self.statistics.connections:
+            waited_ms = (self.now_ns() - self._lost_since_ns) // 1_000_000 if self._lost_since_ns >= 0 else 0
+            _telemetry.info("connected again", broker=welcome.broker, away_ms=waited_ms)
+        self.statistics.connections += 1
+        self._lost_since_ns = -1
+        self._attempts = 0
+        self._pinged = False
+        self._listening = self.call_at(self.now_ns() + self.silence_ns, self._listen)
+        waiting, self._waiting = self._waiting, {}
+        for opened in list(self._opened):
+            opened.on_connected()
+        for request in waiting:
+            self._transmit(request)
+        self.when_ready()
+
+    def _listen(self) -> None:
+        """Find out whether a broker that says nothing is still there."""
+        if self._heard:
+            self._pinged = False
+        elif not self._pinged:
+            self._pinged = True
+            self._write(wire.control_frame(Kind.PING, None, 0))
+        else:
+            self.when_silent(
+                ConnectionFailed(
+                    "the connection to the broker was lost",
+                    why=f"it answered nothing for {self.silence_ns * 2 // 1_000_000_000} s",
+                )
+            )
+            return
+        self._heard = False
+        self._listening = self.call_at(self.now_ns() + self.silence_ns, self._listen)
+
+    def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
+        if correlation:
+            self.sharing.answered(correlation)
+            awaited = self._awaited.pop(correlation, None)
+            if awaited is not None:
+                awaited.on_error(error)
+        elif handle:
+            opened = self._handles.drop(handle)
+            if opened is not None:
+                opened.on_handle_closed(error)
+        else:
+            raise error
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def _after_fork_in_child() -> None:
+    """The child shares the parent's sockets; a byte from it would ruin the parent's stream."""
+    for session in list(_sessions):
+        session.disown(
+            ClosedError(
+                "this client was made before a fork",
+                why=f"process {session.process} owns its connection",
+                hint="make a new client in the child process",
+            )
+        )
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

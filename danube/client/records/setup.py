@@ -1,0 +1,257 @@
+"""Opening a producer or consumer: the plan from a topic's name to a machine for every partition."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from danube.client.machine.admin import Start, failure_policy_of, start_of, view_of
+from danube.client.machine.publishing import PartitionProducer
+from danube.client.machine.reply import Plan
+from danube.client.machine.requests import Timer
+from danube.client.machine.session import Session
+from danube.client.machine.subscribing import PartitionConsumer
+from danube.client.records.inbox import Inbox
+from danube.client.records.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
+from danube.core.dispatch.consumer_window import WINDOW_FIRST, WINDOW_MAX, ConsumerWindow
+from danube.core.partition.policy import Durability, FailurePolicy
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind
+from danube.errors import InvalidArgument, OperationTimeout, PolicyMismatch
+from danube.ids import check_label, check_topic_name
+from danube.limits import DELIVER_CREDIT_BYTES_MAX, MAX_UNACKED_LIMIT, MIB, PARTITIONS_MAX
+
+MODES = {
+    "shared": "shared",
+    "exclusive": "exclusive",
+    "failover": "failover",
+    "fail-over": "failover",
+    "fail_over": "failover",
+    "key_shared": "key_shared",
+    "key-shared": "key_shared",
+}
+PREFETCH_BYTES = 8 * MIB
+PREFETCH_BYTES_MIN = 256 * 1024
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """Keywords of client.producer() besides topic, name and schema."""
+
+    reliable: bool | None
+    durability: str | None
+    partitions: int
+    compression: str
+    linger_us: int
+    batch_bytes: int
+    max_in_flight_bytes: int
+    timeout: float | None
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """Keywords of client.consumer() besides topic, subscription, mode and schema."""
+
+    start: Start
+    name: str | None
+    prefetch_records: int | None
+    prefetch_bytes: int
+    filters: Sequence[str]
+    max_unacked: int
+    failure: FailurePolicy | dict[str, Any] | None
+
+
+class ProducerOptions(msgspec.Struct, kw_only=True):
+    """What client.producer() was given; checked when made."""
+
+    topic: str
+    name: str
+    reliable: bool | None = None
+    durability: str | None = None
+    partitions: int = 0
+    compression: str = "none"
+    linger_us: int = 0
+    batch_bytes: int = BATCH_BYTES
+    max_in_flight_bytes: int = IN_FLIGHT_BYTES
+    timeout_ns: int = 30_000_000_000
+    schema_id: int | None = None  # on every batch, where values have a schema
+    schema_version: int | None = None
+
+
+class ConsumerOptions(msgspec.Struct, kw_only=True):
+    """What client.consumer() was given; checked when made."""
+
+    topic: str
+    subscription: str
+    name: str
+    mode: str
+    start: tuple[str, int]
+    prefetch_records: int | None
+    prefetch_bytes: int
+    filters: list[str]
+    max_unacked: int
+    failure: FailurePolicy | None
+
+
+def producer_options(topic: str, name: str | None, **options: Any) -> ProducerOptions:
+    """Check what can be checked without a broker."""
+    check_topic_name(topic)
+    made = ProducerOptions(topic=topic, name=name or f"producer-{uuid.uuid4().hex}", **options)
+    check_label(made.name, "producer")
+    if made.durability is not None:
+        Durability.parse(made.durability)
+    if not 0 <= made.partitions <= PARTITIONS_MAX:
+        raise InvalidArgument(f"partitions must be 0 to {PARTITIONS_MAX}, not {made.partitions}")
+    if not 0 <= made.linger_us <= 10_000_000:
+        raise InvalidArgument(f"linger_us must be 0 to 10000000, not {made.linger_us}")
+    return made
+
+
+def consumer_options(
+    topic: str,
+    subscription: str,
+    *,
+    mode: str,
+    start: Start,
+    name: str | None,
+    prefetch_records: int | None,
+    prefetch_bytes: int,
+    filters: Sequence[str],
+    max_unacked: int,
+    failure: FailurePolicy | dict[str, Any] | None,
+) -> ConsumerOptions:
+    """Check what can be checked without a broker."""
+    check_topic_name(topic)
+    check_label(subscription, "subscription")
+    name = name or f"consumer-{uuid.uuid4().hex}"
+    check_label(name, "consumer")
+    if mode not in MODES:
+        raise InvalidArgument(
+            f"subscription mode {mode!r} is not known", hint="use shared, exclusive, failover or key_shared"
+        )
+    if prefetch_records is not None and not 1 <= prefetch_records <= MAX_UNACKED_LIMIT:
+        raise InvalidArgument(f"prefetch_records must be 1 to {MAX_UNACKED_LIMIT}, not {prefetch_records}")
+    if not 1 <= prefetch_bytes <= DELIVER_CREDIT_BYTES_MAX:
+        raise InvalidArgument(f"prefetch_bytes must be 1 to {DELIVER_CREDIT_BYTES_MAX}, not {prefetch_bytes}")
+    if isinstance(filters, str):
+        raise InvalidArgument("filters is a list of patterns, not text", hint=f"use [{filters!r}]")
+    return ConsumerOptions(
+        topic=topic,
+        subscription=subscription,
+        name=name,
+        mode=MODES[mode],
+        start=start_of(start),
+        prefetch_records=prefetch_records,
+        prefetch_bytes=prefetch_bytes,
+        filters=list(filters),
+        max_unacked=max_unacked,
+        failure=failure_policy_of(failure),
+    )
+
+
+def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
+    """Find or make the topic, open a producer of each partition, and put an outbox before them."""
+    lookup = wire.Lookup(options.topic, True, options.partitions, options.reliable, options.durability or "")
+    view = view_of((yield session.request(Kind.LOOKUP, lookup)))
+    if options.reliable is not None and view.reliable != options.reliable:
+        raise PolicyMismatch(
+            f"topic {view.topic} is {'reliable' if view.reliable else 'not reliable'}",
+            why=f"the producer asked for reliable={options.reliable}",
+            hint="leave reliable out to take the topic as it is",
+        )
+    session.brokers.learn(view)
+    partitions = [
+        PartitionProducer(
+            session.brokers.serving(view, index),
+            options.name,
+            name,
+            index,
+            options.timeout_ns,
+            view.topic_id,
+        )
+        for index, name in enumerate(view.partitions)
+    ]
+    yield from _open_all(session, partitions, f"opening the producer on {options.topic}")
+    return Outbox(
+        options.topic,
+        options.name,
+        partitions,
+        compression=options.compression,
+        batch_bytes=options.batch_bytes,
+        in_flight_bytes_max=options.max_in_flight_bytes,
+        schema_id=options.schema_id,
+        schema_version=options.schema_version,
+    )
+
+
+def open_consumer(
+    session: Session, options: ConsumerOptions, message_cls: Callable[..., Any], batch_cls: Callable[..., Any]
+) -> Plan[Inbox[Any, Any]]:
+    """Find the topic, subscribe to each partition, and merge them in an inbox."""
+    view = view_of((yield session.request(Kind.LOOKUP, wire.Lookup(options.topic))))
+    size_bytes = max(options.prefetch_bytes // len(view.partitions), PREFETCH_BYTES_MIN)
+    size_bytes = min(size_bytes, options.prefetch_bytes)
+    fixed = options.prefetch_records
+    session.brokers.learn(view)
+    partitions = [
+        PartitionConsumer(
+            session.brokers.serving(view, index),
+            wire.Subscribe(
+                partition=name,
+                subscription=options.subscription,
+                consumer=options.name,
+                mode=options.mode,
+                start=options.start[0],
+                start_value=options.start[1],
+                filters=options.filters,
+                credit_records=fixed or WINDOW_FIRST,
+                credit_bytes=size_bytes,
+                max_unacked=options.max_unacked,
+                failure=options.failure,
+                topic_id=view.topic_id,
+            ),
+            index,
+            view.reliable,
+            ConsumerWindow(fixed or WINDOW_FIRST, least=fixed or 1, most=fixed or WINDOW_MAX),
+        )
+        for index, name in enumerate(view.partitions)
+    ]
+    inbox: Inbox[Any, Any] = Inbox(options.topic, partitions, message_cls, batch_cls)
+    yield from _open_all(session, partitions, f"subscribing to {options.topic}")
+    return inbox
+
+
+def _open_all(
+    session: Session, partitions: Sequence[PartitionProducer | PartitionConsumer], what: str
+) -> Plan[None]:
+    """Start all and wait for all; when one fails or time runs out, close the others."""
+    timeout_ns = session.request_timeout_ns
+    timer: Timer = session.call_at(
+        session.now_ns() + timeout_ns, lambda: _time_out(partitions, what, timeout_ns)
+    )
+    try:
+        for partition in partitions:
+            partition.start()
+        for partition in partitions:
+            yield partition.opened
+    except BaseException:
+        for partition in partitions:
+            partition.close()
+        raise
+    finally:
+        timer.cancel()
+
+
+def _time_out(
+    partitions: Sequence[PartitionProducer | PartitionConsumer], what: str, timeout_ns: int
+) -> None:
+    for partition in partitions:
+        error = partition.last_error
+        partition.opened.fail(
+            OperationTimeout(
+                f"{what} took longer than {timeout_ns / 1e9:g} s",
+                why=str(error or "the broker did not answer"),
+                hint=getattr(error, "hint", "") or "try again, or look at the broker's log",
+            )
+        )

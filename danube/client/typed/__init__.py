@@ -1,0 +1,1 @@
+"""Values instead of bytes: models and the registry."""

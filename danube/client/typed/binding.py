@@ -1,0 +1,153 @@
+"""Between a model and the registry: which version batches name, and what a record's version means.
+
+Plans that both shells run, and the memory of the versions that a consumer has met.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from danube.client.machine.received import ReceivedBatch
+from danube.client.machine.reply import Plan
+from danube.client.machine.schema_plans import SchemaPlans, SchemaVersion, default_subject
+from danube.client.machine.session import Session
+from danube.client.records.message import Part
+from danube.client.typed.models import Codec, Decode, Schema, codec_of, decoded, registered_codec
+from danube.errors import DanubeError, SchemaInvalid, SchemaNotFound
+
+VERSIONS_KEPT_MAX = 1_000  # a consumer of more versions than this forgets the oldest and asks again
+
+VersionKey = tuple[int, int]  # schema id, version; 0 for a record that names no version
+
+
+class Bound(NamedTuple):
+    """What a producer's values are encoded with, and what its batches say of it."""
+
+    codec: Codec
+    subject: str
+    schema_id: int
+    version: int
+
+
+def bind_producer(session: Session, schema: Schema[Any], topic: str) -> Plan[Bound]:
+    """Register the schema, or find it: raises SchemaNotFound, SchemaInvalid, SchemaIncompatible."""
+    registry = SchemaPlans(session)
+    codec = codec_of(schema)
+    subject = schema.subject or default_subject(topic)
+    if codec is None or schema.version:
+        found = yield from registry.get(subject, schema.version)
+        if codec is None:
+            codec = registered_codec(found, resolve=False)
+        elif codec.schema_type != found.schema_type:
+            raise _other_type(codec, found)
+        return Bound(codec, subject, found.schema_id, found.version)
+    if schema.register:
+        made = yield from registry.register(
+            subject,
+            codec.schema_type,
+            codec.definition,
+            description=schema.description,
+            created_by="danube-python",
+        )
+        return Bound(codec, subject, made.schema_id, made.version)
+    found = yield from _same_definition(registry, subject, codec)
+    return Bound(codec, subject, found.schema_id, found.version)
+
+
+def _same_definition(registry: SchemaPlans, subject: str, codec: Codec) -> Plan[SchemaVersion]:
+    """The newest version that says what the codec says."""
+    listed = yield from registry.versions(subject)
+    for one in sorted(listed, key=lambda listed: -listed.version):
+        if one.schema_type != codec.schema_type:
+            raise _other_type(codec, one)
+        found = yield from registry.get(subject, one.version)
+        if _meaning(found.definition) == _meaning(codec.definition):
+            return found
+    raise SchemaNotFound(
+        f"no version of subject {subject!r} is the producer's schema",
+        why=f"register=False, and all {len(listed)} versions differ from it",
+        hint="register it, or pin a version: Schema(model, version=...)",
+        subject=subject,
+    )
+
+
+def _meaning(definition: bytes) -> Any:
+    """What two definitions are compared by: their JSON, else their words."""
+    try:
+        return json.loads(definition)
+    except ValueError:
+        return definition.split()
+
+
+def _other_type(codec: Codec, found: SchemaVersion) -> SchemaInvalid:
+    return SchemaInvalid(
+        f"subject {found.subject!r} holds {found.schema_type}, and the model is {codec.schema_type}",
+        hint="give the model another subject: Schema(model, subject=...)",
+        subject=found.subject,
+    )
+
+
+def bind_consumer(session: Session, schema: Schema[Any]) -> Plan[Decoding]:
+    """What decodes a consumer's records.  A subject without a model must exist: SchemaNotFound."""
+    codec = codec_of(schema)
+    if codec is None:
+        found = yield from SchemaPlans(session).get(schema.subject, schema.version)
+        codec = registered_codec(found, resolve=bool(schema.version))
+    return Decoding(session, codec)
+
+
+class Decoding:
+    """A consumer's codec and the versions it has met.
+
+    A version is asked for before its first records are handed out, so that ``value`` never waits.
+    """
+
+    def __init__(self, session: Session, codec: Codec) -> None:
+        self._session = session
+        self._codec = codec
+        self._decode_by_version: dict[VersionKey | None, Decode | DanubeError] = {}
+
+    def missing(self, parts: Iterable[Part]) -> list[VersionKey]:
+        """Versions of these records that were not asked for yet, or could not be had for a passing reason."""
+        keys = {self._key(part.batch) for part in parts}
+        return [key for key in keys if key is not None and self._unknown(key)]
+
+    def _unknown(self, key: VersionKey) -> bool:
+        known = self._decode_by_version.get(key)
+        return known is None or (isinstance(known, DanubeError) and known.retryable)
+
+    def learn(self, keys: list[VersionKey]) -> Plan[None]:
+        """Ask for versions.  What cannot be had is told by ``value``, not here."""
+        for key in keys:
+            answer: Decode | DanubeError
+            try:
+                version = yield from SchemaPlans(self._session).get_by_id(*key)
+                answer = self._codec.decoder(version)
+            except DanubeError as error:
+                answer = error
+            while len(self._decode_by_version) >= VERSIONS_KEPT_MAX:
+                del self._decode_by_version[next(iter(self._decode_by_version))]
+            self._decode_by_version[key] = answer
+
+    def value(self, payload: bytes, offset: int, batch: ReceivedBatch, index: int, topic: str) -> Any:
+        """The value of record ``index`` of the batch; None for a tombstone, whatever its schema is.
+
+        Raises PayloadInvalid, or what hindered asking for its version.
+        """
+        if not payload and batch.tombstone(index):
+            return None
+        key = self._key(batch)
+        decode = self._decode_by_version.get(key)
+        if decode is None:
+            if key is not None:
+                raise SchemaNotFound(f"schema {key[0]} version {key[1]} is not at hand any more")
+            decode = self._decode_by_version[None] = self._codec.decoder(None)
+        if isinstance(decode, DanubeError):
+            raise decode.with_traceback(None)
+        return decoded(decode, payload, topic=topic, offset=offset)
+
+    def _key(self, batch: ReceivedBatch) -> VersionKey | None:
+        schema_id = batch.schema_id if self._codec.needs_version else None
+        return None if schema_id is None else (schema_id, batch.schema_version or 0)

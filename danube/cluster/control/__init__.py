@@ -1,0 +1,1 @@
+"""The controller: proposals, leadership, formation, membership, and its door."""

@@ -1,0 +1,120 @@
+"""Who this node is, and which cluster it is part of: the file ``node_id`` of a data directory.
+
+    1234567890123456789          a random number, for good; it is the broker's id as well
+    cluster 7f3a... forming      only once it is part of a cluster; "member" once its journal exists
+    left 52c0...                 one for each cluster that it let go of: it has forgotten its votes there
+
+The file stands apart from the journal, so a journal that was lost is noticed: a member that forgot its
+votes must not vote again.  A node that lost this file is a new node, which has never voted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from danube.cluster.log import log_file
+from danube.errors import Damage, InvalidArgument, StorageFailed
+
+NODE_FILE: Final = "node_id"
+FORMING: Final = "forming"
+MEMBER: Final = "member"
+_BYTES_MAX: Final = 4_096
+_NODE_ID_END: Final = 1 << 63  # it travels as a signed number in places
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """``cluster_id`` is "" before this node was part of a cluster; ``state`` is forming or member.
+
+    ``left``: clusters that it must never be part of again.
+    """
+
+    node_id: str
+    cluster_id: str = ""
+    state: str = ""
+    left: tuple[str, ...] = ()
+
+
+def load_node(data_dir: Path) -> NodeRecord:
+    """The record of this directory, made where there is none; raises Damage or StorageFailed."""
+    path = data_dir / NODE_FILE
+    try:
+        with path.open("rb") as file:
+            text = file.read(_BYTES_MAX).decode("ascii", "replace")
+    except FileNotFoundError:
+        record = NodeRecord(str(1 + secrets.randbelow(_NODE_ID_END - 1)))
+        store_node(data_dir, record)
+        return record
+    except OSError as error:
+        raise log_file.storage_error(error, str(path)) from error
+    return _parse(text, path)
+
+
+def _parse(text: str, path: Path) -> NodeRecord:
+    lines = text.split("\n")
+    rows = [line.split() for line in lines[1:-1] if line]
+    left = tuple(row[1] for row in rows if len(row) == 2 and row[0] == "left")
+    words = rows[0] if rows and len(left) < len(rows) else []
+    known = len(left) + bool(words) == len(rows) and (
+        not words or (len(words) == 3 and words[0] == "cluster" and words[2] in (FORMING, MEMBER))
+    )
+    if not _sound(lines[0]) or not known:
+        raise Damage(
+            f"{path} is not what was written",
+            why="it holds no node id",
+            hint="remove this node from the cluster and start it with an empty data directory",
+            file=str(path),
+        )
+    record = NodeRecord(lines[0], left=left)
+    return replace(record, cluster_id=words[1], state=words[2]) if words else record
+
+
+def check_node_id(node_id: str) -> None:
+    """Raise InvalidArgument for what no node calls itself."""
+    if not _sound(node_id):
+        raise InvalidArgument(
+            f"{node_id[:40]!r} is no node id",
+            why=f"it is a number from 1 to {_NODE_ID_END - 1}",
+            hint=f"it is the first line of the file {NODE_FILE} in the node's data directory",
+        )
+
+
+def _sound(node_id: str) -> bool:
+    digits = node_id.isascii() and node_id.isdecimal() and len(node_id) <= len(str(_NODE_ID_END))
+    return digits and str(int(node_id)) == node_id and 0 < int(node_id) < _NODE_ID_END
+
+
+def store_node(data_dir: Path, record: NodeRecord) -> None:
+    """Durable when it returns; raises StorageFailed or StorageFull."""
+    path = data_dir / NODE_FILE
+    text = record.node_id + "\n"
+    if record.cluster_id:
+        text += f"cluster {record.cluster_id} {record.state}\n"
+    text += "".join(f"left {cluster_id}\n" for cluster_id in record.left)
+    new = path.with_suffix(".new")
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            log_file.write_all(descriptor, text.encode("ascii"), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(new, path)
+        log_file.sync_directory(str(data_dir))
+    except OSError as error:
+        raise log_file.storage_error(error, str(path)) from error
+
+
+def check_journal(record: NodeRecord, journal_exists: bool, directory: Path) -> None:
+    """Refuse a member whose journal is gone: it may have voted in terms that it no longer knows."""
+    if record.state == MEMBER and not journal_exists:
+        raise StorageFailed(
+            f"the journal of node {record.node_id} is gone from {directory}",
+            why="a member that forgot its votes could elect a second leader",
+            hint=f"remove node {record.node_id} from the cluster, then start with an empty data directory",
+        )

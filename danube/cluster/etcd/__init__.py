@@ -1,0 +1,1 @@
+"""The agreement by an etcd that the user runs, behind the same port."""

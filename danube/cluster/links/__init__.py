@@ -1,0 +1,1 @@
+"""Connections between members: greeting, frames, lanes, TLS."""

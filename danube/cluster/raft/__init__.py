@@ -1,0 +1,1 @@
+"""The consensus of members: engine, journal, roles, replication."""

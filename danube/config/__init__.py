@@ -1,0 +1,15 @@
+"""Settings: where they come from, their sections, and what is wrong with them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = ("BrokerConfig", "Loaded", "load")
+
+
+def __getattr__(name: str) -> Any:
+    """What programs load a configuration with, imported on first use."""
+    if name in _PUBLIC:
+        return getattr(import_module("danube.config.loading"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

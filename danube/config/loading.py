@@ -1,0 +1,447 @@
+"""Configuration: one frozen dataclass per subsystem, and a loader that says where each value came from.
+
+Sources, a later one wins: built-in default < YAML file < environment < command-line flags.  Each
+source gives text; each setting has one parser, so ``native_port: 6660``, ``DANUBE_SERVER__NATIVE_PORT``
+and ``--native-port`` accept the same words.  Durations take a unit (``250ms 5s 1h 7d``), sizes may
+(``64KiB 10MB``, a bare number is bytes).  Unknown keys and impossible values are refused, all of
+them at once, with file and line.  ``docs/danube.yml`` lists every key.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from danube import limits
+from danube.config.sections import (
+    AUTOMATIC,
+    AdminConfig,
+    BalanceConfig,
+    ClusterConfig,
+    GrpcConfig,
+    LimitsConfig,
+    LogConfig,
+    MetricsConfig,
+    SchemaConfig,
+    Secret,
+    ServerConfig,
+    Setting,
+    StorageConfig,
+    SubscriptionsConfig,
+    TopicsConfig,
+    WalConfig,
+    declare,
+    parse_directory,
+    parse_workers,
+    show_plain,
+)
+from danube.core.partition.policy import Durability, TopicPolicy
+from danube.errors import ConfigInvalid, InvalidArgument
+from danube.host import local_socket
+from danube.host.files import user_directory
+
+ENVIRONMENT_PREFIX: Final = "DANUBE_"
+FILE_BYTES_MAX: Final = 1 * limits.MIB
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return ``$XDG_DATA_HOME/danube``, else ``~/.local/share/danube``; ConfigInvalid without a home."""
+    base = user_directory("XDG_DATA_HOME", ".local/share", environ)
+    if base is None:
+        raise ConfigInvalid(
+            "there is no data directory",
+            why=f"none was given, HOME is not set, and the system knows no home of user {os.getuid()}",
+            hint="give --data-dir, or set DANUBE_DATA_DIR",
+        )
+    return base / "danube"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything a broker is told at start.  ``workers`` 0 means one per usable core."""
+
+    workers: int = declare(
+        0, "workers", parse_workers, show=lambda n: str(n) if n else "auto", least=0, most=limits.WORKERS_MAX
+    )
+    data_dir: Path = field(
+        default_factory=lambda: default_data_dir(os.environ),
+        metadata={"setting": Setting("data_dir", parse_directory)},
+    )
+    server: ServerConfig = field(default_factory=ServerConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    schema: SchemaConfig = field(default_factory=SchemaConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    wal: WalConfig = field(default_factory=WalConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    subscriptions: SubscriptionsConfig = field(default_factory=SubscriptionsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
+
+    @property
+    def worker_count(self) -> int:
+        """Workers to start: as told, else one per usable core."""
+        return self.workers or usable_cores()
+
+    @property
+    def busy_poll_limit_us(self) -> int:
+        """As told; automatically none with one core, or where a quota counts the processor's time."""
+        if self.server.busy_poll_us != AUTOMATIC:
+            return self.server.busy_poll_us
+        return 0 if cpu_quota() is not None or usable_cores() == 1 else limits.BUSY_POLL_US
+
+    @property
+    def local_socket(self) -> bool:
+        """As told; automatically where its buffers may be as large as those of loopback."""
+        if self.server.local_socket == "auto":
+            return local_socket.has_room()
+        return self.server.local_socket == "on"
+
+    def topic_policy(self, *, reliable: bool | None = None, durability: str = "") -> TopicPolicy:
+        """Policy of a topic that is made with these two choices; None and "" take the defaults."""
+        if reliable is None:
+            reliable = durability != "memory" if durability else self.topics.reliable
+        level = durability or (self.topics.durability if reliable else Durability.MEMORY.label)
+        return TopicPolicy(
+            reliable=reliable,
+            durability=level,
+            retention_ms=self.topics.retention_ms,
+            retention_bytes=self.topics.retention_bytes,
+            max_record_bytes=self.topics.max_record_bytes,
+            max_unacked=self.subscriptions.max_unacked,
+            failure=self.subscriptions.failure_policy(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a broker tells once it serves: the banner is made from this."""
+
+    addresses: dict[str, str]  # "native" -> "127.0.0.1:6660"
+    data_dir: Path
+    workers: int
+    pid: int
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked configuration and, by key (``server.native_port``), where its value came from."""
+
+    config: BrokerConfig
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One text from one source, before it is parsed."""
+
+    key: str
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the configuration."""
+
+    origin: str
+    what: str
+    hint: str = ""
+
+
+def cpu_quota() -> float | None:
+    """Processors' time that this process's cgroup (v2) may use at most, in cores; None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None  # no cgroup v2 here
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by a cgroup v2 CPU quota, at most WORKERS_MAX."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    if quota is not None:
+        cores = min(cores, max(1, math.ceil(quota)))
+    return max(1, min(cores, limits.WORKERS_MAX))
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting by its key, ``section.name`` or a bare name at the top."""
+    return dict(_settings_of(BrokerConfig, ""))
+
+
+def _settings_of(cls: type, prefix: str) -> Iterator[tuple[str, Setting]]:
+    for item in fields(cls):
+        setting = item.metadata.get("setting")
+        if setting is not None:
+            yield prefix + setting.key, setting
+        else:
+            yield from _settings_of(_section_class(item.name), item.name + ".")
+
+
+_SECTIONS: Final[dict[str, type]] = {
+    "server": ServerConfig,
+    "grpc": GrpcConfig,
+    "admin": AdminConfig,
+    "metrics": MetricsConfig,
+    "schema": SchemaConfig,
+    "log": LogConfig,
+    "limits": LimitsConfig,
+    "wal": WalConfig,
+    "storage": StorageConfig,
+    "topics": TopicsConfig,
+    "subscriptions": SubscriptionsConfig,
+    "cluster": ClusterConfig,
+    "balance": BalanceConfig,
+}
+
+
+def _section_class(name: str) -> type:
+    return _SECTIONS[name]
+
+
+def values(config: BrokerConfig, *, secrets_shown: bool = False) -> dict[str, str]:
+    """Every value as the text that would set it, by key; secrets only when ``secrets_shown``."""
+    shown: dict[str, str] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            for inner in fields(value):
+                setting: Setting = inner.metadata["setting"]
+                one = getattr(value, inner.name)
+                bare = secrets_shown and isinstance(one, Secret)
+                shown[f"{item.name}.{setting.key}"] = one.reveal() if bare else setting.show(one)
+        else:
+            setting = item.metadata["setting"]
+            shown[setting.key] = setting.show(value)
+    return shown
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Read all sources and check the result; ConfigInvalid names every problem in ``facts["problems"]``.
+
+    ``flags`` is keyed by setting (``server.host``); a value of None was not given.
+    """
+    environ = os.environ if environ is None else environ
+    known = settings()
+    problems: list[Problem] = []
+    given = [
+        *(_from_file(file, known, problems) if file is not None else ()),
+        *_from_environment(environ, known, problems),
+        *_from_flags(flags or {}, known),
+    ]
+    parsed: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    for one in given:
+        try:
+            parsed[one.key] = known[one.key].read(one.text)
+            origins[one.key] = one.origin
+        except ValueError as error:
+            shown = "its value" if known[one.key].private else repr(one.text[:80])
+            problems.append(Problem(one.origin, f"{one.key}: {shown} {error}"))
+    if not problems:
+        if "data_dir" not in parsed:
+            parsed["data_dir"] = default_data_dir(environ)
+        config = _build(parsed)
+        problems += _contradictions(config, origins)
+        if not problems:
+            return Loaded(config, origins)
+    raise _invalid(problems)
+
+
+def _invalid(problems: list[Problem]) -> ConfigInvalid:
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return ConfigInvalid(
+        f"{first.origin}: {first.what}{more}",
+        why="the configuration is not valid, so nothing was started",
+        hint=first.hint or "`danube config check` lists every problem",
+        problems=problems,
+    )
+
+
+def _build(parsed: Mapping[str, Any]) -> BrokerConfig:
+    arguments: dict[str, Any] = {}
+    for item in fields(BrokerConfig):
+        found = item.metadata.get("setting")
+        if found is not None:
+            if found.key in parsed:
+                arguments[item.name] = parsed[found.key]
+            continue
+        cls = _section_class(item.name)
+        inner = {
+            one.name: parsed[key]
+            for one in fields(cls)
+            if (key := f"{item.name}.{one.metadata['setting'].key}") in parsed
+        }
+        arguments[item.name] = cls(**inner)
+    return BrokerConfig(**arguments)
+
+
+def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Problem]:
+    """Values that are each allowed and cannot hold together."""
+    problems = []
+    subscriptions = config.subscriptions
+    if subscriptions.base_redelivery_delay_ms > subscriptions.max_redelivery_delay_ms:
+        origin = origins["subscriptions.base_redelivery_delay"]
+        problems.append(Problem(origin, "subscriptions.base_redelivery_delay is above max_redelivery_delay"))
+    if subscriptions.poison == "dead_letter" and not subscriptions.dead_letter_topic:
+        problems.append(
+            Problem(
+                origins["subscriptions.poison"],
+                "subscriptions.poison is dead_letter and there is no dead_letter_topic",
+                "set subscriptions.dead_letter_topic, for example /default/dead-letters",
+            )
+        )
+    problems += _storage_contradictions(config.storage, origins)
+    problems += _cluster_contradictions(config, origins)
+    if bool(config.grpc.cert_file) != bool(config.grpc.key_file):
+        missing = "key_file" if config.grpc.cert_file else "cert_file"
+        problems.append(
+            Problem(
+                origins[f"grpc.{missing}"],
+                f"grpc.{missing} is missing",
+                "TLS needs a certificate and its key",
+            )
+        )
+    if config.admin.tls and not config.grpc.cert_file:
+        problems.append(
+            Problem(
+                origins["admin.tls"],
+                "admin.tls is on without a certificate",
+                "set grpc.cert_file and key_file",
+            )
+        )
+    for reliable in (True, False):
+        try:
+            config.topic_policy(reliable=reliable).check()
+        except InvalidArgument as error:
+            if not problems:
+                problems.append(Problem("topics", str(error), error.hint))
+    return problems
+
+
+def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    scheme = storage.url.partition("://")[0]
+    mode = storage.mode
+    if mode == "local" and scheme:
+        wanted = "shared_fs" if scheme == "file" else "object_store"
+        what = "storage.url names a store and storage.mode is local"
+        yield Problem(origins["storage.url"], what, f"set storage.mode to {wanted}")
+    elif mode != "local" and not scheme:
+        hint = "set storage.url, for example s3://bucket/prefix or file:///directory"
+        yield Problem(origins["storage.mode"], f"storage.mode is {mode} and there is no storage.url", hint)
+    elif mode != "local" and (mode == "shared_fs") != (scheme == "file"):
+        hint = "shared_fs takes file:///directory, object_store takes s3://, gs:// or az://"
+        yield Problem(origins["storage.url"], f"storage.mode {mode} does not go with {scheme}://", hint)
+    if storage.merge_below_bytes > storage.merge_to_bytes:
+        yield Problem(origins["storage.merge_below"], "storage.merge_below is above storage.merge_to")
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0]
+    return host.startswith("127.") or host in ("localhost", "[::1]")
+
+
+def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    cluster = config.cluster
+    if cluster.enabled and config.storage.restore != "never":
+        hint = "restore into a broker that is alone"
+        yield Problem(origins["storage.restore"], "a member of a cluster restores nothing by itself", hint)
+    files = {"cert_file": cluster.cert_file, "key_file": cluster.key_file, "ca_file": cluster.ca_file}
+    missing = [name for name, path in files.items() if not path]
+    if missing and len(missing) < len(files):
+        hint = "TLS between members needs a certificate, its key and the authority of all members"
+        yield Problem(origins[f"cluster.{missing[0]}"], f"cluster.{missing[0]} is missing", hint)
+    others = [one for one in f"{cluster.seed_nodes},{cluster.join}".split(",") if one]
+    if _loopback(cluster.raft_addr) and not all(map(_loopback, others)):
+        hint = "set it to this host's address or name, as the others know it"
+        what = f"cluster.raft_addr {cluster.raft_addr} cannot be reached from other hosts"
+        yield Problem(origins["cluster.raft_addr"], what, hint)
+    if cluster.enabled and not cluster.raft_addr:
+        hint = "set it to host:port, where the other members reach this one"
+        yield Problem(origins["cluster.raft_addr"], "cluster.raft_addr is empty", hint)
+
+
+def suggestion(wrong: str, known: list[str]) -> str:
+    """A did-you-mean for a misspelt word, or an empty text."""
+    import difflib
+
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _from_environment(
+    environ: Mapping[str, str], known: Mapping[str, Setting], problems: list[Problem]
+) -> Iterator[_Given]:
+    """``DANUBE_SERVER__HOST``; other names that begin with DANUBE_ belong to other tools.
+
+    A near miss of a key without a section (``DANUBE_DATADIR``) is refused rather than ignored.
+    """
+    key_by_name = {environment_name(key): key for key in known}
+    top = [name for name in key_by_name if "__" not in name]
+    for name, text in environ.items():
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name in key_by_name:
+            yield _Given(key_by_name[name], text, f"environment {name}")
+        elif "__" in name:
+            hint = suggestion(name, list(key_by_name)) or "docs/danube.yml lists every key"
+            problems.append(Problem(f"environment {name}", "names no setting", hint))
+        elif _near_miss(name, top):
+            problems.append(Problem(f"environment {name}", "names no setting", suggestion(name, top)))
+
+
+def _near_miss(name: str, top: list[str]) -> bool:
+    import difflib
+
+    return bool(difflib.get_close_matches(name, top, n=1, cutoff=0.9))
+
+
+def environment_name(key: str) -> str:
+    """The environment variable that sets a key: ``server.host`` is ``DANUBE_SERVER__HOST``."""
+    return ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
+
+
+_FLAGS: Final = {
+    "storage.url": "--storage",
+    "storage.mode": "--storage",
+    "storage.endpoint": "--s3-endpoint",
+}
+
+
+def flag_name(key: str) -> str:
+    """The flag of ``danube start`` that sets a key, where there is one: ``log.level`` is ``--log-level``."""
+    if key in _FLAGS:
+        return _FLAGS[key]
+    section, _, name = key.rpartition(".")
+    named = f"{section}-{name}" if section in ("log", "grpc", "admin", "metrics") else name
+    return "--" + named.replace("_", "-")
+
+
+def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> Iterator[_Given]:
+    for key, value in flags.items():
+        if value is not None:
+            if key not in known:
+                raise KeyError(key)  # the command line's own table is wrong: a bug, not a user's mistake
+            yield _Given(key, show_plain(value), f"flag {flag_name(key)}")
+
+
+def _from_file(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> list[_Given]:
+    from danube.config import file as config_file
+
+    return [_Given(*found) for found in config_file.read(path, known, problems)]

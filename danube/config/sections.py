@@ -1,0 +1,532 @@
+"""The sections of the configuration: every key with its default, its parser and its bounds.
+
+:mod:`danube.config.loading` loads them from their sources; ``docs/danube.yml`` explains each key to its user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from danube import limits
+from danube.config.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
+from danube.core.partition.policy import DAY_MS, FailurePolicy
+
+DEFAULT_NATIVE_PORT: Final = 6660
+DEFAULT_GRPC_PORT: Final = 6650
+DEFAULT_ADMIN_PORT: Final = 50_051
+DEFAULT_RAFT_PORT: Final = 7_650
+NO_PORT: Final = -1
+AUTOMATIC: Final = -1
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
+_INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
+_STORE_SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
+_PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}\Z")
+_PREFIX_LENGTH_MAX: Final = 900  # S3 takes keys of 1024 bytes, and ours go behind it
+# With the account as a path: Azure Blob behind an address of its own.
+_ENDPOINT = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?(/[a-z0-9]{3,24})?\Z"
+)
+
+_WEIGHT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?\Z")
+
+HIDDEN: Final = "(hidden)"
+MEASURES: Final = ("count", "throughput", "backlog", "cpu", "memory")  # of a broker's load
+
+
+def parse_integer(text: str) -> int:
+    if not _INTEGER.match(text.strip()):
+        raise ValueError("is not a whole number")
+    return int(text)
+
+
+def parse_boolean(text: str) -> bool:
+    try:
+        return {"true": True, "false": False}[text.strip().lower()]
+    except KeyError:
+        raise ValueError("is not true or false") from None
+
+
+def parse_workers(text: str) -> int:
+    return 0 if text.strip().lower() == "auto" else parse_integer(text)
+
+
+def parse_busy_poll(text: str) -> int:
+    """Microseconds, 0 for ``off``, or AUTOMATIC."""
+    word = text.strip().lower()
+    if word in ("auto", "off"):
+        return AUTOMATIC if word == "auto" else 0
+    microseconds = parse_integer(text)
+    if microseconds < 0:
+        raise ValueError("is not a number of microseconds, auto or off")
+    return microseconds
+
+
+def show_busy_poll(microseconds: int) -> str:
+    return {AUTOMATIC: "auto", 0: "off"}.get(microseconds, str(microseconds))
+
+
+def parse_port(text: str) -> int:
+    """A port, or NO_PORT for ``off``."""
+    if text.strip().lower() == "off":
+        return NO_PORT
+    port = parse_integer(text)
+    if port < 0:
+        raise ValueError("is not a port; write off to have none")
+    return port
+
+
+def show_port(port: int) -> str:
+    return "off" if port == NO_PORT else str(port)
+
+
+def parse_text(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds control characters")
+    return text
+
+
+def parse_host(text: str) -> str:
+    """An empty host would listen on every address of the machine, which nobody means by saying nothing."""
+    if not text.strip():
+        raise ValueError("is empty; 0.0.0.0 and :: are every address")
+    return parse_text(text)
+
+
+def parse_directory(text: str) -> Path:
+    if not text.strip():
+        raise ValueError("is empty")
+    try:
+        path = Path(parse_text(text)).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("begins with ~, and this user has no home") from None
+    for place in (path, *path.parents):
+        if os.path.isdir(place):
+            break
+        if os.path.lexists(place):
+            raise ValueError(f"cannot be used: {place} is not a directory")
+    return path
+
+
+def parse_advertised(text: str) -> str:
+    text = text.strip()
+    if text and not _ADDRESS.match(text):
+        raise ValueError("is not host:port")
+    return text
+
+
+def parse_cluster_name(text: str) -> str:
+    text = text.strip()
+    if not 0 < len(text.encode()) <= 128 or not text.isprintable():
+        raise ValueError("is not a name of 1 to 128 bytes")
+    return text
+
+
+def parse_node_addresses(text: str) -> str:
+    """Addresses that commas separate."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not _ADDRESS.match(part):
+            raise ValueError("is not a list of host:port")
+    return ",".join(parts)
+
+
+def parse_weights(text: str) -> str:
+    """``cpu=0.3,count=0.2``: what counts in a load, and how much; checked, and as it is read again."""
+    weights: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in MEASURES:
+            raise ValueError(f"names {name[:40]!r}; there are {', '.join(MEASURES)}")
+        if not _WEIGHT.match(number):
+            raise ValueError("is not a list like cpu=0.3,count=0.2")
+        weights[name] = float(number)
+    if not any(weights.values()):
+        raise ValueError("weighs nothing")
+    return ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+
+
+def show_plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Secret:
+    """A text that no log line, error or ``repr`` shows; ``reveal()`` is for whoever needs it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return HIDDEN if self._text else ""
+
+
+_NO_SECRET: Final = Secret()
+
+
+def parse_secret(text: str) -> Secret:
+    if text == HIDDEN:
+        raise ValueError("is what `danube config show` prints in place of a secret, not the secret")
+    return Secret(parse_text(text))
+
+
+class StoreUrl(NamedTuple):
+    """``path``: of ``file://`` the directory as it is written, of ``memory://`` nothing, else the prefix."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+
+def split_store_url(text: str) -> StoreUrl:
+    """The parts of a store's URL; ValueError says what is wrong, and repeats nothing that may be a secret.
+
+    A prefix is taken as it is written, so what stores, signatures and other programs each encode in a way of
+    their own (``+``, ``%``, letters that are not ASCII, ``//``) is refused here, and not by a request later.
+    """
+    scheme, found, rest = text.partition("://")
+    if not found or scheme not in _STORE_SCHEMES:
+        raise ValueError("is not a store; write s3://bucket/prefix, file:///directory, gs://... or az://...")
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError("names no directory; write file:///absolute/path")
+        return StoreUrl(scheme, "", rest)
+    if any(mark in rest for mark in "@?#"):
+        raise ValueError("has more than a bucket and a prefix; keys and settings are given apart from it")
+    bucket, _, prefix = rest.partition("/")
+    if scheme == "memory":
+        return StoreUrl(scheme, rest, "")
+    if not _BUCKET.match(bucket):
+        raise ValueError(
+            f"names no bucket; write {scheme}://bucket/prefix with letters, digits, '.', '-', '_'"
+        )
+    prefix = prefix.removesuffix("/")
+    for part in prefix.split("/") if prefix else ():
+        if not _PREFIX_PART.match(part):
+            raise ValueError(_wrong_part(part))
+    if len(prefix) > _PREFIX_LENGTH_MAX:
+        raise ValueError(f"has a prefix of {len(prefix)} characters; {_PREFIX_LENGTH_MAX} is the limit")
+    return StoreUrl(scheme, bucket, prefix)
+
+
+def _wrong_part(part: str) -> str:
+    """Why a part of a prefix cannot be used."""
+    wrong = next((mark for mark in part if not _PREFIX_PART.match(mark) and mark != "."), "")
+    why = "a part that begins with '.'" if part.startswith(".") else "a part of more than 255 characters"
+    why = f"{wrong!r} in its prefix" if wrong else why if part else "an empty part in its prefix (//)"
+    return f"has {why}; parts between slashes have letters, digits, '-', '_' and, behind the first, '.'"
+
+
+def parse_store_url(text: str) -> str:
+    """``scheme://place``; whether it is there is looked at when the store is opened."""
+    text = parse_text(text.strip())
+    if text:
+        split_store_url(text)
+    return text
+
+
+def parse_endpoint(text: str) -> str:
+    text = parse_text(text.strip()).rstrip("/")
+    if text and not _ENDPOINT.match(text):
+        raise ValueError("is not an endpoint; write http://host:port or https://host")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one key is read, checked and shown."""
+
+    key: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = show_plain
+    least: int | None = None
+    most: int | None = None
+    private: bool = False  # never shown, not even in a complaint about it
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """Parse and check one text; ValueError says what is wrong with it."""
+        value = self.parse(text)
+        if self.choices and value not in self.choices:
+            raise ValueError(f"is not one of {', '.join(self.choices)}")
+        if self.least is not None and value < self.least:
+            raise ValueError(f"is below the least allowed, {self.show(self.least)}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"is above the most allowed, {self.show(self.most)}")
+        return value
+
+
+def declare(default: Any, key: str, parse: Callable[[str], Any], **options: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(key, parse, **options)})
+
+
+def _integer(default: int, key: str, least: int, most: int) -> Any:
+    return declare(default, key, parse_integer, least=least, most=most)
+
+
+def _duration(default_ms: int, key: str, least: int, most: int) -> Any:
+    return declare(default_ms, key, parse_duration_ms, show=format_duration, least=least, most=most)
+
+
+def _size(default_bytes: int, key: str, least: int, most: int) -> Any:
+    return declare(default_bytes, key, parse_size_bytes, show=format_size, least=least, most=most)
+
+
+def _choice(default: str, key: str, *choices: str) -> Any:
+    return declare(default, key, lambda text: text.strip().lower(), choices=choices)
+
+
+def _hidden(key: str) -> dict[str, Any]:
+    return {"setting": Setting(key, parse_secret, private=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where clients connect.  ``native_port`` 0 takes a free port, named in the banner and status.
+
+    ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
+    one serves; without it that is where it listens.  ``busy_poll_us`` is how long a worker looks at its
+    sockets before it sleeps, where requests follow each other that closely
+    (danube/broker/worker/busy_poll.py). ``local_socket``: whether clients of this host find one beside the
+    port (danube/host/local_socket.py).
+    """
+
+    host: str = declare("127.0.0.1", "host", parse_host)
+    native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
+    advertised: str = declare("", "advertised", parse_advertised)
+    busy_poll_us: int = declare(
+        AUTOMATIC, "busy_poll_us", parse_busy_poll, show=show_busy_poll, most=limits.BUSY_POLL_US_MAX
+    )
+    local_socket: str = _choice("auto", "local_socket", "auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    """The Danube gRPC API on ``server.host``; port 0 takes a free one.
+
+    ``advertised`` (``host:port``) is what lookups answer; without it they answer the address that the
+    client itself dialled.  With a certificate and its key the port speaks TLS.
+    """
+
+    port: int = _integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
+    advertised: str = declare("", "advertised", parse_advertised)
+    cert_file: str = declare("", "cert_file", parse_text)
+    key_file: str = declare("", "key_file", parse_text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig:
+    """The administration API over gRPC on ``server.host``; ``tls`` uses the certificate of ``grpc``."""
+
+    port: int = _integer(DEFAULT_ADMIN_PORT, "port", 0, 65_535)
+    tls: bool = declare(False, "tls", parse_boolean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Prometheus metrics over HTTP on ``server.host``; port 0 takes a free one, NO_PORT serves none.
+
+    Series with a topic as label are for ``topics_max`` topics, the oldest; the others are one together.
+    """
+
+    port: int = declare(NO_PORT, "port", parse_port, show=show_port, most=65_535)
+    topics_max: int = _integer(1_000, "topics_max", 0, 10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaConfig:
+    """``compatibility_checks``: all rules, or only those of the broker that official clients grew up with."""
+
+    compatibility_checks: str = _choice("strict", "compatibility_checks", "strict", "upstream")
+    default_compatibility: str = _choice(
+        "backward", "default_compatibility", "none", "backward", "forward", "full", "backward_transitive",
+        "forward_transitive", "full_transitive",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Diagnostics, on standard error."""
+
+    level: str = _choice("info", "level", "debug", "info", "warning", "error")
+    format: str = _choice("text", "format", "text", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """Bounds per broker; each worker gets an equal share of ``connections_max``."""
+
+    connections_max: int = _integer(limits.CONNECTIONS_MAX, "connections_max", 1, 1_000_000)
+    handshake_timeout_ms: int = _duration(
+        round(limits.HANDSHAKE_TIMEOUT_S * 1000), "handshake_timeout", 100, 300_000
+    )
+    session_timeout_ms: int = _duration(
+        round(limits.SESSION_TIMEOUT_S * 1000), "session_timeout", 1_000, 3_600_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalConfig:
+    """The log's files.  ``sync_interval_ms``: how often ``written`` topics are synced in the background.
+
+    ``sync_lag_max_ms``: while older records are not synced, their acknowledgements wait for the disk.
+    """
+
+    segment_bytes: int = _size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
+    sync_interval_ms: int = _duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
+    sync_lag_max_ms: int = _duration(limits.SYNC_LAG_MAX_MS, "sync_lag_max", 50, 60_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """Where the object store is and how to speak to it: all that ``wal.open_store`` needs.
+
+    Credentials, the first that is given: the keys here, their files, ``profile`` of the AWS files, the
+    environment (``AWS_ACCESS_KEY_ID`` and so on), the default profile, the host's own role.
+    """
+
+    url: str = declare("", "url", parse_store_url, private=True)
+    endpoint: str = declare("", "endpoint", parse_endpoint, private=True)
+    region: str = declare("", "region", parse_text)
+    access_key: Secret = field(default=_NO_SECRET, metadata=_hidden("access_key"))
+    access_key_file: str = declare("", "access_key_file", parse_text)
+    secret_key: Secret = field(default=_NO_SECRET, metadata=_hidden("secret_key"))
+    secret_key_file: str = declare("", "secret_key_file", parse_text)
+    session_token: Secret = field(default=_NO_SECRET, metadata=_hidden("session_token"))
+    session_token_file: str = declare("", "session_token_file", parse_text)
+    profile: str = declare("", "profile", parse_text)
+    role_arn: str = declare("", "role_arn", parse_text)
+    credentials: Secret = field(default=_NO_SECRET, metadata=_hidden("credentials"))
+    credentials_file: str = declare("", "credentials_file", parse_text)
+    anonymous: bool = declare(False, "anonymous", parse_boolean)
+    virtual_host_style: bool = declare(False, "virtual_host_style", parse_boolean)
+    upload_parallel: int = _integer(4, "upload_parallel", 1, 64)
+    part_bytes: int = _size(16 * limits.MIB, "part_size", 5 * limits.MIB, 1 * limits.GIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig(StorageSettings):
+    """Tiered storage.  ``mode`` local keeps every segment here and needs no store."""
+
+    mode: str = _choice("local", "mode", "local", "shared_fs", "object_store")
+    seal_after_ms: int = _duration(60_000, "seal_after", 1_000, 30 * DAY_MS)
+    upload_hold_ms: int = _duration(300_000, "upload_hold_time", 0, DAY_MS)
+    upload_hold_bytes: int = _size(16 * limits.GIB, "upload_hold_size", 0, 1 << 50)
+    merge_below_bytes: int = _size(64 * limits.MIB, "merge_below", 0, 4 * limits.GIB)
+    merge_to_bytes: int = _size(256 * limits.MIB, "merge_to", 1 * limits.MIB, 4 * limits.GIB)
+    compact_after_ms: int = _duration(60_000, "compact_after", 0, 365 * DAY_MS)
+    compact_bytes_min: int = _size(1 * limits.MIB, "compact_min_size", 0, 1 << 50)
+    compact_dirty_percent: int = _integer(50, "compact_dirty_percent", 0, 100)
+    compact_keys_max: int = _integer(1_000_000, "compact_keys_max", 1_000, 100_000_000)
+    local_retention_ms: int = _duration(2 * DAY_MS, "local_retention_time", 0, 36_500 * DAY_MS)
+    local_retention_bytes: int = _size(20 * 1000**3, "local_retention_size", 0, 1 << 60)
+    local_retention_segments: int = _integer(0, "local_retention_segments", 0, 1_000_000)
+    cache_bytes: int = _size(256 * limits.MIB, "cache_size", 16 * limits.MIB, 1 << 50)
+    orphan_age_ms: int = _duration(22 * DAY_MS // 24, "orphan_age", 60_000, 365 * DAY_MS)
+    restore: str = _choice("never", "restore", "never", "if_empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Membership of a cluster; without ``seed_nodes`` and ``join`` the broker is alone.
+
+    ``raft_addr`` (``host:port``) is where the other members reach this one, and where it listens: a name
+    is listened to on all addresses of the host.  The certificate's authority signs members only.
+    """
+
+    name: str = declare("danube", "name", parse_cluster_name)
+    raft_addr: str = declare(f"127.0.0.1:{DEFAULT_RAFT_PORT}", "raft_addr", parse_advertised)
+    seed_nodes: str = declare("", "seed_nodes", parse_node_addresses)
+    join: str = declare("", "join", parse_node_addresses)
+    heartbeat_ms: int = _duration(150, "heartbeat", 20, 10_000)
+    lease_ms: int = _duration(2_000, "lease", 500, 60_000)
+    cert_file: str = declare("", "cert_file", parse_text)
+    key_file: str = declare("", "key_file", parse_text)
+    ca_file: str = declare("", "ca_file", parse_text)
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.seed_nodes or self.join)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceConfig:
+    """Where a cluster's partitions go and when they move; see danube.core.placement.balance.
+
+    ``interval_ms`` 0 takes what the aggressiveness has.
+    """
+
+    strategy: str = _choice("balanced", "strategy", "fair", "balanced", "weighted_load")
+    aggressiveness: str = _choice("balanced", "aggressiveness", "conservative", "balanced", "aggressive")
+    automatic: bool = declare(True, "automatic", parse_boolean)
+    interval_ms: int = _duration(0, "interval", 0, DAY_MS)
+    moves_max: int = _integer(16, "moves_max", 1, 1_000)
+    weights: str = declare(
+        "count=0.2,throughput=0.3,backlog=0.1,cpu=0.3,memory=0.1", "weights", parse_weights
+    )
+
+    @property
+    def weight_by_measure(self) -> dict[str, float]:
+        pairs = (part.split("=") for part in self.weights.split(","))
+        return {name: float(weight) for name, weight in pairs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    """What a topic gets when nothing else is asked for.
+
+    ``durability`` is that of reliable topics; non-reliable ones are always ``memory``.
+    ``partitions`` 0 makes a topic that is not partitioned.  Retention 0 keeps for ever.
+    """
+
+    auto_create: bool = declare(True, "auto_create", parse_boolean)
+    reliable: bool = declare(True, "reliable", parse_boolean)
+    durability: str = _choice("written", "durability", "written", "fsync")
+    partitions: int = _integer(0, "partitions", 0, limits.PARTITIONS_MAX)
+    retention_ms: int = _duration(7 * DAY_MS, "retention_time", 0, 36_500 * DAY_MS)
+    retention_bytes: int = _size(0, "retention_size", 0, 1 << 60)
+    max_record_bytes: int = _size(limits.RECORD_BYTES_DEFAULT, "max_record_size", 1, limits.RECORD_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionsConfig:
+    """What a reliable topic's subscriptions get when nothing else is asked for."""
+
+    max_unacked: int = _integer(limits.MAX_UNACKED_DEFAULT, "max_unacked", 1, limits.MAX_UNACKED_LIMIT)
+    ack_timeout_ms: int = _duration(30_000, "ack_timeout", 1, 7 * DAY_MS)
+    max_redelivery_count: int = _integer(5, "max_redelivery_count", 0, 1_000_000)
+    base_redelivery_delay_ms: int = _duration(1_000, "base_redelivery_delay", 0, DAY_MS)
+    max_redelivery_delay_ms: int = _duration(60_000, "max_redelivery_delay", 0, DAY_MS)
+    backoff: str = _choice("exponential", "backoff", "fixed", "exponential")
+    poison: str = _choice("block", "poison", "block", "drop", "dead_letter")
+    dead_letter_topic: str = declare("", "dead_letter_topic", parse_text)
+
+    def failure_policy(self) -> FailurePolicy:
+        return FailurePolicy(
+            max_redelivery_count=self.max_redelivery_count,
+            ack_timeout_ms=self.ack_timeout_ms,
+            base_redelivery_delay_ms=self.base_redelivery_delay_ms,
+            max_redelivery_delay_ms=self.max_redelivery_delay_ms,
+            backoff=self.backoff,
+            poison=self.poison,
+            dead_letter_topic=self.dead_letter_topic,
+        )

@@ -1,0 +1,1 @@
+"""The one shape of bytes: make, check, read, compress, select."""

@@ -1,0 +1,1 @@
+"""The machine's part for clusters: brokers, leases, ownership, keys, agreed time."""

@@ -1,0 +1,124 @@
+"""The cluster's brokers inside the metadata machine: who is there, where, and whether it takes partitions.
+
+A broker is *alive* as long as its registration's lease; registering again (after a restart) ends the
+former one, so an older incarnation that still runs cannot renew and learns it.  A broker whose
+registration has ended stays known with its mode until it is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from danube.core.cluster.commands import BrokerRecord, RegisterBroker, SetBrokerMode
+from danube.errors import InvalidArgument, LimitExceeded, NotFound
+from danube.ids import check_label
+from danube.limits import BROKERS_MAX
+
+MODES: Final = ("active", "draining", "drained")
+BROKER_ID_MAX: Final = (1 << 64) - 1
+
+
+class Brokers:
+    """All known brokers by id."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, BrokerRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, broker_id: int) -> BrokerRecord | None:
+        return self._by_id.get(broker_id)
+
+    def broker(self, broker_id: int) -> BrokerRecord:
+        """The broker of this id; raises NotFound."""
+        found = self._by_id.get(broker_id)
+        if found is None:
+            known = ", ".join(str(one) for one in sorted(self._by_id)[:5])
+            raise NotFound(f"broker {broker_id} is not known", hint=f"known are {known}" if known else "")
+        return found
+
+    def brokers(self) -> list[BrokerRecord]:
+        """All known brokers by id, those that are not alive too."""
+        return [record for _, record in sorted(self._by_id.items())]
+
+    def of_lease(self, lease_id: int) -> list[BrokerRecord]:
+        """Brokers whose registration goes with a lease, by id."""
+        return [record for record in self.brokers() if record.lease_id == lease_id]
+
+    # Check
+
+    def check_register(self, command: RegisterBroker) -> None:
+        if not 1 <= command.broker_id <= BROKER_ID_MAX:
+            raise InvalidArgument("a broker's id is 1 .. 2**64 - 1", why=f"not {command.broker_id}")
+        check_label(command.native_address, "address")
+        for text in (command.grpc_address, command.admin_address, command.metrics_address, command.version):
+            if text:
+                check_label(text, "address")
+        if command.mode:
+            _check_mode(command.mode)
+        _check_reason(command.reason)
+        if command.broker_id not in self._by_id and len(self._by_id) >= BROKERS_MAX:
+            why = f"the limit is {BROKERS_MAX}"
+            raise LimitExceeded("there is no room for more brokers", why=why, limit=BROKERS_MAX)
+
+    def check_mode(self, command: SetBrokerMode) -> bool:
+        """Whether the mode is another one; raises a CallerError where it is not allowed."""
+        _check_mode(command.mode)
+        _check_reason(command.reason)
+        record = self.broker(command.broker_id)
+        return (record.mode, record.reason) != (command.mode, command.reason)
+
+    # Change
+
+    def register(self, command: RegisterBroker) -> BrokerRecord:
+        former = self._by_id.get(command.broker_id)
+        mode, reason = command.mode, command.reason
+        if not mode:
+            mode, reason = (former.mode, reason or former.reason) if former else ("active", reason)
+        return self._put(
+            BrokerRecord(
+                broker_id=command.broker_id, native_address=command.native_address,
+                grpc_address=command.grpc_address, admin_address=command.admin_address,
+                metrics_address=command.metrics_address, version=command.version,
+                mode=mode, reason=reason, lease_id=command.lease_id,
+            )
+        )  # fmt: skip
+
+    def set_mode(self, command: SetBrokerMode) -> BrokerRecord:
+        record = self.broker(command.broker_id)
+        return self._put(msgspec.structs.replace(record, mode=command.mode, reason=command.reason))
+
+    def end(self, broker_id: int) -> BrokerRecord:
+        """The broker's registration has ended."""
+        return self._put(msgspec.structs.replace(self.broker(broker_id), lease_id=0))
+
+    def forget(self, broker_id: int) -> BrokerRecord:
+        return self._by_id.pop(broker_id)
+
+    def _put(self, record: BrokerRecord) -> BrokerRecord:
+        self._by_id[record.broker_id] = record
+        return record
+
+    def copy(self) -> Brokers:
+        other = Brokers()
+        other._by_id = dict(self._by_id)
+        return other
+
+    def load(self, records: list[BrokerRecord]) -> None:
+        """Take in what a snapshot kept."""
+        self._by_id = {record.broker_id: record for record in records}
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise InvalidArgument(f"broker mode {mode[:40]!r} is not known", hint=f"use {', '.join(MODES)}")
+
+
+def _check_reason(reason: str) -> None:
+    if reason:
+        check_label(reason, "reason")

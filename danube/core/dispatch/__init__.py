@@ -1,0 +1,1 @@
+"""Who gets which record: windows, grants, acks, redelivery."""

@@ -1,0 +1,1 @@
+"""The metadata machine: namespaces, topics, schemas, roles; commands in, changes out."""

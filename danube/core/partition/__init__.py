@@ -1,0 +1,1 @@
+"""A partition at its owner: order, duplicates, policy, and when its segments move."""

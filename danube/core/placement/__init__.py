@@ -1,0 +1,1 @@
+"""Where partitions belong: loads, moves, and the leader's duties."""

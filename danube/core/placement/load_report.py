@@ -1,0 +1,77 @@
+"""What a broker tells of its load, and the keys under which the cluster keeps what placing goes by.
+
+A report is a key with the broker's lease, so it goes with the broker.  It is small: totals, in which all
+partitions of the broker count alike.  Nothing in it is believed further than its bounds: a report that
+cannot be read is none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from danube.core.cluster.commands import PutKey
+
+if TYPE_CHECKING:
+    from danube.core.cluster.keys import KeySpace
+
+LOAD_PREFIX: Final = "/cluster/load/"
+STORAGE_PREFIX: Final = "/cluster/storage/"
+DECIDING_KEY: Final = "/cluster/leader"  # the broker whose controller leads; with its lease
+BALANCE_KEY: Final = "/cluster/balance"  # the settings that it goes by
+REBALANCE_KEY: Final = "/cluster/rebalance"  # a request that waits for the leader
+MOVES_KEY: Final = "/cluster/moves"  # the last rounds
+
+LOCAL: Final = b"local"
+SHARED: Final = b"shared"
+_RATE_MAX: Final = 1e15
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``cpu`` and ``memory`` are shares of what the broker may use, 0 .. 1; rates are of both directions."""
+
+    cpu: float = 0.0
+    memory: float = 0.0
+    bytes_per_s: float = 0.0
+    records_per_s: float = 0.0
+    backlog_records: int = 0
+    partition_count: int = 0
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(LoadReport)
+
+
+def report_command(broker_id: int, lease_id: int, report: LoadReport) -> PutKey:
+    return PutKey(key=f"{LOAD_PREFIX}{broker_id}", value=_encoder.encode(report), lease_id=lease_id)
+
+
+def report_of(keys: KeySpace, broker_id: int) -> LoadReport | None:
+    """What a broker told last, within its bounds; None where it told nothing that can be read."""
+    record = keys.find(f"{LOAD_PREFIX}{broker_id}")
+    if record is None:
+        return None
+    try:
+        report = _decoder.decode(record.value)
+    except msgspec.DecodeError:
+        return None
+    return LoadReport(
+        cpu=_within(report.cpu, 1.0),
+        memory=_within(report.memory, 1.0),
+        bytes_per_s=_within(report.bytes_per_s, _RATE_MAX),
+        records_per_s=_within(report.records_per_s, _RATE_MAX),
+        backlog_records=int(_within(float(report.backlog_records), _RATE_MAX)),
+        partition_count=max(0, report.partition_count),
+    )
+
+
+def _within(value: float, most: float) -> float:
+    return min(max(value, 0.0), most) if math.isfinite(value) else 0.0
+
+
+def storage_shared(keys: KeySpace, broker_id: int) -> bool:
+    """Whether what a broker stores can be read by others; not known is no."""
+    record = keys.find(f"{STORAGE_PREFIX}{broker_id}")
+    return record is not None and record.value == SHARED

@@ -1,0 +1,1 @@
+"""The outside world, one door each: time, files, sockets, memory, diagnostics."""

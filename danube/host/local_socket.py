@@ -1,0 +1,102 @@
+"""A Unix socket beside the native port, for clients on the broker's host: sooner answers than over loopback.
+
+Each worker listens at an abstract name that says at which address and port the broker listens.  It is there
+for processes of the same network namespace, for which the address is the same host, and gone with the broker.
+
+A client looks for it first where the address is a loopback one, and stays there only if a process of its own
+user listens: whoever may not bind the port could still bind the name.  Linux only.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from danube.host.unix_peer import same_user
+from danube.limits import WORKERS_MAX
+
+# What a TCP socket on loopback grows to, and what Linux 6.18 allows.  With the 208 KiB of older kernels many
+# megabytes on their way to a consumer take twice as long as over loopback.
+BUFFER_BYTES: Final = 4 << 20
+OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - names them, listens nowhere
+_LOCALHOST: Final = ("127.0.0.1", "::1")
+
+
+def has_room() -> bool:
+    """Whether this process may have sockets with buffers of BUFFER_BYTES."""
+    if sys.platform != "linux":
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        tune(probe)
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 2 * BUFFER_BYTES  # the kernel doubles
+
+
+def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | None:
+    """A worker's socket beside ``host:port``, where the broker listens; None where clients look for none.
+
+    Also where somebody else has the name: clients have the port.
+    """
+    host = OWN_HOSTS.get(host, host)
+    if sys.platform != "linux" or not _loopback(host):
+        return None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(_name(host, port, worker))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return listener
+
+
+def dial(host: str, port: int) -> socket.socket | None:
+    """A connection, not blocking, to this user's broker at a loopback address; None where TCP is the way."""
+    hosts = _LOCALHOST if host == "localhost" else (host,) if _loopback(host) else ()
+    if sys.platform != "linux" or not hosts:
+        return None
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    raw.setblocking(False)
+    for one in hosts:
+        for worker in _draws():
+            if raw.connect_ex(_name(one, port, worker)) == 0:
+                if same_user(raw):
+                    tune(raw)
+                    return raw
+                raw.close()
+                return None
+    raw.close()
+    return None
+
+
+def tune(raw: Any) -> None:
+    """What both sides of a connection want; TCP sockets are left as they are."""
+    if unix(raw):
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+
+
+def unix(raw: Any) -> bool:
+    """Whether it is a Unix socket; None is no socket."""
+    return raw is not None and sys.platform != "win32" and raw.family == socket.AF_UNIX
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def _name(host: str, port: int, worker: int) -> str:
+    return f"\0danube-native-{host}:{port}-{worker}"
+
+
+def _draws() -> Iterator[int]:
+    """Workers to try, so that clients spread over them: nobody knows how many there are, but 0 is there."""
+    bound = WORKERS_MAX
+    while bound:
+        yield random.randrange(bound)  # noqa: S311 - no secret
+        bound //= 2

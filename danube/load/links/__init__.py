@@ -1,0 +1,1 @@
+"""The two ends of a load test in each protocol."""

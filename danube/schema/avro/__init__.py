@@ -1,0 +1,1 @@
+"""Avro: parse, compare, walk payloads."""

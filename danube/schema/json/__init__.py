@@ -1,0 +1,1 @@
+"""JSON Schema: parse, bound the cost, compare."""

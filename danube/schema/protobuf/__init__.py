@@ -1,0 +1,1 @@
+"""Protobuf: compile, compare, check payloads."""

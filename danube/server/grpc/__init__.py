@@ -1,0 +1,1 @@
+"""GRPC ports: sockets, connections, calls, placing."""

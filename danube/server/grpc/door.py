@@ -1,0 +1,200 @@
+"""A gRPC port on one worker: its connections, its methods, and its part of every turn.
+
+The data port (6650) and the administration port (50051) are two doors with different tables.  The data
+door owns the halves that publish, consume and settle; see :mod:`danube.server.grpc.doors` for how both
+are put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from danube.broker.api import Turns
+from danube.broker.worker.places import Places
+from danube.core.http2.frames import Http2Settings
+from danube.errors import LimitExceeded
+from danube.host import clock
+from danube.server.grpc.connection import GrpcConnection
+from danube.server.grpc.methods import Method
+from danube.server.grpc.socket import GrpcSocket
+from danube.server.messages.session import CONNECTION_ID, BrokerSession
+
+if TYPE_CHECKING:
+    from danube.server.grpc.placing import Placing
+    from danube.server.messages.consuming import Consuming, GrpcConsumer
+    from danube.server.messages.publishing import Publishing
+    from danube.server.messages.settling import Settling
+
+RECEIVE_BUFFER_BYTES = 256 * 1024
+REFUSED_MAX = 64  # that are being told so; each holds a descriptor meanwhile
+STREAM_QUEUE_BYTES_MAX = 32 * 1024 * 1024  # a consumer's credit, and the largest batch beyond it
+CONNECTION_QUEUE_BYTES_MAX = 256 * 1024 * 1024
+# A client whose stream ended calls again at once.  Answered with UNAVAILABLE it waits and comes back;
+# tonic takes a connection that closes under its call for a fault that no second attempt can mend.
+GOAWAY_DELAY_S = 0.05
+
+
+class DataHalves:
+    """What only the data port has: publishing, consuming and settling, over one session."""
+
+    def __init__(
+        self, session: BrokerSession, publishing: Publishing, consuming: Consuming, settling: Settling
+    ) -> None:
+        self.session = session
+        self.publishing = publishing
+        self.consuming = consuming
+        self.settling = settling
+
+    def hand_over(self) -> bool:
+        self.settling.hand_over()
+        self.publishing.hand_over()
+        return self.session.offer_held()
+
+
+class GrpcDoor:
+    """See the module; implements :class:`danube.broker.worker.worker.Door`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connections_max: int,
+        places: Places,
+        message_bytes_max: int,
+        handshake_timeout_ms: int,
+        turns: Turns,
+        count: Callable[[str, int], None],
+        data: DataHalves | None = None,
+        placing: Placing | None = None,
+    ) -> None:
+        """``placing``: the way to other workers of this host; None where connections stay."""
+        self.name = name
+        self.methods: dict[str, Method] = {}
+        self.message_bytes_max = message_bytes_max
+        self.http2_settings = Http2Settings(
+            handshake_timeout_ns=handshake_timeout_ms * 1_000_000,
+            queued_bytes_per_stream_max=STREAM_QUEUE_BYTES_MAX,
+            queued_bytes_max=CONNECTION_QUEUE_BYTES_MAX,
+        )
+        self.scratch = memoryview(bytearray(RECEIVE_BUFFER_BYTES))  # every connection is read into it
+        self.connections: dict[GrpcSocket, None] = {}
+        self.turns = turns
+        self.count = count
+        self.draining = False
+        self.placing = placing
+        self._data = data
+        self._connections_max = connections_max
+        self._places = places
+        self._dirty: dict[GrpcSocket, None] = {}
+        self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def factory(self) -> GrpcConnection:
+        return GrpcConnection(self)
+
+    def arrived(self, unread: bytes, sent_bytes: int) -> GrpcConnection:
+        """The protocol of a connection that another worker has passed on, with all that it received."""
+        connection = self.factory()
+        connection.arrive(unread, sent_bytes)
+        return connection
+
+    def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None:
+        try:
+            self._take_place()
+        except LimitExceeded as error:
+            if len(self._refused) >= REFUSED_MAX:
+                connection.abort()
+                return
+            connection.refuse(error)
+            self._refused[connection] = None
+            return
+        self.connections[connection] = None
+        self.count("connections", 1)
+        if not arrived:
+            self.count("connections_total", 1)
+
+    def _take_place(self) -> None:
+        if len(self.connections) >= self._connections_max:
+            raise LimitExceeded(
+                f"this worker holds {self._connections_max} connections already",
+                hint="close some, or raise limits.connections_max",
+            )
+        self._places.take()
+
+    def closed(self, connection: GrpcSocket) -> None:
+        self._dirty.pop(connection, None)
+        self._refused.pop(connection, None)
+        if connection in self.connections:
+            del self.connections[connection]
+            self._places.give_back()
+            self.count("connections", -1)
+            if self._data is not None:
+                self._data.consuming.connection_lost(connection)
+                self._data.publishing.connection_lost(connection)
+            self.turns.schedule_turn(None)
+
+    def leave(self, consumer: GrpcConsumer) -> None:
+        """The client dropped the stream of this consumer."""
+        if self._data is not None:
+            self._data.consuming.leave(consumer)
+
+    def writable(self, connection: GrpcSocket) -> None:
+        """The socket takes bytes again: consumers on it may have more."""
+        if self._data is not None:
+            for consumer in self._data.consuming.of_connection(connection):
+                consumer.give_credit()
+
+    def has_output(self, connection: GrpcSocket) -> None:
+        self._dirty[connection] = None
+        if not self.turns.flush_follows:
+            self.turns.schedule_turn(connection)
+
+    # -- the worker's door ------------------------------------------------------------------------
+
+    def session(self, connection_id: int) -> BrokerSession | None:
+        return self._data.session if self._data is not None and connection_id == CONNECTION_ID else None
+
+    def worker_restarted(self, worker: int) -> None:
+        if self._data is not None:
+            self._data.session.worker_restarted(worker)
+
+    def hand_over(self) -> bool:
+        return self._data.hand_over() if self._data is not None else False
+
+    def flush(self) -> None:
+        """Hand the output of this turn to the sockets."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for connection in dirty:
+                connection.flush()
+
+    def sweep(self, now_s: float) -> None:
+        """Keepalive and deadlines of the protocol."""
+        now_ns = clock.monotonic_ns()
+        for connection in [*self.connections, *self._refused]:
+            connection.tick(now_ns)
+
+    def drain(self) -> None:
+        """End streams, take no more calls, finish those that run."""
+        self.draining = True
+        if self._data is not None:
+            self._data.publishing.draining = True
+            self._data.consuming.drain()
+        asyncio.get_running_loop().call_later(GOAWAY_DELAY_S, self._go_away)
+
+    def _go_away(self) -> None:
+        for connection in list(self.connections):
+            connection.go_away()
+
+    def close_all(self) -> None:
+        for connection in list(self.connections):
+            connection.close()
+
+    def abort_all(self) -> None:
+        """Drop every connection, with what it was to be sent."""
+        self._dirty.clear()
+        for connection in list(self.connections):
+            connection.abort()

@@ -1,0 +1,160 @@
+"""Puts the two gRPC ports of a worker together: one session, their halves, their tables of methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from danube.core.metadata.commands import KnownConsumer
+from danube.errors import TopicNotFound
+from danube.limits import KIB, RECORD_BYTES_MAX
+from danube.server.grpc.door import DataHalves, GrpcDoor
+from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
+from danube.server.grpc.placing import Placing
+from danube.server.messages.consuming import Consuming, Place
+from danube.server.messages.publishing import Publishing
+from danube.server.messages.session import BrokerSession
+from danube.server.messages.settling import Settling
+from danube.server.proto import (
+    DanubeAdmin_pb2,
+    DanubeApi_pb2,
+    SchemaRegistry_pb2,
+    health_pb2,
+    reflection_v1_pb2,
+    reflection_v1alpha_pb2,
+)
+from danube.server.services.broker_admin import BrokerAdmin
+from danube.server.services.calls import BrokerCalls
+from danube.server.services.cluster_admin import ClusterAdmin
+from danube.server.services.consumer_service import ConsumerService
+from danube.server.services.discovery import Discovery
+from danube.server.services.grpc_health import Health
+from danube.server.services.health import HealthCheck
+from danube.server.services.namespace_admin import NamespaceAdmin
+from danube.server.services.producer_service import ProducerService
+from danube.server.services.reflection import ServerReflection
+from danube.server.services.schema_registry import SchemaRegistry
+from danube.server.services.security_admin import SecurityAdmin
+from danube.server.services.segment_storage import StorageService
+from danube.server.services.topic_admin import TopicAdmin
+
+if TYPE_CHECKING:
+    from danube.broker.routing.passing import ConnectionPassing
+    from danube.broker.worker.worker import Worker
+
+MESSAGE_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB
+ADMIN_MESSAGE_BYTES_MAX = 1024 * KIB
+
+
+def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict[str, GrpcDoor]:
+    """The doors ``grpc`` and ``admin`` of one worker, each with its share of the connections.
+
+    ``passing``: the way of data connections to other workers; None where there are none, or with TLS.
+    """
+    session = BrokerSession(worker.router, worker.schedule_turn)
+    broker = BrokerCalls(worker, session)
+    known = _KnownByMetadata(broker)
+    publishing = Publishing(session, worker.router, lambda: broker.metadata.version)
+    halves = DataHalves(session, publishing, Consuming(session, known), Settling(session))
+    share = -(-worker.config.limits.connections_max // worker.context.workers)
+
+    placing = None
+    if passing is not None:
+        placing = Placing(passing, worker.router.owner, known.find, worker.context.workers)
+
+    def door(name: str, message_bytes_max: int, **more: Any) -> GrpcDoor:
+        return GrpcDoor(
+            name,
+            connections_max=share,
+            places=worker.places,
+            message_bytes_max=message_bytes_max,
+            handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
+            turns=worker,
+            count=worker.counters.add,
+            **more,
+        )
+
+    data_door = door("grpc", MESSAGE_BYTES_MAX, data=halves, placing=placing)
+    data_door.methods.update(_data_methods(broker, halves))
+    admin_door = door("admin", ADMIN_MESSAGE_BYTES_MAX)
+    admin_door.methods.update(_admin_methods(broker))
+    for each in (data_door, admin_door):
+        _add_common(each.methods, broker)
+    return {"grpc": data_door, "admin": admin_door}
+
+
+def _services(module: Any) -> Any:
+    return module.DESCRIPTOR.services_by_name
+
+
+def _data_methods(broker: BrokerCalls, halves: DataHalves) -> dict[str, Method]:
+    services = _services(DanubeApi_pb2)
+    publishing, consuming, settling = halves.publishing, halves.consuming, halves.settling
+    consumer_service = ConsumerService(broker, consuming)
+    producer_service = ProducerService(broker, publishing)
+    methods = {
+        "/danube.ProducerService/CreateProducer": Method(
+            MethodKind.UNARY, DanubeApi_pb2.ProducerRequest, producer_service.create_producer
+        ),
+        "/danube.ProducerService/SendMessage": Method(
+            MethodKind.DIRECT, DanubeApi_pb2.StreamMessage, publishing.send_message
+        ),
+        "/danube.ConsumerService/Subscribe": Method(
+            MethodKind.UNARY, DanubeApi_pb2.ConsumerRequest, consumer_service.subscribe
+        ),
+        "/danube.ConsumerService/ReceiveMessages": Method(
+            MethodKind.RECEIVE, DanubeApi_pb2.ReceiveRequest, consumer_service.receive_messages
+        ),
+        "/danube.ConsumerService/Ack": Method(MethodKind.DIRECT, DanubeApi_pb2.AckRequest, settling.ack),
+        "/danube.ConsumerService/Nack": Method(MethodKind.DIRECT, DanubeApi_pb2.NackRequest, settling.nack),
+    }
+    methods |= methods_of(services["Discovery"], Discovery(broker))
+    methods |= methods_of(services["HealthCheck"], HealthCheck(broker, publishing, consuming))
+    methods |= methods_of(services["StorageService"], StorageService(broker))
+    return methods | _schema_methods(broker)
+
+
+def _schema_methods(broker: BrokerCalls) -> dict[str, Method]:
+    return methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
+
+
+def _admin_methods(broker: BrokerCalls) -> dict[str, Method]:
+    services = _services(DanubeAdmin_pb2)
+    methods = _schema_methods(broker)
+    for name, servicer in (
+        ("BrokerAdmin", BrokerAdmin(broker)),
+        ("ClusterAdmin", ClusterAdmin(broker)),
+        ("NamespaceAdmin", NamespaceAdmin(broker)),
+        ("TopicAdmin", TopicAdmin(broker)),
+        ("SecurityAdmin", SecurityAdmin(broker)),
+    ):
+        methods |= methods_of(services[name], servicer)
+    return methods
+
+
+def _add_common(methods: dict[str, Method], broker: BrokerCalls) -> None:
+    """Health and reflection, which know what is served on their port."""
+    names = [*services_in(methods), "grpc.health.v1.Health"]
+    methods.update(methods_of(_services(health_pb2)["Health"], Health(broker, names)))
+    for module in (reflection_v1_pb2, reflection_v1alpha_pb2):
+        service = _services(module)["ServerReflection"]
+        methods.update(methods_of(service, ServerReflection(module, names)))
+
+
+class _KnownByMetadata:
+    """Identities of consumers as the metadata keeps them."""
+
+    def __init__(self, broker: BrokerCalls) -> None:
+        self._broker = broker
+
+    def find(self, consumer_id: int) -> KnownConsumer | None:
+        found = self._broker.metadata.consumers.find(consumer_id)
+        if found is None:
+            self._broker.refresh()
+            found = self._broker.metadata.consumers.find(consumer_id)
+        return found
+
+    def place(self, identity: KnownConsumer) -> Place:
+        record = self._broker.metadata.topic_with_id(identity.topic_id)
+        if record is None:
+            raise TopicNotFound("the topic of this consumer was deleted", hint="subscribe to another topic")
+        return Place(record.physical_name(identity.partition), record.policy.reliable)

@@ -1,0 +1,105 @@
+"""Which worker a gRPC connection is for: the owner of the partition that its first call names.
+
+Until that call is whole, nothing but SETTINGS and PING was answered, so what the client has of this
+connection follows from the bytes it sent.  They go along with the socket; the machine of the other worker
+takes them anew and leaves out as much of its output as was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from danube.broker.routing.passing import ConnectionPassing
+from danube.core.metadata.commands import KnownConsumer
+from danube.core.placement.workers import owner_of
+from danube.errors import DanubeError
+from danube.ipc.passage import UNREAD_BYTES_MAX
+from danube.server.grpc.methods import Method
+
+if TYPE_CHECKING:
+    from danube.core.http2.streams import Stream
+
+# A call that crosses rings takes about twice the processor time of one that does not, so drawing clients to
+# an owner pays until it serves twice as many as others.
+SHARES_MAX: Final = 2
+# Before any call.  The other worker takes at once what came over time, and must not find it a flood: of so
+# many bytes the dearest frames cost a fourth of what a peer may ask for (core/http2/floods.py).
+GREETING_BYTES_MAX: Final = 4 * 1024
+
+_TOPICS: Final[dict[str, Callable[[Any], str]]] = {
+    "/danube.ProducerService/CreateProducer": lambda request: request.topic_name,
+    "/danube.ProducerService/SendMessage": lambda request: request.msg_id.topic_name,
+    "/danube.ConsumerService/Subscribe": lambda request: request.topic_name,
+    "/danube.ConsumerService/Ack": lambda request: request.msg_id.topic_name,
+    "/danube.Discovery/TopicLookup": lambda request: request.topic,
+    "/danube.Discovery/TopicPartitions": lambda request: request.topic,
+}
+_RECEIVE: Final = "/danube.ConsumerService/ReceiveMessages"
+
+
+class HeldCall(NamedTuple):
+    """A whole call that waits until it is known who serves it; ``size`` counts against flow control."""
+
+    method: Method
+    stream: Stream
+    message: bytes
+    size: int
+
+
+class Unplaced:
+    """What a connection has received and was sent until it is known which worker it is for."""
+
+    __slots__ = ("calls", "deferred", "received", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.sent_bytes = 0
+        self.calls: list[HeldCall] = []
+        self.deferred = False  # until the kernel has what was sent
+
+    def decided(self, begun: bool) -> bool:
+        """Whether its first call is here (``begun``: a part of it), or too much to go along with a socket."""
+        return bool(self.calls) or len(self.received) > (UNREAD_BYTES_MAX if begun else GREETING_BYTES_MAX)
+
+
+class Placing:
+    """Passes connections of the data port to the workers that their first calls are for."""
+
+    def __init__(
+        self,
+        passing: ConnectionPassing,
+        owner_of_partition: Callable[[str], int],
+        find_consumer: Callable[[int], KnownConsumer | None],
+        workers: int,
+    ) -> None:
+        """``owner_of_partition`` takes a physical name and raises DanubeError where there is none here."""
+        self._passing = passing
+        self._owner_of_partition = owner_of_partition
+        self._find_consumer = find_consumer
+        self._workers = workers
+
+    def pass_on(self, unplaced: Unplaced, descriptor: int) -> bool:
+        """Whether another worker has the socket now; otherwise the connection stays, for good."""
+        if not unplaced.calls:
+            return False
+        owner = self._owner(unplaced.calls[0])
+        return owner is not None and self._passing.offer(
+            owner, descriptor, unplaced.received, unplaced.sent_bytes
+        )
+
+    def _owner(self, call: HeldCall) -> int | None:
+        path = call.stream.head.path
+        topic_of = _TOPICS.get(path)
+        if topic_of is None and path != _RECEIVE:
+            return None
+        try:
+            request = call.method.request_class.FromString(call.message)
+            if topic_of is not None:
+                return self._owner_of_partition(topic_of(request))
+            consumer = self._find_consumer(request.consumer_id)
+        except (DecodeError, DanubeError):  # told by whoever serves the call
+            return None
+        return None if consumer is None else owner_of(consumer.topic_id, consumer.partition, self._workers)

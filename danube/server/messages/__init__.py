@@ -1,0 +1,1 @@
+"""GRPC messages on the hot way: SendMessage, ReceiveMessages, Ack, Nack."""

@@ -1,0 +1,263 @@
+"""Subscribe, ReceiveMessages, Ack and Nack: gRPC consumers on this worker.
+
+A consumer id is derived from topic, subscription and consumer name and kept in the metadata, so it is
+valid on every worker and after every restart.  What a worker holds for it is a handle at the owner of
+the partition, bound to one connection: when the connection or the stream goes, the handle is closed and
+what it held is delivered again.  Records go out as fast as the client's windows open: the owner gets
+credit only for what the stream has taken.  Clients take all that comes and keep it, so where records are
+shared the owner lets acks say how much of that credit can be used.
+
+Acks of one turn are settled together, one request for each subscription, whoever holds the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from danube.core.batch.columns import BatchView
+from danube.core.batch.format import read_header
+from danube.core.http2.headers import RESPONSE_HEAD
+from danube.core.metadata.known_consumers import KnownConsumer, producer_identity
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Kind, Subscribe
+from danube.errors import DanubeError, Draining, Fenced, OwnerMoved
+from danube.host import telemetry
+from danube.server.messages.session import BrokerSession
+from danube.server.messages.stream_messages import framed_messages
+
+if TYPE_CHECKING:
+    from danube.core.http2.streams import Stream
+
+_log = telemetry.events("grpc")
+CREDIT_RECORDS = 1_000
+CREDIT_BYTES = 4 * 1024 * 1024
+CONNECTION_CREDIT_BYTES = 64 * 1024 * 1024  # of the consumers of one connection together
+UNKNOWN_DELAY_S = 0.2  # some clients ask again at once, for ever
+
+
+class Streaming(Protocol):
+    """A connection, as far as a stream of deliveries is concerned."""
+
+    @property
+    def congested(self) -> bool: ...
+    def send_head(self, stream: Stream, block: bytes) -> None: ...
+    def send_data(self, stream: Stream, data: bytes) -> None: ...
+    def end(self, stream: Stream, error: DanubeError | None) -> None: ...
+
+
+class Place(NamedTuple):
+    """Where a consumer reads: the physical name of its partition, and whether that keeps a log."""
+
+    name: str
+    reliable: bool
+
+
+class GrpcConsumer:
+    """One consumer that this worker serves; the owner of its handle."""
+
+    __slots__ = (
+        "_consuming",
+        "connection",
+        "consumer_id",
+        "credit_bytes",
+        "credit_records",
+        "handle",
+        "identity",
+        "place",
+        "stream",
+    )
+
+    def __init__(
+        self, consuming: Consuming, identity: KnownConsumer, connection: Streaming, place: Place
+    ) -> None:
+        self._consuming = consuming
+        self.place = place
+        self.identity = identity
+        self.consumer_id = identity.consumer_id
+        self.connection = connection
+        self.handle = 0
+        self.stream: Stream | None = None
+        self.credit_records = 0  # delivered, and not yet given back as credit
+        self.credit_bytes = 0
+
+    def delivered(self, batches: bytes | memoryview) -> None:
+        """Send what the owner delivered; batches are whole and lie back to back."""
+        stream = self.stream
+        if stream is None:
+            return
+        try:
+            self._send(stream, batches)
+        except DanubeError as error:  # a batch that cannot be told in this API: the policy decides about it
+            self._consuming.undeliverable(self, error)
+        else:
+            self.give_credit()
+
+    def _send(self, stream: Stream, batches: bytes | memoryview) -> None:
+        identity = self.identity
+        position = 0
+        while position < len(batches):
+            header = read_header(batches, position)
+            batch = BatchView(batches, header, position)
+            position += header.size
+            self.credit_records += header.record_count
+            self.credit_bytes += header.size
+            producer_id = header.producer_id or producer_identity(
+                identity.topic_id, identity.partition, batch.producer_name
+            )
+            data = framed_messages(batch, self.place.name, producer_id, stored=self.place.reliable)
+            self.connection.send_data(stream, data)
+
+    def give_credit(self) -> None:
+        """Ask for more once the client took what was sent; called again when its windows open."""
+        stream = self.stream
+        if stream is None or not self.credit_records or stream.queued_bytes or self.connection.congested:
+            return
+        self._consuming.credit(self, self.credit_records, self.credit_bytes)
+        self.credit_records = self.credit_bytes = 0
+
+    def handle_closed(self, error: DanubeError) -> None:
+        """The owner closed the handle: the consumer was taken over, or its partition moved."""
+        self._consuming.closed(self, error)
+
+
+class Consuming:
+    """The consuming half of a gRPC door; one for each worker."""
+
+    def __init__(self, session: BrokerSession, known: Known) -> None:
+        self.draining = False
+        self._session = session
+        self._known = known
+        self._by_id: dict[int, GrpcConsumer] = {}
+        self._by_connection: dict[Any, set[GrpcConsumer]] = {}
+
+    # -- consumers --------------------------------------------------------------------------------
+
+    async def subscribe(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+        """Join a subscription as this consumer; one of the same name here or elsewhere is taken over."""
+        if self.draining:
+            raise Draining("the broker is stopping", hint="connect again")
+        older = self._by_id.get(identity.consumer_id)
+        if older is not None:
+            self._forget(older)
+            self._end(older, None)
+        place = self._known.place(identity)
+        consumer = GrpcConsumer(self, identity, connection, place)
+        consumer.handle = self._session.open_handle(consumer)
+        self._by_id[identity.consumer_id] = consumer
+        self._by_connection.setdefault(connection, set()).add(consumer)
+        body = Subscribe(
+            partition=place.name,
+            subscription=identity.subscription,
+            consumer=identity.name,
+            mode=identity.mode,
+            filters=list(identity.filters),
+            topic_id=identity.topic_id,
+            paced=True,
+        )
+        try:
+            await self._session.call(Kind.SUBSCRIBE, body, consumer.handle)
+        except BaseException:
+            self._forget(consumer)
+            raise
+        if not consumer.handle:  # closed in the turn in which it joined: nobody would say so again
+            raise OwnerMoved("the consumer was closed while it joined", hint="subscribe again")
+        return consumer
+
+    def find(self, consumer_id: int) -> GrpcConsumer | None:
+        return self._by_id.get(consumer_id)
+
+    def of_connection(self, connection: Any) -> list[GrpcConsumer]:
+        return list(self._by_connection.get(connection, ()))
+
+    async def receive(self, consumer_id: int, connection: Streaming, stream: Stream) -> None:
+        """Start the stream of a consumer; an older stream of it ends, and what that held comes again."""
+        consumer = self._by_id.get(consumer_id)
+        if consumer is None or consumer.connection is not connection or consumer.stream is not None:
+            identity = consumer.identity if consumer is not None else self._known.find(consumer_id)
+            if identity is None:
+                await asyncio.sleep(UNKNOWN_DELAY_S)
+                raise OwnerMoved(
+                    f"consumer {consumer_id} is not known",
+                    why="its topic or subscription was deleted, or it was never made",
+                    hint="subscribe again",
+                )
+            consumer = await self._subscribe_again(identity, connection)
+        if stream.local_closed:  # the client went away meanwhile
+            self.leave(consumer)
+            return
+        consumer.stream = stream
+        stream.context = consumer
+        connection.send_head(stream, RESPONSE_HEAD)
+        share = CONNECTION_CREDIT_BYTES // len(self._by_connection[connection])
+        self.credit(consumer, CREDIT_RECORDS, min(CREDIT_BYTES, share))
+
+    async def _subscribe_again(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+        try:
+            return await self.subscribe(identity, connection)
+        except OwnerMoved:
+            await asyncio.sleep(UNKNOWN_DELAY_S)
+            raise
+
+    def credit(self, consumer: GrpcConsumer, records: int, size_bytes: int) -> None:
+        if consumer.handle:
+            self._session.send_frame(bytearray(wire.credit_frame(consumer.handle, records, size_bytes)))
+
+    def leave(self, consumer: GrpcConsumer) -> None:
+        """The client dropped the stream or the connection: what it held is delivered again."""
+        consumer.stream = None
+        self._forget(consumer)
+
+    def drop(self, consumer: GrpcConsumer) -> None:
+        """Undo a Subscribe whose consumer could not be kept, or whose client has given it up."""
+        if consumer.handle:
+            self._forget(consumer)
+
+    def connection_lost(self, connection: Any) -> None:
+        for consumer in self.of_connection(connection):
+            self.leave(consumer)
+
+    def closed(self, consumer: GrpcConsumer, error: DanubeError) -> None:
+        """The owner ended it.  A taken-over stream ends well; all others say what happened."""
+        consumer.handle = 0
+        self._forget(consumer)
+        self._end(consumer, None if isinstance(error, Fenced) else error)
+
+    def undeliverable(self, consumer: GrpcConsumer, error: DanubeError) -> None:
+        """End a stream that a delivery cannot be put on."""
+        _log.error("delivery failed", consumer=consumer.identity.name, error=str(error))
+        self._end(consumer, error)
+        self._forget(consumer)
+
+    def drain(self) -> None:
+        """End every stream so that its client looks for the broker again."""
+        self.draining = True
+        for consumer in list(self._by_id.values()):
+            self._end(consumer, Draining("the broker is stopping", hint="receive again in a moment"))
+            self.leave(consumer)
+
+    def _forget(self, consumer: GrpcConsumer) -> None:
+        """Nothing of the consumer stays, here or at the owner; its id stays known."""
+        if self._by_id.get(consumer.consumer_id) is consumer:
+            del self._by_id[consumer.consumer_id]
+        others = self._by_connection.get(consumer.connection)
+        if others is not None:
+            others.discard(consumer)
+            if not others:
+                del self._by_connection[consumer.connection]
+        handle, consumer.handle = consumer.handle, 0
+        if handle:
+            self._session.drop_handle(handle)
+            self._session.request(Kind.CLOSE_CONSUMER, None, handle, lambda frame, data: None)
+
+    def _end(self, consumer: GrpcConsumer, error: DanubeError | None) -> None:
+        stream, consumer.stream = consumer.stream, None
+        if stream is not None and not stream.local_closed:
+            consumer.connection.end(stream, error)
+
+
+class Known(Protocol):
+    """Where identities of consumers are kept (the metadata)."""
+
+    def find(self, consumer_id: int) -> KnownConsumer | None: ...
+    def place(self, identity: KnownConsumer) -> Place: ...

@@ -1,0 +1,129 @@
+"""Ack and Nack calls: those of one turn are settled together, one request for each subscription."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Admin, Frame, Kind
+from danube.errors import InvalidArgument, OwnerMoved
+from danube.ids import check_label, check_topic_name
+from danube.server.messages.answers import Answering, answer_calls
+from danube.server.messages.session import BrokerSession
+from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
+
+if TYPE_CHECKING:
+    from danube.core.http2.streams import Stream
+
+_OFFSET_MAX = (1 << 62) - 1
+_DELAY_MS_MAX = (1 << 62) // 1_000_000
+_REASON_CHARACTERS_MAX = 1024
+SETTLED_PER_REQUEST_MAX = 16_384
+ATTEMPTS_MAX = 3
+
+_Waiting = tuple[Answering, "Stream", int]  # connection, stream, request id
+
+
+class _Pending:
+    """What a turn brought for one subscription of one partition."""
+
+    __slots__ = ("acks", "nacks", "waiting")
+
+    def __init__(self) -> None:
+        self.acks: list[int] = []
+        self.nacks: list[tuple[int, int, str]] = []
+        self.waiting: list[_Waiting] = []
+
+
+class Settling:
+    """The acknowledging part of a gRPC door; one for each worker."""
+
+    def __init__(self, session: BrokerSession) -> None:
+        self._session = session
+        self._pending: dict[tuple[str, str], _Pending] = {}
+
+    def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
+        """Take one Ack call; raises InvalidArgument for what cannot be one."""
+        try:
+            request = AckRequest.FromString(data)
+        except DecodeError:
+            raise InvalidArgument("the message is not a danube.AckRequest") from None
+        pending, offset = self._find(request)
+        pending.acks.append(offset)
+        pending.waiting.append((connection, stream, request.request_id))
+        connection.consumed(stream, size)
+
+    def nack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
+        """Take one Nack call; raises InvalidArgument for what cannot be one."""
+        try:
+            request = NackRequest.FromString(data)
+        except DecodeError:
+            raise InvalidArgument("the message is not a danube.NackRequest") from None
+        pending, offset = self._find(request)
+        delay_ms = min(request.delay_ms, _DELAY_MS_MAX) if request.HasField("delay_ms") else -1
+        pending.nacks.append((offset, delay_ms, request.reason[:_REASON_CHARACTERS_MAX]))
+        pending.waiting.append((connection, stream, request.request_id))
+        connection.consumed(stream, size)
+
+    def _find(self, request: AckRequest | NackRequest) -> tuple[_Pending, int]:
+        place = request.msg_id
+        key = (place.topic_name, request.subscription_name)
+        pending = self._pending.get(key)
+        if pending is None:
+            if not request.HasField("msg_id"):
+                raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
+            check_topic_name(place.topic_name)
+            check_label(request.subscription_name, "subscription")
+            pending = self._pending[key] = _Pending()
+        if place.topic_offset > _OFFSET_MAX:
+            raise InvalidArgument(f"topic_offset {place.topic_offset} cannot be an offset")
+        return pending, place.topic_offset
+
+    def hand_over(self) -> None:
+        """Send what the turn collected to the partitions' owners."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, {}
+        for (partition, subscription), settled in pending.items():
+            for start in range(0, len(settled.waiting), SETTLED_PER_REQUEST_MAX):
+                self._send(partition, subscription, settled, start)
+
+    def _send(self, partition: str, subscription: str, settled: _Pending, start: int) -> None:
+        end = start + SETTLED_PER_REQUEST_MAX
+        args = {
+            "subscription": subscription,
+            "acks": ranges_of(settled.acks[start:end]),
+            "nacks": settled.nacks[start:end],
+        }
+        self._ask(Admin("settle", partition, args), settled.waiting[start:end], ATTEMPTS_MAX)
+
+    def _ask(self, request: Admin, waiting: list[_Waiting], attempts: int) -> None:
+        """Settling twice is settling once, so what a dying owner did not answer its successor is asked."""
+
+        def answered(frame: Frame, data: bytes | memoryview) -> None:
+            if frame.kind != Kind.ERROR:
+                calls = [(connection, stream, 0) for connection, stream, _ in waiting]
+                answer_calls(calls, [request_id for _, _, request_id in waiting])
+                return
+            error = wire.decode_error(data[frame.start : frame.end])
+            if isinstance(error, OwnerMoved) and attempts > 1:
+                self._ask(request, waiting, attempts - 1)
+                return
+            for connection, stream, _ in waiting:
+                connection.answer_error(stream, error)
+
+        self._session.request(Kind.ADMIN, request, 0, answered)
+
+
+def ranges_of(offsets: list[int]) -> bytes:
+    """The bytes of uint64[n][2]: half-open ranges that cover these offsets, ascending."""
+    if len(offsets) < 2:
+        return np.array([(one, one + 1) for one in offsets], "<u8").tobytes()
+    unique = np.unique(np.array(offsets, np.int64))
+    breaks = np.flatnonzero(np.diff(unique) != 1)
+    starts = unique[np.concatenate(([0], breaks + 1))]
+    ends = unique[np.concatenate((breaks, [len(unique) - 1]))] + 1
+    return np.stack((starts, ends), axis=1).astype("<u8").tobytes()

@@ -1,0 +1,115 @@
+"""The metrics process's questions to all workers: one round at a time, however many want to know.
+
+Workers connect to its Unix socket and are asked when somebody wants the answer.  A worker that does not
+answer in time, or is being replaced, is missing from the round; one that comes back within it is asked
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+import msgspec
+
+from danube.broker.links import Frame, FrameReader, encode_frame
+from danube.core.partition.pending import Measured
+from danube.errors import DanubeError
+from danube.host import clock, telemetry
+from danube.host.unix_peer import same_user
+
+ROUND_MAX_S: Final = 3.0  # who scrapes waits 10 s by default
+FRESH_NS: Final = 1_000_000_000  # a round that ended less than this ago is told again
+LINKS_MAX: Final = 256
+
+_log = telemetry.events("metrics")
+
+
+class Gathering:
+    """All methods run on the loop of the metrics process."""
+
+    def __init__(self, worker_count: int, topics_max: int, *, round_max_s: float = ROUND_MAX_S) -> None:
+        self.links: set[MeasuredLink] = set()
+        self._worker_count = worker_count
+        self._topics_max = topics_max
+        self._round_max_s = round_max_s
+        self._question = 0
+        self._answers: dict[int, Measured] = {}
+        self._complete = asyncio.Event()
+        self._round: asyncio.Task[dict[int, Measured]] | None = None
+        self._last: dict[int, Measured] = {}
+        self._last_ns = -FRESH_NS
+
+    async def answers(self) -> dict[int, Measured]:
+        """What each worker answered, by its number; who asks during a round gets that round's answers."""
+        if clock.monotonic_ns() - self._last_ns < FRESH_NS:
+            return self._last
+        if self._round is None:
+            self._question += 1
+            self._answers = {}
+            self._complete.clear()
+            self._round = asyncio.create_task(self._wait())
+            for link in list(self.links):
+                link.ask(self._question, self._topics_max)
+        return await asyncio.shield(self._round)
+
+    async def _wait(self) -> dict[int, Measured]:
+        try:
+            async with asyncio.timeout(self._round_max_s):
+                await self._complete.wait()
+        except TimeoutError:
+            missing = sorted(set(range(self._worker_count)) - set(self._answers))
+            _log.limited("workers did not answer", source="round", missing=str(missing))
+        finally:
+            self._round = None
+        self._last, self._last_ns = self._answers, clock.monotonic_ns()
+        return self._last
+
+    def connected(self, link: MeasuredLink) -> None:
+        """A worker is there; if somebody waits for answers, it is asked at once."""
+        self.links.add(link)
+        if self._round is not None:
+            link.ask(self._question, self._topics_max)
+
+    def on_frame(self, frame: Frame) -> None:
+        """``measured``; an answer to an older question is too late."""
+        if frame["kind"] != "measured" or frame["id"] != self._question or self._round is None:
+            return
+        if frame["worker"] < self._worker_count:
+            self._answers[frame["worker"]] = msgspec.msgpack.decode(frame["answer"], type=Measured)
+            if len(self._answers) == self._worker_count:
+                self._complete.set()
+
+
+class MeasuredLink(asyncio.Protocol):
+    """One worker's connection."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._gathering.links) >= LINKS_MAX or not same_user(transport.get_extra_info("socket")):
+            _log.warning("a connection that no worker makes is refused")
+            self._transport.abort()
+            return
+        self._gathering.connected(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._gathering.links.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._gathering.on_frame(frame)
+        except (DanubeError, msgspec.MsgspecError) as error:
+            _log.error("a worker's connection is closed", why=str(error))
+            self._transport.abort()
+
+    def ask(self, question: int, topics_max: int) -> None:
+        self._transport.write(encode_frame("measure", id=question, topics_max=topics_max))
+
+    def close(self) -> None:
+        self._transport.close()

@@ -1,0 +1,121 @@
+"""The metrics process: asks the workers, reads what they count in shared memory, serves both over HTTP.
+
+It keeps nothing that matters and may be killed at any time; the supervisor keeps its sockets and starts
+another.  It never writes to shared memory but its own sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from danube import __version__
+from danube.broker.processes import last_resort
+from danube.broker.processes.data_dir import broker_id
+from danube.cluster.control.calls import ClusterStatus, Status
+from danube.cluster.control.door import ControllerClient
+from danube.core.partition.pending import Measured, together
+from danube.errors import DanubeError
+from danube.host import clock, telemetry
+from danube.ipc.counters import snapshot
+from danube.server.metrics import text as metrics_text
+from danube.server.metrics.gathering import Gathering, MeasuredLink
+from danube.server.metrics.server import MetricsServer
+from danube.server.metrics.text import Observed, ObservedMember
+
+if TYPE_CHECKING:
+    from danube.broker.processes.contexts import MetricsContext
+    from danube.config.loading import BrokerConfig
+
+HEARTBEAT_S: Final = 0.5
+CONTROLLER_MAX_S: Final = 1.0
+
+_log = telemetry.events("metrics")
+
+
+def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
+    """The main function of the metrics process."""
+    telemetry.configure(config.log.level, config.log.format, process="metrics")
+    with asyncio.Runner() as runner:
+        name = partial(broker_id, context.settings.data_dir, clustered=config.cluster.enabled)
+        runner.run(Metrics(context, config.metrics.topics_max, name).run())
+
+
+class Metrics:
+    """What the process is made of."""
+
+    def __init__(self, context: MetricsContext, topics_max: int, broker: Callable[[], int]) -> None:
+        self._context = context
+        self._broker = broker  # its id; a new member of a cluster has none at first
+        self._gathering = Gathering(context.workers, topics_max)
+        self._server = MetricsServer(self.page, metrics_text.CONTENT_TYPE)
+        self._answers: dict[int, Measured] | None = None  # of the round that _text tells
+        self._text = b""
+        self._making = asyncio.Lock()
+        self._controller = ControllerClient(context.controller_address)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the supervisor says stop."""
+        loop = asyncio.get_running_loop()
+        last_resort.install(loop)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        if self._context.drain.requested:
+            self._stop.set()
+        self._beat(loop)
+        await loop.create_unix_server(lambda: MeasuredLink(self._gathering), sock=self._context.listener)
+        await loop.create_server(self._server.factory, sock=self._context.door)
+        _log.info("metrics are served")
+        await self._stop.wait()
+        self._server.close()
+        for link in list(self._gathering.links):
+            link.close()
+        await asyncio.sleep(0)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._context.heartbeat()
+        loop.call_later(HEARTBEAT_S, self._beat, loop)
+
+    async def page(self) -> bytes:
+        """The text of one round of answers; made once for all who share the round."""
+        answers = await self._gathering.answers()
+        async with self._making:
+            if answers is not self._answers:
+                self._text = metrics_text.text(self._observed(answers, await self._member_side()))
+                self._answers = answers
+            return self._text
+
+    async def _member_side(self) -> ObservedMember | None:
+        """What this host's controller says, within a second."""
+        lease = self._context.lease
+        if not self._context.controller_address or lease is None:
+            return None
+        status: ClusterStatus | None = None
+        try:
+            answer = await asyncio.to_thread(self._controller.ask, Status(), CONTROLLER_MAX_S)
+            status = answer if isinstance(answer, ClusterStatus) else None
+        except DanubeError as error:
+            _log.limited("the controller did not answer", source="controller", why=str(error))
+        left_s = max(0, lease.end_ns - clock.elapsed_ns()) / 1e9
+        return ObservedMember(status=status, lease_s=left_s)
+
+    def _observed(self, answers: dict[int, Measured], member: ObservedMember | None) -> Observed:
+        context = self._context
+        mover = context.mover
+        return Observed(
+            broker=str(self._broker()),
+            version=__version__,
+            started_at_us=context.started_at_us,
+            now_us=clock.wall_us(),
+            counters=snapshot(context.region),
+            answered=frozenset(answers),
+            measured=together(answers.values(), context.workers),
+            mover_alive=mover is not None and mover.alive(clock.monotonic_ns()),
+            mover_starts=mover.start_count if mover is not None else 0,
+            store_answers=mover is not None and mover.store_answers,
+            upload_share=mover.upload_share if mover is not None else 0.0,
+            member=member,
+        )

@@ -1,0 +1,187 @@
+"""What a unary or streaming RPC gets: the call it belongs to, and the broker it acts on.
+
+A whole list out of its pages: the messages of the gRPC services have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from danube.broker.processes.data_dir import broker_id
+from danube.broker.processes.listeners import address_text
+from danube.cluster.control.door import ControllerClient
+from danube.errors import DanubeError, OwnerMoved, TopicNotFound
+from danube.host import clock
+from danube.limits import PAGE_ENTRIES_MAX
+from danube.server.messages.session import BrokerSession
+
+if TYPE_CHECKING:
+    from danube.broker.worker.worker import Worker
+    from danube.cluster.control.calls import Answer, Request
+    from danube.config.loading import BrokerConfig
+    from danube.core.metadata.commands import Command, Outcome
+    from danube.core.metadata.machine import Metadata
+    from danube.server.services import ports
+
+
+OWNER_WAIT_S = 1.0
+OWNER_POLL_S = 0.02
+CONTROLLER_TIMEOUT_S = 11.0  # it gives up itself a moment before
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
+
+
+class Call:
+    """One RPC as its servicer sees it."""
+
+    __slots__ = ("authority", "connection", "local_address", "metadata", "peer")
+
+    def __init__(
+        self, authority: str, metadata: Mapping[str, str], peer: str, local_address: str, connection: Any
+    ) -> None:
+        self.authority = authority
+        self.metadata = metadata
+        self.peer = peer
+        self.local_address = local_address
+        self.connection = connection
+
+    @property
+    def dialled(self) -> str:
+        """``host:port`` by which this client reaches this broker."""
+        return self.authority if _AUTHORITY.match(self.authority) else self.local_address
+
+
+class BrokerCalls:
+    """The broker as servicers use it, on one worker."""
+
+    def __init__(self, worker: Worker, session: BrokerSession) -> None:
+        self._worker = worker
+        self._session = session
+        self.broker_id = broker_id(worker.data_dir, clustered=self.clustered)
+        self.ask = session.ask
+        self.ask_partition = session.ask_partition
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._worker.config
+
+    @property
+    def workers(self) -> int:
+        return self._worker.context.workers
+
+    @property
+    def draining(self) -> bool:
+        return self._worker.shard.draining
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients are served: in a cluster only while this broker's lease holds."""
+        lease = self._worker.context.lease
+        return not self.draining and (lease is None or lease.end_ns > clock.elapsed_ns())
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata as this worker has read it; ``refresh`` reads what others committed."""
+        return self._worker.metadata.state
+
+    def refresh(self) -> None:
+        self._worker.refresh_metadata()
+
+    async def propose(self, command: Command) -> Any:
+        """Commit a metadata command and return what it made; raises the error that refuses it."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def committed(outcome: Outcome) -> None:
+            self._worker.metadata_changed()
+            if future.done():
+                return
+            if isinstance(outcome, DanubeError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self._worker.proposals.submit(command, committed)
+        return await future
+
+    @property
+    def clustered(self) -> bool:
+        return bool(self._worker.context.controller_address)
+
+    async def ask_controller(self, request: Request) -> Answer:
+        """In a thread of its own: the controller may wait for the other members."""
+        client = ControllerClient(self._worker.context.controller_address)
+        try:
+            return await asyncio.to_thread(client.ask, request, CONTROLLER_TIMEOUT_S)
+        finally:
+            client.close()
+
+    async def served_at(self, topic_id: int, partition: int) -> str:
+        """URL of another broker that serves a partition; "" where this one does.
+
+        Waits a moment while nobody does, as of a topic that was just made, and raises NotFound then: that
+        is what clients look up again for.
+        """
+        cluster = self._worker.cluster
+        if cluster is None:
+            return ""
+        directory = cluster.directory
+        deadline_s = asyncio.get_running_loop().time() + OWNER_WAIT_S
+        while (elsewhere := directory.elsewhere(topic_id, partition)) is not None:
+            owner = directory.owner(topic_id, partition)
+            if isinstance(elsewhere, OwnerMoved) and owner is not None:
+                return f"{self._scheme}://{owner.grpc_address}"
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise TopicNotFound(
+                    "the topic is served by nobody now", why=elsewhere.why, hint="look it up again"
+                )
+            await asyncio.sleep(OWNER_POLL_S)
+        return ""
+
+    def serves(self, topic_id: int, partition: int) -> bool:
+        """Whether this broker is where clients of a partition belong."""
+        cluster = self._worker.cluster
+        return cluster is None or cluster.directory.elsewhere(topic_id, partition) is None
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.config.grpc.cert_file else "http"
+
+    def address_for(self, call: ports.Call) -> str:
+        """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
+        config, scheme = self.config.grpc, self._scheme
+        if config.advertised:
+            return f"{scheme}://{config.advertised}"
+        host, _, port = call.dialled.rpartition(":")
+        if call.local_address.endswith(self._port("admin")):  # asked on the administration port
+            port = self._port("grpc")[1:]
+        return f"{scheme}://{host}:{port}"
+
+    def _port(self, door: str) -> str:
+        """``:6650``"""
+        return ":" + address_text(self._worker.context.listeners[door]).rpartition(":")[2]
+
+    @property
+    def metrics_address(self) -> str:
+        """URL of the metrics; "" where they are off."""
+        address = self._worker.context.metrics_address
+        return f"http://{address}" if address else ""
+
+    @property
+    def admin_address(self) -> str:
+        scheme = "https" if self.config.admin.tls else "http"
+        return f"{scheme}://{address_text(self._worker.context.listeners['admin'])}"
+
+
+async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: Any) -> list[Any]:
+    """All entries that an operation lists."""
+    found: list[Any] = []
+    after: str | None = ""
+    while after is not None:
+        answer = await ask(*asked, after=after, limit=PAGE_ENTRIES_MAX, **args)
+        if isinstance(answer, list):  # of a broker that knows no pages
+            return answer
+        found += answer["entries"]
+        after = answer["after"]
+    return found

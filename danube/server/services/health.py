@@ -1,0 +1,52 @@
+"""danube.HealthCheck: whether a producer or consumer is still what its client believes."""
+
+from __future__ import annotations
+
+from danube.errors import InvalidArgument, TopicNotFound
+from danube.server.messages.consuming import Consuming
+from danube.server.messages.publishing import Publishing
+from danube.server.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
+from danube.server.services.calls import BrokerCalls, Call
+
+_PRODUCER = HealthCheckRequest.ClientType.Producer
+_CONSUMER = HealthCheckRequest.ClientType.Consumer
+_OK = HealthCheckResponse(status=HealthCheckResponse.ClientStatus.OK)
+_CLOSE = HealthCheckResponse(status=HealthCheckResponse.ClientStatus.CLOSE)
+
+
+class HealthCheck:
+    """CLOSE makes a client look its topic up and create its producer or consumer again."""
+
+    def __init__(self, broker: BrokerCalls, publishing: Publishing, consuming: Consuming) -> None:
+        self._broker = broker
+        self._publishing = publishing
+        self._consuming = consuming
+
+    async def health_check(self, request: HealthCheckRequest, call: Call) -> HealthCheckResponse:
+        """An id that this broker does not know is told to start over, and is never an error."""
+        if request.client == _PRODUCER:
+            return _OK if self._producer_known(request.id) else _CLOSE
+        if request.client == _CONSUMER:
+            return _OK if self._consumer_known(request.id) else _CLOSE
+        raise InvalidArgument(
+            f"client type {request.client} is not known", hint="use 0 for a producer, 1 for a consumer"
+        )
+
+    def _producer_known(self, producer_id: int) -> bool:
+        partition = self._publishing.partition_of(producer_id)
+        if not partition:
+            return False
+        try:
+            record, index = self._broker.metadata.topic_of_partition(partition)
+        except TopicNotFound:
+            return False
+        return self._broker.serves(record.topic_id, index)
+
+    def _consumer_known(self, consumer_id: int) -> bool:
+        found = self._broker.metadata.consumers.find(consumer_id)
+        if found is None:
+            self._broker.refresh()
+            found = self._broker.metadata.consumers.find(consumer_id)
+        if found is None:
+            return self._consuming.find(consumer_id) is not None
+        return self._broker.serves(found.topic_id, found.partition)

@@ -1,0 +1,1 @@
+"""Which bytes hold which records, and reading them; no Spark in it."""

@@ -1,0 +1,214 @@
+"""Where history lies: a broker's data directory, or an object store with its manifests.
+
+Both tell which topics there are and which segments a partition has, from names, headers, footers and
+manifests alone; records are read by :mod:`danube.spark.history.fetch`.  Nothing is ever changed.  A place is
+pickled into tasks, so it holds no open file and no connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from danube.cluster.log import log_file
+from danube.config.sections import StorageSettings
+from danube.core.metadata.commands import decode_commands
+from danube.core.metadata.machine import Metadata
+from danube.errors import Damage, InvalidArgument, NotFound, ObjectMissing, StorageFailed
+from danube.host import files
+from danube.spark.history.local_segments import LocalSegments
+from danube.spark.history.segments import PartitionHistory, SegmentRef
+from danube.wal.segments.local_holes import holes_in
+from danube.wal.segments.segment import LogIdentity
+from danube.wal.stores.objects import ObjectStore
+from danube.wal.stores.opening import check_store_url, open_store
+from danube.wal.tier.keys import METADATA_PREFIX, PARTITIONS_PREFIX, manifest_prefix, segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest
+
+_ATTEMPTS: Final = 3
+
+
+class Place(Protocol):
+    """A data directory or a store."""
+
+    @property
+    def name(self) -> str: ...
+
+    def metadata(self) -> Metadata:
+        """Topics and schemas as the place knows them; NotFound where it knows none."""
+        ...
+
+    def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
+        """The segments of a partition; ``unsynced``: with what is written and perhaps not yet on disk."""
+        ...
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """A broker's data directory, read beside the running broker or without one."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    def metadata(self) -> Metadata:
+        path = Path(self.path) / "metadata" / "metadata.log"
+        for attempt in range(_ATTEMPTS):
+            try:
+                return _read_metadata_log(path)
+            except FileNotFoundError:
+                raise NotFound(
+                    f"there is no metadata log in {self.path}",
+                    hint="name a broker's data directory, or a store's URL",
+                ) from None
+            except OSError as error:
+                raise StorageFailed(f"{path} cannot be read", why=str(error)) from None
+            except Damage:
+                if attempt == _ATTEMPTS - 1:  # it may have been replaced in between
+                    raise
+        raise StorageFailed(f"{path} cannot be read")
+
+    def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
+        directory = Path(self.path) / PARTITIONS_PREFIX / identity.directory_name
+        segments = LocalSegments(directory, identity).found(unsynced=unsynced)
+        holes = holes_in(directory)
+        return PartitionHistory(identity, segments[0].start if segments else 0, segments, holes)
+
+    def segment_path(self, identity: LogIdentity, key: str) -> Path:
+        return Path(self.path) / PARTITIONS_PREFIX / identity.directory_name / key
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """An object store.  ``settings`` may hold secrets, which no ``repr`` shows."""
+
+    settings: StorageSettings
+
+    @property
+    def name(self) -> str:
+        return self.settings.url.rpartition("@")[2]
+
+    def __repr__(self) -> str:
+        return f"StorePlace({self.name!r})"
+
+    def store(self) -> ObjectStore:
+        """The connection of this process."""
+        return _opened(self.settings)
+
+    def metadata(self) -> Metadata:
+        store = self.store()
+        for _ in range(_ATTEMPTS):
+            newest = ""
+            for info in store.list(METADATA_PREFIX):
+                newest = info.key
+            if not newest:
+                break
+            try:
+                return Metadata.restore(store.get(newest))
+            except ObjectMissing:
+                continue  # replaced by a newer one
+        raise NotFound(f"{self.name} holds no metadata", hint="check the URL and its prefix")
+
+    def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
+        manifest = self.manifest(identity)
+        if manifest is None:
+            return PartitionHistory(identity, 0, [])
+        segments, holes = list(_segments_of(manifest)), tuple(manifest.all_holes())
+        return PartitionHistory(identity, manifest.start_offset, segments, holes)
+
+    def manifest(self, identity: LogIdentity) -> Manifest | None:
+        """The manifest in force; None where nothing was uploaded."""
+        store = self.store()
+        for _ in range(_ATTEMPTS):
+            newest = ""
+            for info in store.list(manifest_prefix(identity)):
+                newest = info.key
+            if not newest:
+                return None
+            try:
+                return Manifest.decode(store.get(newest))
+            except ObjectMissing:
+                continue  # three are kept, and newer ones came while this one was fetched
+        raise NotFound(f"the manifest of {identity.directory_name} in {self.name} changes too fast")
+
+
+AnyPlace = DataDirectory | StorePlace
+
+
+def open_place(storage: str, settings: StorageSettings | None = None) -> AnyPlace:
+    """The place that ``storage`` names: a directory or a URL (``s3://``, ``file://``, ``gs://``, ``az://``).
+
+    A ``file://`` URL or directory with a broker's metadata log is a data directory, any other directory a
+    store.  NotFound where there is no such directory, InvalidArgument for a URL that is not known.
+    """
+    scheme, found, rest = storage.partition("://")
+    if found and scheme != "file":
+        check_store_url(storage)
+        return StorePlace(_with_url(settings, storage))
+    path = Path(os.path.expanduser(rest if found else storage)).absolute()
+    if not path.is_dir():
+        raise NotFound(f"there is no directory {path}", hint="name a broker's data directory or a store")
+    if (path / "metadata" / "metadata.log").exists():
+        return DataDirectory(str(path))
+    return StorePlace(_with_url(settings, f"file://{path}"))
+
+
+def _with_url(settings: StorageSettings | None, url: str) -> StorageSettings:
+    if settings is None:
+        return StorageSettings(url=url)
+    if settings.url not in ("", url):
+        raise InvalidArgument(f"settings for {settings.url} cannot open {url}")
+    values = {name: getattr(settings, name) for name in StorageSettings.__slots__}
+    return StorageSettings(**{**values, "url": url})
+
+
+@lru_cache(maxsize=16)
+def _opened(settings: StorageSettings) -> ObjectStore:
+    return open_store(settings)
+
+
+def _segments_of(manifest: Manifest) -> Iterator[SegmentRef]:
+    """The entries as segments; plain values come out of numpy a column at a time."""
+    columns = [
+        manifest.entries[name].tolist()
+        for name in ("base_offset", "end_offset", "size_bytes", "data_end", "record_count")
+    ]
+    times = [manifest.entries[name].tolist() for name in ("first_append_us", "last_append_us")]
+    rest = [manifest.entries[name].tolist() for name in ("epoch", "flags", "content_hash")]
+    start, identity = manifest.start_offset, manifest.identity
+    for base, end, size, data_end, records, first_us, last_us, epoch, flags, content_hash in zip(
+        *columns, *times, *rest, strict=True
+    ):
+        key = segment_key(identity, _Named(base, end, content_hash))
+        yield SegmentRef(
+            key, base, end, max(base, start), end, size, data_end, records, first_us, last_us, epoch,
+            True, bool(flags & EntryFlag.COMPACTED), bool(flags & EntryFlag.HOLE_BEFORE),
+        )  # fmt: skip
+
+
+class _Named(NamedTuple):
+    base_offset: int
+    end_offset: int
+    content_hash: bytes
+
+
+def _read_metadata_log(path: Path) -> Metadata:
+    """All that was committed; the broker that writes it is not disturbed, and nothing is mended."""
+    fd = files.open_existing(path, writable=False)
+    try:
+        head = log_file.read_head(fd, str(path))
+        metadata = Metadata.restore(head.snapshot)
+        end = log_file.read_mark(fd, str(path))
+        content = log_file.read_all(fd, head.entries_start, end, str(path))
+        for entry in log_file.committed_entries(content, head.entries_start, str(path)):
+            for command in decode_commands(entry.content):
+                metadata.apply(metadata.version + 1, command)
+        return metadata
+    finally:
+        files.close(fd)

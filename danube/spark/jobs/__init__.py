@@ -1,0 +1,1 @@
+"""What all jobs share: options, running tasks, findings."""

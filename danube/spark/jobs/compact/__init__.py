@@ -1,0 +1,1 @@
+"""Many small objects into large ones; latest record of each key."""

@@ -1,0 +1,1 @@
+"""Topics as Parquet, Delta or Iceberg."""

@@ -1,0 +1,414 @@
+"""Export: topics as tables of Parquet, Delta or Iceberg; each run adds what is new since the one before.
+
+    danube spark export --storage s3://bucket/prefix --topic /default/orders --target /lake
+    danube spark export --local --storage /var/lib/danube --topic '/default/*' --target /lake
+
+Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: ``storage``; ``topic``;
+``broker`` (for records that are in no segment yet); ``target`` (a directory that driver and executors
+share); ``format`` (parquet, delta, iceberg); ``catalog`` (of Iceberg: a SQL URL); ``decode`` (typed values by
+the registry; true); ``keepPayload`` (beside the value; true); ``compression``; ``fileBytes`` (of history in
+one file); ``failOnDataLoss``; ``processes``; ``report``; ``s3.*``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from danube.config.quantities import parse_size_bytes
+from danube.config.sections import parse_boolean
+from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
+from danube.limits import MIB
+from danube.spark.history.histories import refuse_gone
+from danube.spark.history.options import read_options
+from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
+from danube.spark.jobs.export.tables import FORMATS, open_table
+from danube.spark.jobs.export.task import (
+    Exported,
+    ExportTask,
+    decode,
+    decode_shape,
+    encode_shape,
+    export,
+    shape_of,
+)
+from danube.spark.jobs.findings import Report
+from danube.spark.jobs.options import (
+    STORE_PREFIX,
+    JobOptions,
+    Readers,
+    parse_arguments,
+    parse_local_path,
+    read_job_options,
+    write_report,
+)
+from danube.spark.jobs.running import (
+    Pace,
+    Progress,
+    Runner,
+    job_session,
+    no_progress,
+    print_progress,
+    runner_for,
+)
+from danube.spark.source.export_shape import grown
+from danube.spark.source.schema import VALUE
+from danube.spark.source.values import Schemas, find_schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE_BYTES: Final = 256 * MIB
+EXIT_USAGE: Final = 2
+COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
+FRAME_SCHEMA: Final = (
+    "table string, topic string, round int, partition int, start long, end long, file string, rows long, "
+    "bytes long, lost long, unread long"
+)
+_WHOLE: Final = 1 << 60
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"use one of {', '.join(words)}")
+        return word
+
+    return read
+
+
+READERS: Final[Readers] = {
+    "broker": str.strip,
+    "target": parse_local_path,
+    "format": _one_of(*FORMATS),
+    "catalog": str.strip,
+    "decode": parse_boolean,
+    "keepPayload": parse_boolean,
+    "compression": _one_of(*COMPRESSIONS),
+    "fileBytes": parse_size_bytes,
+    "failOnDataLoss": parse_boolean,
+}
+
+
+def run(
+    options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
+) -> Report:
+    """Export what is new, in ``spark`` or, without one, in processes of this machine."""
+    read = read_job_options("export", options, READERS)
+    start_s = time.monotonic()
+    report = Report(job="export")
+    catalogue = _catalogue(read, options)
+    try:
+        job = _Job(read, catalogue, runner_for(spark, read.get("processes", 0)), report, progress)
+        for topic, topic_id, count in catalogue.topics():
+            job.export_topic(topic, topic_id, count)
+    finally:
+        catalogue.close()
+    report.seconds = round(time.monotonic() - start_s, 3)
+    if read.get("report"):
+        write_report(report, read.get("report"))
+    return report
+
+
+def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
+    """The places and the broker, by the options of reads."""
+    if not read.get("target"):
+        raise InvalidArgument("option target is missing", hint="name a directory for the tables")
+    passed = {"topic": "/*/*", "storage": read.storage}
+    passed |= {key: text for key, text in given.items() if key.lower().startswith(STORE_PREFIX)}
+    for key, text in given.items():
+        if key.lower() in ("topic", "broker"):
+            passed[key.lower()] = text
+    return Catalogue(read_options(passed, streaming=False))
+
+
+def table_name(topic: str) -> str:
+    """``namespace.topic``; a dot of either is ``~``, which no name has: a table is of one topic."""
+    namespace, _, name = topic[1:].replace(".", "~").partition("/")
+    return f"{namespace}.{name}"
+
+
+class _NewPart(NamedTuple):
+    """Offsets ``start .. end`` of a partition, up to ``stored`` in ``pieces``; the rest is its tail."""
+
+    number: int
+    part: Known
+    start: int
+    stored: int
+    end: int
+    pieces: list[Piece]
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+    def ranges(self, file_bytes: int) -> Iterator[tuple[int, int]]:
+        """The offsets of each file."""
+        selection = self.part.selection(self.start, self.stored)
+        for split in plan_splits([(selection, self.pieces)], split_bytes=file_bytes, mixed=False):
+            yield split.runs[0].start, split.runs[-1].end
+        if self.stored < self.end:
+            yield self.stored, self.end
+
+
+class _Job:
+    """One run over all topics."""
+
+    def __init__(
+        self, options: JobOptions, catalogue: Catalogue, runner: Runner, report: Report, progress: Progress
+    ) -> None:
+        self._options = options
+        self._catalogue = catalogue
+        self._runner = runner
+        self._report = report
+        self._progress = progress
+        self._format: str = options.get("format", "parquet")
+        self._losses_allowed = not options.get("failOnDataLoss", True)
+
+    def export_topic(self, topic: str, topic_id: int, count: int) -> None:
+        """Finish the round that was under way, or make a new one of all that is new."""
+        name = table_name(topic)
+        state = ExportState(Path(self._options.get("target")).absolute() / name)
+        state.prepare()
+        with _alone(state):
+            done = state.checkpoint(topic, topic_id)
+            known = {part.key.partition: part for part in self._known(topic)}
+            plan = state.plan(done.number + 1)
+            history_id = self._history_of(plan or done, known)
+            if plan is None:
+                plan = self._plan(done, known, history_id)
+                if plan is None:
+                    self._told(name, done, [])
+                    return
+                state.begin(plan)
+            else:
+                self._report.remarks.append(f"{name}: round {plan.number} was begun before and is finished")
+            written = self._write(state, plan, known)
+            table = open_table(self._format, state, name, self._options.get("catalog", ""))
+            table.commit(plan, [one for one in written if one.rows], decode_shape(plan.shape))
+            state.finish(plan)
+            self._told(name, plan, written)
+
+    def _history_of(self, kept: RoundPlan, known: Mapping[int, Known]) -> str:
+        """The history under way; raises where what was kept is of records that are gone."""
+        parts = list(known.values())
+        histories = self._catalogue.recorded_histories(parts)
+        if not self._losses_allowed:
+            ends = {part.key: kept.ends.get(str(number), 0) for number, part in known.items()}
+            refuse_gone("the export", ends, kept.history, parts, histories)
+        return histories[-1].history_id if histories else ""
+
+    def _known(self, topic: str) -> list[Known]:
+        return [part for part in self._catalogue.partitions(unsynced=False) if part.key.topic == topic]
+
+    def _told(self, name: str, plan: RoundPlan, written: Sequence[Exported]) -> None:
+        report = self._report
+        report.count("tables")
+        report.count("files", sum(1 for one in written if one.rows))
+        report.count("records", sum(one.rows for one in written))
+        report.count("bytes", sum(one.bytes for one in written))
+        report.count("lost", sum(one.lost for one in written))
+        report.count("unread", sum(one.unread for one in written))
+        sizes = {one.file: one for one in written}
+        report.facts[name] = {
+            "topic": plan.topic,
+            "round": plan.number,
+            "ends": plan.ends,
+            "files": [_fact(one, sizes[one.name]) for one in plan.files if one.name in sizes],
+        }
+
+    # -- planning -----------------------------------------------------------------------------------
+
+    def _plan(self, done: RoundPlan, known: Mapping[int, Known], history_id: str) -> RoundPlan | None:
+        """The next round; None when nothing is new."""
+        files: list[FilePlan] = []
+        ends = dict(done.ends)
+        parts = self._new_parts(done, known)
+        size = self._file_bytes(sum(part.bytes for part in parts))
+        for part in parts:
+            ends[str(part.number)] = part.end
+            for first, last in part.ranges(size):
+                name = f"p{part.number:05d}-{first:020d}-{last:020d}.parquet"
+                files.append(FilePlan(name, part.number, first, last))
+        if not files:
+            return None
+        schema, shape = self._shape(done)
+        return RoundPlan(
+            schema=schema,
+            topic=done.topic,
+            topic_id=done.topic_id,
+            number=done.number + 1,
+            shape=encode_shape(shape),
+            ends=ends,
+            files=files,
+            history=history_id,
+        )
+
+    def _shape(self, done: RoundPlan) -> tuple[str, pa.Schema]:
+        """The newest version of the topic's schema, ``subject:version``, and columns that take its values.
+
+        Both as they were where the topic has no schema now.  SchemaIncompatible where the table cannot take
+        it up.
+        """
+        found = self._schemas(done.topic, "")
+        schema = done.schema if found is None else f"{found.target.subject}:{found.target.version}"
+        before = decode_shape(done.shape) if done.shape else None
+        if found is None or schema == done.schema:
+            return schema, shape_of(None) if before is None else before
+        if before is None or VALUE not in before.names:
+            return schema, shape_of(found.target.value_type)
+        name = table_name(done.topic)
+        versions = [(f"{one.subject}:{one.version}", one.value_type) for one in found.since(done.schema)]
+        growth = grown(before.field(VALUE).type, versions, name)
+        if growth.added:
+            self._report.remarks.append(f"{name}: {schema} added {', '.join(growth.added)}")
+        if growth.absent:
+            self._report.remarks.append(
+                f"{name}: {schema} has no {', '.join(growth.absent)}: null in its rows"
+            )
+        return schema, shape_of(growth.type)
+
+    def _new_parts(self, done: RoundPlan, known: Mapping[int, Known]) -> list[_NewPart]:
+        """What each partition holds that was not exported yet."""
+        parts: list[_NewPart] = []
+        for number, part in sorted(known.items()):
+            start, end = max(done.ends.get(str(number), part.start), 0), part.end
+            if start < end:
+                stored = min(end, max(part.stored_end, start))
+                parts.append(_NewPart(number, part, start, stored, end, self._pieces(part, start, stored)[0]))
+        return parts
+
+    def _file_bytes(self, total: int) -> int:
+        """History in a file: so many files that all slots end at about the same time, within a half of what
+        was asked for."""
+        wanted: int = self._options.get("fileBytes", FILE_BYTES)
+        slots = self._runner.slots
+        rounds = max(1, -(-total // (wanted * slots)))
+        return max(wanted // 2, -(-total // (rounds * slots)), 1)
+
+    def _pieces(self, part: Known, start: int, end: int) -> tuple[list[Piece], list[Lost]]:
+        pieces, lost = pieces_of(part.selection(start, end))
+        if not self._losses_allowed:
+            refuse_lost(lost)
+        return pieces, lost
+
+    def _schemas(self, topic: str, pinned: str) -> Schemas | None:
+        """What the payloads of a topic are read by: ``pinned``, else its newest version; None for none."""
+        if pinned:
+            return find_schemas(self._catalogue.metadata(), [topic], pinned)
+        record = self._catalogue.metadata().topic(topic)
+        if not self._options.get("decode", True) or record.schema is None or not record.schema.subject:
+            return None
+        found = find_schemas(self._catalogue.metadata(), [topic], "true")
+        return None if found.target.schema_type == "bytes" else found
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def _write(self, state: ExportState, plan: RoundPlan, known: Mapping[int, Known]) -> list[Exported]:
+        schemas = self._schemas(plan.topic, plan.schema) if plan.schema else None
+        tasks = [
+            ExportTask(
+                self._split(known[one.partition], one), tuple(self._catalogue.places), one.name,
+                str(state.table), str(state.staged), plan.shape, schemas,
+                bool(self._options.get("keepPayload", True)), self._options.get("compression", "zstd"),
+                self._losses_allowed, self._options.get("broker", ""),
+            )
+            for one in plan.files
+            if one.partition in known
+        ]  # fmt: skip
+        pace = Pace(f"export {plan.topic}", len(tasks), self._progress)
+        written: list[Exported] = []
+        for _, result in self._runner.run(export, tasks):
+            written.append(decode(result))
+            pace.step(written[-1].read_bytes)
+        return sorted(written, key=lambda one: one.file)
+
+    def _split(self, part: Known, one: FilePlan) -> Split:
+        """What one file is made of, by what the places hold now."""
+        stored = min(one.end, part.stored_end)
+        runs = []
+        if one.start < stored:
+            pieces, lost = self._pieces(part, one.start, stored)
+            self._report.count("lost", sum(each.end - each.start for each in lost))
+            planned = plan_splits(
+                [(part.selection(one.start, stored), pieces)], split_bytes=_WHOLE, mixed=False
+            )
+            runs += [run for split in planned for run in split.runs]
+        if one.end > max(stored, one.start):
+            runs.append(_tail_run(part, max(stored, one.start), one.end))
+        return Split(tuple(runs))
+
+
+def _fact(one: FilePlan, exported: Exported) -> dict[str, Any]:
+    return {
+        "file": one.name if exported.rows else "",
+        "partition": one.partition,
+        "start": one.start,
+        "end": one.end,
+        "rows": exported.rows,
+        "bytes": exported.bytes,
+        "lost": exported.lost,
+        "unread": exported.unread,
+    }
+
+
+def frame_of(spark: SparkSession, report: Report) -> DataFrame:
+    """One row for each range that this run exported; ``file`` is empty where none was needed."""
+    names = [name.split()[0] for name in FRAME_SCHEMA.split(", ")]
+    rows = [
+        tuple({**one, "table": table, "topic": fact["topic"], "round": fact["round"]}[name] for name in names)
+        for table, fact in sorted(report.facts.items())
+        for one in fact["files"]
+    ]
+    return spark.createDataFrame(rows, FRAME_SCHEMA)
+
+
+def _tail_run(part: Known, start: int, end: int) -> Run:
+    topic, topic_id, partition = part.key
+    if not part.physical:
+        raise OffsetOutOfRange(
+            f"records {start} to {end} of {topic} partition {partition} are in no segment that is here",
+            hint="name the broker, or wait until they are uploaded",
+        )
+    return Run(topic, topic_id, partition, start, end, (), part.physical)
+
+
+@contextmanager
+def _alone(state: ExportState) -> Iterator[None]:
+    """One export of a table at a time; the lock goes with the process."""
+    with (state.folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Conflict(f"{state.table} is being exported by another run", hint="wait for it") from None
+        yield
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.  Exit codes: 0 done, 2 refused or failed; a run that failed can be started again."""
+    given, surroundings = parse_arguments(
+        "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
+    )
+    try:
+        with job_session("export", surroundings) as spark:
+            report = run(given, spark, print_progress)
+    except DanubeError as error:
+        print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
+        return EXIT_USAGE
+    records, made = report.counts.get("records", 0), report.counts.get("files", 0)
+    print_progress(f"export: {records} records in {made} new files, {report.seconds} s")
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

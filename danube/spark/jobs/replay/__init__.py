@@ -1,0 +1,1 @@
+"""A topic's history into another topic, cluster or files."""

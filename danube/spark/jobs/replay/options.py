@@ -1,0 +1,187 @@
+"""The options of a replay, read and checked before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from danube.config.quantities import parse_size_bytes
+from danube.config.sections import parse_boolean
+from danube.errors import InvalidArgument
+from danube.ids import check_label, check_topic_name
+from danube.spark.history.options import ReadOptions, read_options
+from danube.spark.jobs.options import (
+    COMMON,
+    STORE_PREFIX,
+    Readers,
+    parse_count,
+    parse_local_path,
+    read_job_options,
+)
+from danube.spark.jobs.replay.state import default_state_path, work_hash
+from danube.spark.jobs.replay.target import FORMATS, Target
+from danube.spark.sink.options import check_publish_options
+from danube.spark.sink.publishing import PublishOptions
+
+KEEP: Final = "keep"
+_JOB_LENGTH_MAX: Final = 100
+_SOURCE: Final = (
+    "storage",
+    "topic",
+    "broker",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"it is {' or '.join(words)}")
+        return word
+
+    return read
+
+
+READERS: Final[Readers] = {
+    **{name: str for name in _SOURCE if name not in COMMON},
+    "where": str.strip,
+    "to": str.strip,
+    "toTopic": str.strip,
+    "toDirectory": parse_local_path,
+    "format": _one_of(*FORMATS),
+    "token": str.strip,
+    "job": str.strip,
+    "state": parse_local_path,
+    "dryRun": parse_boolean,
+    "maxBytesPerSecond": parse_size_bytes,
+    "maxRecordsPerSecond": parse_count,
+    "partitioning": _one_of("auto", KEEP, "key"),
+    "publishTime": _one_of(KEEP, "now"),
+    "schemas": _one_of(KEEP, "drop"),
+    "durability": str.strip,
+    "reliable": parse_boolean,
+    "compression": str.strip,
+    "batchBytes": parse_size_bytes,
+}
+
+
+class ReplayOptions(msgspec.Struct, frozen=True):
+    """One replay as it was asked for; the rates of ``target`` are for all lanes together.
+
+    ``work`` tells whether two runs are the same work; ``partitioning`` auto keeps each record's partition
+    where the target has as many.
+    """
+
+    source: ReadOptions
+    target: Target
+    work: str
+    where: str
+    partitioning: str
+    state: Path
+    dry_run: bool
+    processes: int
+    report: str
+
+    @property
+    def topic(self) -> str:
+        return self.source.topics[0]
+
+
+def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
+    """Read what was given; InvalidArgument names the option, what is wrong and what to write."""
+    read = read_job_options("replay", given, READERS)
+    names = {name.lower(): name for name in _SOURCE}
+    source = {
+        names.get(key.lower(), key): text
+        for key, text in given.items()
+        if key.lower() in names or key.lower().startswith(STORE_PREFIX)
+    }
+    source_options = read_options(source, streaming=False)
+    if len(source_options.topics) > 1 or source_options.patterns:
+        raise InvalidArgument("a replay takes one topic", why=f"topic is {source['topic']}")
+    publish = _publish_options(read.get)
+    words = [source.get(name, "") for name in _SOURCE if name != "failOnDataLoss"]
+    words += [
+        read.get("where", ""),
+        publish.broker if publish else str(Path(read.get("toDirectory")).absolute()),
+        publish.topic if publish else read.get("format", FORMATS[0]),
+        *(str(read.get(name, "")) for name in ("partitioning", "publishTime", "schemas")),
+    ]
+    work = work_hash(*words)
+    job = read.get("job") or work
+    _check_job(job)
+    if publish is not None and (publish.broker, publish.topic) == (
+        source_options.broker,
+        source_options.topics[0],
+    ):
+        raise InvalidArgument(
+            "a topic is not replayed into itself", hint="name another topic with toTopic, then read from that"
+        )
+    target = Target(
+        job=job,
+        publish=publish,
+        directory=read.get("toDirectory", ""),
+        file_format=read.get("format", FORMATS[0]),
+        keep_times=read.get("publishTime", KEEP) == KEEP,
+        keep_schemas=read.get("schemas", KEEP) == KEEP,
+        bytes_per_s=read.get("maxBytesPerSecond", 0),
+        records_per_s=read.get("maxRecordsPerSecond", 0),
+    )
+    return ReplayOptions(
+        source=source_options,
+        target=target,
+        work=work,
+        where=read.get("where", ""),
+        partitioning=read.get("partitioning", "auto"),
+        state=Path(read.get("state") or default_state_path(job)).absolute(),
+        dry_run=read.get("dryRun", False),
+        processes=read.get("processes", 0),
+        report=read.get("report", ""),
+    )
+
+
+def _publish_options(get: Callable[..., Any]) -> PublishOptions | None:
+    """Where to publish; None for files.  Exactly one of the two is to be named."""
+    broker, topic, directory = get("to", ""), get("toTopic", ""), get("toDirectory", "")
+    if directory:
+        if broker or topic:
+            raise InvalidArgument(
+                "both a topic and a directory are named", hint="keep to and toTopic, or toDirectory"
+            )
+        return None
+    if not broker or not topic:
+        raise InvalidArgument(
+            "where the records go is not known",
+            hint="name a broker with to (danube://host:6660) and a topic with toTopic, or toDirectory",
+        )
+    check_topic_name(topic)
+    fields: dict[str, Any] = {"broker": broker, "topic": topic}
+    for option, field in (
+        ("token", "token"),
+        ("durability", "durability"),
+        ("reliable", "reliable"),
+        ("compression", "compression"),
+        ("batchBytes", "batch_bytes"),
+    ):
+        if get(option) is not None:
+            fields[field] = get(option)
+    options = PublishOptions(**fields)
+    check_publish_options(options)
+    return options
+
+
+def _check_job(job: str) -> None:
+    check_label(job, "job")
+    if len(job) > _JOB_LENGTH_MAX or "/" in job or job.startswith("."):
+        raise InvalidArgument(
+            f"job {job[:40]!r} is not valid",
+            why=f"it is up to {_JOB_LENGTH_MAX} characters without a slash, and names a file",
+        )

@@ -1,0 +1,102 @@
+"""Which records a replay takes: one lane for each partition, and how a lane is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow
+
+from danube.errors import InvalidArgument
+from danube.spark.history.decode import COLUMNS, Decoder, Losses
+from danube.spark.history.histories import refuse_gone
+from danube.spark.history.offsets import Ends, PartitionKey
+from danube.spark.history.options import ReadOptions
+from danube.spark.history.places import AnyPlace
+from danube.spark.history.plan import Lost, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.history.reading import read_split
+from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.history.tail_runs import tail_runs
+from danube.spark.jobs.replay.target import LaneRange
+
+_NO_CUT = 1 << 62
+
+
+class Lane(NamedTuple):
+    """A range and the bytes that hold it: the segments first, then what only the broker has."""
+
+    range: LaneRange
+    split: Split
+    places: tuple[AnyPlace, ...]
+    broker: str
+    allows_loss: bool
+    history: str = ""
+
+
+def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_id: str = "") -> list[Lane]:
+    """The lanes of the one topic that is asked for; with ``pinned`` those of an earlier run, of that history.
+
+    Raises what is lost of them, unless losses are allowed: a record that was published by the earlier run
+    and is gone by now would give all behind it other numbers.
+    """
+    catalogue = Catalogue(options)
+    try:
+        known = {part.key: part for part in catalogue.partitions(unsynced=True, under_way=bool(pinned))}
+        if len({key.topic for key in known}) > 1:
+            names = sorted({key.topic for key in known})
+            raise InvalidArgument(
+                f"{len(names)} topics are meant", why=", ".join(names[:5]), hint="a replay takes one topic"
+            )
+        start = catalogue.resolve(options.starting, known.values(), ending=False)
+        end = catalogue.resolve(options.ending, known.values(), ending=True)
+        ranges = list(pinned) or _ranges(start, end)
+        histories = catalogue.recorded_histories(known.values())
+        if pinned and options.fail_on_data_loss:
+            refuse_gone("the replay", _bounds(pinned), history_id, known.values(), histories)
+        history_id = histories[-1].history_id if histories else ""
+        places = tuple(catalogue.places)
+        lost: list[Lost] = []
+        lanes = []
+        for one in ranges:
+            part = known.get(PartitionKey(one.topic, one.topic_id, one.partition))
+            split = Split(()) if part is None else _split_of(part, one, lost)
+            if part is None:
+                lost.append(Lost(one.topic, one.partition, one.start, one.end, "the topic was deleted"))
+            allowed = not options.fail_on_data_loss
+            lanes.append(Lane(one, split, places, options.broker, allowed, history_id))
+        if options.fail_on_data_loss:
+            refuse_lost(lost)
+        return lanes
+    finally:
+        catalogue.close()
+
+
+def _bounds(pinned: Sequence[LaneRange]) -> Ends:
+    """Where the lanes end: what lies before is checked record by record."""
+    return {PartitionKey(one.topic, one.topic_id, one.partition): one.end for one in pinned}
+
+
+def _ranges(start: Ends, end: Ends) -> list[LaneRange]:
+    return [
+        LaneRange(number, key.topic, key.topic_id, key.partition, start[key], max(start[key], end[key]))
+        for number, key in enumerate(sorted(end))
+    ]
+
+
+def _split_of(part: Known, lane: LaneRange, lost: list[Lost]) -> Split:
+    """All of a lane's records in the order of their offsets."""
+    stored = min(lane.end, max(part.stored_end, lane.start))
+    selection = part.selection(lane.start, stored)
+    pieces, gone = pieces_of(selection)
+    lost += gone
+    splits = plan_splits([(selection, pieces)], split_bytes=_NO_CUT, mixed=False)
+    runs = [run for split in splits for run in split.runs]
+    if stored < lane.end:
+        runs += tail_runs(part, stored, lane.end, lost)
+    return Split(tuple(runs))
+
+
+def read_lane(lane: Lane, columns: Sequence[str] = COLUMNS.names) -> Iterator[pyarrow.RecordBatch]:
+    """A lane's records in order."""
+    losses = Losses(allowed=lane.allows_loss)
+    yield from read_split(lane.split, lane.places, Decoder(columns), losses, lane.broker)

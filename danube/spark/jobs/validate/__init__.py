@@ -1,0 +1,1 @@
+"""Is every byte what it was?."""

@@ -1,0 +1,1 @@
+"""Format("danube") for writing, every row once."""

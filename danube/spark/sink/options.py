@@ -1,0 +1,147 @@
+"""Options and columns of ``df.write.format("danube")``, checked on the driver before a task starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from danube.client.records.records import compression_of
+from danube.config.quantities import parse_duration_ms, parse_size_bytes
+from danube.core.partition.policy import Durability
+from danube.errors import InvalidArgument
+from danube.ids import check_label, check_topic_name
+from danube.limits import MIB
+from danube.spark.sink.publishing import PublishOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# option name -> field of PublishOptions and its reader
+_FIELDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "broker": ("broker", str),
+    "topic": ("topic", str),
+    "token": ("token", str),
+    "reliable": ("reliable", lambda text: _truth(text)),
+    "durability": ("durability", str),
+    "partitions": ("partitions", int),
+    "compression": ("compression", str),
+    "batchBytes": ("batch_bytes", parse_size_bytes),
+    "maxInFlightBytes": ("in_flight_bytes", parse_size_bytes),
+    "timeout": ("timeout_s", lambda text: parse_duration_ms(text) / 1000),
+}
+_OWN: Final = ("jobId", "batchId")
+_SPARKS: Final = ("path", "checkpointLocation", "queryName")  # Spark's own, which it hands through
+
+# column -> types by their names in Spark
+COLUMNS: Final = {
+    "payload": ("binary", "string"),
+    "key": ("binary", "string"),
+    "attributes": ("map<string,string>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "publish_time": ("timestamp",),
+    "schema_id": ("bigint", "int"),
+    "schema_version": ("int", "bigint"),
+}
+
+
+class SinkOptions(msgspec.Struct, frozen=True):
+    """``job`` names the work: a second run under the same name stores nothing twice."""
+
+    publish: PublishOptions
+    job: str = ""
+    round_number: int = 0
+
+
+def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """Read and check what ``option(...)`` was given; InvalidArgument names what is wrong."""
+    known = {name.lower(): name for name in (*_FIELDS, *_OWN, *_SPARKS)}
+    fields: dict[str, Any] = {}
+    own = {"jobId": "", "batchId": "0"}
+    for key, text in given.items():
+        name = known.get(key.lower())
+        if name is None:
+            _refuse_unknown(key, known)
+        elif name in own:
+            own[name] = text
+        elif name in _FIELDS:
+            field, read = _FIELDS[name]
+            fields[field] = _read(name, read, text)
+    if not fields.get("broker"):
+        raise InvalidArgument("the sink has no broker", hint='say .option("broker", "danube://host:6660")')
+    publish = PublishOptions(**fields)
+    check_publish_options(publish)
+    if own["jobId"]:
+        check_label(own["jobId"][:200], "job")
+    elif own["batchId"] != "0":
+        raise InvalidArgument("batchId needs a jobId", hint="the two together name the work")
+    return SinkOptions(publish, own["jobId"], _read("batchId", _count, own["batchId"]))
+
+
+def check_publish_options(options: PublishOptions) -> None:
+    """Refuse what the client would refuse in the middle of a task."""
+    if options.topic:
+        check_topic_name(options.topic)
+    if options.durability is not None:
+        Durability.parse(options.durability)
+    compression_of(options.compression)
+    if not 1024 <= options.batch_bytes <= 8 * MIB:
+        raise InvalidArgument(f"batchBytes must be 1 KiB to 8 MiB, not {options.batch_bytes}")
+    if options.in_flight_bytes < options.batch_bytes:
+        raise InvalidArgument("maxInFlightBytes must be at least batchBytes")
+
+
+def check_columns(schema: StructType, topic: str) -> None:
+    """Refuse a DataFrame that cannot be published: missing, unknown and wrongly typed columns."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kind in types.items():
+        if name not in COLUMNS:
+            near = get_close_matches(name, COLUMNS, n=1)
+            raise InvalidArgument(
+                f"column {name!r} is none of a record",
+                why=f"did you mean {near[0]}?" if near else f"a record has {', '.join(COLUMNS)}",
+                hint="select what is to be published",
+            )
+        if kind not in COLUMNS[name]:
+            raise InvalidArgument(
+                f"column {name!r} is {kind}", why=f"it is to be {' or '.join(COLUMNS[name])}", hint="cast it"
+            )
+    if "payload" not in types:
+        raise InvalidArgument("the DataFrame has no column payload", hint="select(expr('... as payload'))")
+    if not topic and "topic" not in types:
+        raise InvalidArgument(
+            "where to publish is not known",
+            hint='say .option("topic", "/default/orders"), or add a column topic',
+        )
+
+
+def _read(name: str, read: Callable[[str], Any], text: str) -> Any:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InvalidArgument(f"option {name} cannot be {text!r}", why=str(error)) from None
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 48:
+        raise ValueError("it is a number from 0")
+    return number
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("it is true or false")
+    return text.lower() == "true"
+
+
+def _refuse_unknown(key: str, known: Mapping[str, str]) -> None:
+    near = get_close_matches(key.lower(), known, n=1)
+    raise InvalidArgument(
+        f"option {key!r} is not known",
+        why=f"did you mean {known[near[0]]}?" if near else "",
+        hint=f"options are {', '.join((*_FIELDS, *_OWN))}",
+    )

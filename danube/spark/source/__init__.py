@@ -1,0 +1,1 @@
+"""Format("danube") for reading: batches, streams, frames, typed columns."""

@@ -1,0 +1,1 @@
+"""Reading what only the store has: a bounded cache of blocks."""

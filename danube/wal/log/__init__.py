@@ -1,0 +1,1 @@
+"""The running log: append, sync, read, retain."""

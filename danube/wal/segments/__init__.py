@@ -1,0 +1,1 @@
+"""Segment files: format, index, walking, writing, merging."""

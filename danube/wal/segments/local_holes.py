@@ -1,0 +1,150 @@
+"""Holes of a log that this host made itself: offsets that it passed over, so that none is given twice.
+
+A log goes on ahead where offsets behind its end may have been given to records that are gone: in the history
+that follows a restore or a copy that was put back, and after the end of the machine.  Before anything is
+appended there, the hole is named in the file ``holes`` of the partition's directory:
+
+    <CRC32C of the rest, 8 hexadecimal digits> <JSON: [{start, end, epoch, since_us, why}, ...]>
+
+In *this* history no record has these offsets, so readers pass over such a hole (it is ``unused``), and the
+manifest takes it over with the first segment behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from danube.core.batch.checksum import crc32c
+from danube.errors import Damage
+from danube.host import files
+from danube.wal.segments.holes import Hole, HoleKind
+
+FILE_NAME: Final = "holes"
+_FILE_BYTES_MAX: Final = 16 << 20
+_DIGITS: Final = 8
+
+
+class _Row(msgspec.Struct, frozen=True):
+    start: int
+    end: int
+    epoch: int
+    since_us: int
+    why: str
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """A log whose newest segment is older than ``first_epoch`` goes on at ``start``, or behind it.
+
+    ``since_us`` marks the hole: it is made once, however often the log is opened.  ``step``: how wide it is;
+    0: far, as a history begins.  ``also``: the reason that counts where this one does not.
+    """
+
+    first_epoch: int
+    since_us: int
+    why: str
+    step: int = 0
+    also: Ahead | None = None
+
+
+class LocalHoles:
+    """The holes of one log, by offset; they do not overlap."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._rows: list[_Row] = []
+
+    @classmethod
+    def load(cls, directory: Path) -> LocalHoles:
+        """Those that the directory names; Damage where its file cannot be read."""
+        holes = cls(directory)
+        try:
+            data, size = files.read_start(holes._path, _FILE_BYTES_MAX)
+        except FileNotFoundError:
+            return holes
+        holes._rows = decode(data, str(holes._path), size)
+        return holes
+
+    def __iter__(self) -> Iterator[Hole]:
+        for row in self._rows:
+            yield Hole(row.start, row.end, 0, row.epoch, HoleKind.UNUSED, row.since_us, row.since_us)
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def end(self) -> int:
+        """Behind the last one; 0 where there is none."""
+        return self._rows[-1].end if self._rows else 0
+
+    def made_since(self, since_us: int) -> bool:
+        """Whether the log went on ahead in the history of that time."""
+        return any(row.since_us == since_us for row in self._rows)
+
+    def at(self, offset: int) -> Hole | None:
+        """The hole that ``offset`` lies in."""
+        return next((hole for hole in self if hole.start <= offset < hole.end), None)
+
+    def add(self, start: int, end: int, epoch: int, ahead: Ahead) -> None:
+        """Name one more, behind all others; on disk when this returns."""
+        self._rows.append(_Row(start, end, epoch, ahead.since_us, ahead.why))
+        files.replace_durably(self._path, _encode(self._rows))
+
+    def forget_below(self, offset: int) -> None:
+        """Drop those that end below the first segment, once something else is to be written.
+
+        What reaches up to it stays, in however many pieces: no record was ever there that could have expired.
+        """
+        start = self.start_below(offset)
+        self._rows = [row for row in self._rows if row.end > start or row.start >= offset]
+
+    def start_below(self, offset: int) -> int:
+        """Where the offsets begin that nobody gave, up to ``offset``: at a hole before it, or there."""
+        for row in reversed(self._rows):
+            if row.start < offset <= row.end:
+                offset = row.start
+        return offset
+
+    def uncovered(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of ``start .. end`` that lie in no hole."""
+        for hole in self:
+            if hole.end <= start or hole.start >= end:
+                continue
+            if start < hole.start:
+                yield start, hole.start
+            start = hole.end
+        if start < end:
+            yield start, end
+
+
+def holes_in(directory: Path) -> tuple[Hole, ...]:
+    """What a reader beside the broker finds; Damage where the file cannot be read."""
+    return tuple(LocalHoles.load(directory))
+
+
+def decode(data: bytes, where: str, size: int = 0) -> list[_Row]:
+    """The rows of a file of ``size`` bytes; Damage where they are not what was written."""
+    digits, content = data[:_DIGITS], data[_DIGITS + 1 :].rstrip(b"\n")
+    try:
+        if size > len(data):
+            raise ValueError(f"it has {size} bytes, more than any")
+        if int(digits, 16) != crc32c(content):
+            raise ValueError("its checksum differs")
+        rows = msgspec.json.decode(content, type=list[_Row])
+        ends = [end for row in rows for end in (row.start, row.end)]
+        if sorted(ends) != ends or any(row.start >= row.end for row in rows):
+            raise ValueError("its holes overlap")
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Damage(
+            f"{where} is damaged", why=str(error),
+            hint="put it back from a backup; without it what it names is reported as missing", file=where,
+        ) from None  # fmt: skip
+    return rows
+
+
+def _encode(rows: Iterable[_Row]) -> bytes:
+    content = msgspec.json.encode(list(rows))
+    return f"{crc32c(content):0{_DIGITS}x} ".encode() + content + b"\n"

@@ -1,0 +1,1 @@
+"""Segments in a store: manifest, upload, staged and returned objects, holes."""

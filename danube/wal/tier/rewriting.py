@@ -1,0 +1,247 @@
+"""Key compaction of objects: keys are read, groups are written anew, uploaded and read back.  Blocking.
+
+As in danube.wal.tier.rewriting nothing names the results yet and nothing of the sources is touched.  On the
+local disk lie, at any time, the objects that become one and what they become.
+
+Many small objects into one: fetched, merged, uploaded and read back.  Blocking.
+
+Nothing names the result yet, and nothing of the sources is touched: a crash leaves an orphan and files in
+the working directory, which is emptied before each use.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from danube.core.partition.compaction_plan import CompactionSettings, Piece, next_round
+from danube.errors import Damage, StoreDamaged
+from danube.host.clock import wall_us
+from danube.wal.segments.key_compaction import KeysRead, compact, read_keys
+from danube.wal.segments.merge import SealedRange, merge, opened
+from danube.wal.segments.segment import file_name
+from danube.wal.stores.objects import local_failure
+from danube.wal.tier.keys import segment_key
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from danube.wal.tier.uploader import Change, Uploader, replacing
+
+Replacement = tuple[SegmentEntry, list[SegmentEntry]]  # what was made, and of what
+
+
+class CompactionPlan(NamedTuple):
+    """Adjacent objects, those before ``dirty`` compacted before; see danube.core.partition.compaction_plan.
+
+    Tombstones that were appended before ``tombstones_before_us`` may go.
+    """
+
+    sources: list[SegmentEntry]
+    dirty: int
+    from_start: bool
+    tombstones_before_us: int
+
+
+def last_compacted(manifest: Manifest) -> int:
+    """Index of the last compacted entry; -1 where there is none."""
+    found = np.flatnonzero(manifest.entries["flags"] & np.uint32(EntryFlag.COMPACTED))
+    return int(found[-1]) if len(found) else -1
+
+
+def compaction_plan(
+    manifest: Manifest, now_us: int, tombstone_retention_ms: int, settings: CompactionSettings
+) -> CompactionPlan | None:
+    """What of a partition's objects is to be compacted now; None where nothing is.
+
+    Nothing behind an open hole: what comes back there could show what a removed tombstone had hidden.
+    """
+    names = ("base_offset", "end_offset", "size_bytes", "record_count", "last_append_us", "flags")
+    pieces = [
+        Piece(base, end, size, count, last_us, compacted, compacted or count == end - base)
+        for base, end, size, count, last_us, flags in zip(
+            *(manifest.entries[: manifest.find(manifest.open_start)][name].tolist() for name in names),
+            strict=True,
+        )
+        for compacted in [bool(flags & EntryFlag.COMPACTED)]
+    ]
+    found = next_round(pieces, now_us, settings)
+    if found is None:
+        return None
+    sources = [manifest.entry(index) for index in range(found.first, found.stop)]
+    before_us = now_us - tombstone_retention_ms * 1000
+    return CompactionPlan(sources, found.dirty - found.first, found.from_start, before_us)
+
+
+def compact_objects(
+    uploader: Uploader, plan: CompactionPlan, settings: CompactionSettings, work: Path
+) -> list[Replacement]:
+    """The entries of new objects with what they replace, in the order of their offsets; may be none.
+
+    ``work``: a directory of this call alone; it needs room for twice ``target_bytes``.  Raises like
+    merge_objects().
+    """
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, mode=0o700)
+        return _Compaction(uploader, plan, settings, work).run()
+    except StoreDamaged:
+        raise
+    except Damage as error:
+        raise StoreDamaged(
+            f"objects of {uploader.owner.topic} cannot be compacted",
+            why=str(error),
+            hint="see `danube verify`",
+        ) from None
+    except OSError as error:
+        raise local_failure(work, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+class _Compaction:
+    """One call of compact_objects()."""
+
+    def __init__(
+        self, uploader: Uploader, plan: CompactionPlan, settings: CompactionSettings, work: Path
+    ) -> None:
+        self._uploader = uploader
+        self._plan = plan
+        self._settings = settings
+        self._work = work
+
+    def run(self) -> list[Replacement]:
+        plan, keys_max = self._plan, self._settings.keys_max
+        keys = read_keys(
+            plan.sources, plan.dirty, self._fetched, from_start=plan.from_start, keys_max=keys_max
+        )
+        sources, start = plan.sources[: keys.stop], 0
+        replaced: list[Replacement] = []
+        while start < len(sources):
+            count, made = self._group(sources[start:], keys)
+            if not count:  # no later one holds the state of the producers
+                break
+            if made is not None:
+                replaced.append((made, sources[start : start + count]))
+            start += count
+        return replaced
+
+    @contextmanager
+    def _fetched(self, entry: SegmentEntry) -> Iterator[SealedRange]:
+        path = self._fetch(entry)
+        yield SealedRange(path)
+        path.unlink()
+
+    def _fetch(self, entry: SegmentEntry) -> Path:
+        path = self._work / f"source-{entry.base_offset}"
+        self._uploader.fetch(segment_key(self._uploader.identity, entry), entry.size_bytes, path)
+        return path
+
+    def _group(self, sources: Sequence[SegmentEntry], keys: KeysRead) -> tuple[int, SegmentEntry | None]:
+        """Compact the first of ``sources``; how many those are, and the entry where something changed."""
+        paths: list[Path] = []
+        count = total = 0
+        for entry in sources:
+            total += entry.size_bytes
+            if count and total > self._settings.target_bytes:
+                break
+            paths.append(self._fetch(entry))
+            with opened([SealedRange(paths[-1])]) as [original]:
+                if original.snapshot is not None:
+                    count = len(paths)
+        made = self._compact(sources[:count], paths[:count], keys) if count else None
+        for path in paths:
+            path.unlink()
+        return count, made
+
+    def _compact(
+        self, sources: Sequence[SegmentEntry], paths: list[Path], keys: KeysRead
+    ) -> SegmentEntry | None:
+        target = self._work / file_name(sources[0].base_offset)
+        before_us = self._plan.tombstones_before_us if keys.complete else None
+        ranges = [SealedRange(path) for path in paths]
+        result = compact(ranges, keys.latest, target, tombstones_before_us=before_us)
+        if not result.removed_count and len(sources) == 1 and sources[0].flags & EntryFlag.COMPACTED:
+            target.unlink()
+            return None
+        merged = result.merged
+        flags = int(EntryFlag.MERGED | EntryFlag.COMPACTED)
+        entry = entry_of(
+            merged.summary, merged.size_bytes, wall_us(), flags=flags, chain_hash=merged.chain_hash
+        )
+        told = (sources[0].base_offset, sources[-1].end_offset, sources[-1].chain_hash)
+        held = sum(one.record_count for one in sources)
+        if (entry.base_offset, entry.end_offset, entry.chain_hash) != told or (
+            entry.record_count + result.removed_count != held
+        ):
+            raise Damage("a compacted segment does not follow from what the manifest says of its sources")
+        if self._uploader.upload(target, resumed=True) is None:
+            raise local_failure(target, FileNotFoundError(2, "it has gone"))
+        target.unlink()
+        return entry
+
+
+def replacing_in_order(replaced: Sequence[Replacement]) -> Change:
+    """The change that names what was made instead of its sources, up to the first whose sources changed.
+
+    What follows that one may lack tombstones whose older records it still holds.
+    """
+    changes = [replacing(made, sources) for made, sources in replaced]
+
+    def change(manifest: Manifest) -> Manifest | None:
+        result: Manifest | None = None
+        for one in changes:
+            after = one(result or manifest)
+            if after is None:
+                break
+            result = after
+        return result
+
+    return change
+
+
+def merge_objects(uploader: Uploader, sources: Sequence[SegmentEntry], work: Path) -> SegmentEntry:
+    """The entry of one new object that holds all of ``sources``, which are adjacent.
+
+    ``work``: a directory of this call alone; it needs room for twice the sources.  Raises StoreDamaged when a
+    source is not what the manifest says, StorageFailed when the local disk refuses, or what the store raises.
+    """
+    target = work / file_name(sources[0].base_offset)
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, mode=0o700)
+        ranges = [_fetched(uploader, entry, work / f"source-{n}") for n, entry in enumerate(sources)]
+        merged = merge(ranges, target)
+        flags = EntryFlag.MERGED | (EntryFlag.COMPACTED if merged.summary.compacted else 0)
+        entry = entry_of(
+            merged.summary, merged.size_bytes, wall_us(), flags=int(flags), chain_hash=merged.chain_hash
+        )
+        _check(entry, sources)
+        if uploader.upload(target, resumed=True) is None:
+            raise local_failure(target, FileNotFoundError(2, "it has gone"))
+        return entry
+    except StoreDamaged:
+        raise
+    except Damage as error:
+        raise StoreDamaged(
+            f"objects of {uploader.owner.topic} cannot be merged", why=str(error), hint="see `danube verify`"
+        ) from None
+    except OSError as error:
+        raise local_failure(work, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange:
+    uploader.fetch(segment_key(uploader.identity, entry), entry.size_bytes, path)
+    return SealedRange(path)
+
+
+def _check(merged: SegmentEntry, sources: Sequence[SegmentEntry]) -> None:
+    """What was fetched must be what the manifest said, record by record in sum."""
+    first, last = sources[0], sources[-1]
+    told = (first.base_offset, last.end_offset, sum(one.record_count for one in sources), last.chain_hash)
+    if (merged.base_offset, merged.end_offset, merged.record_count, merged.chain_hash) != told:
+        raise Damage("the merged segment does not hold what the manifest says of its sources")

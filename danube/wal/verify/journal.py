@@ -1,0 +1,169 @@
+"""The independent reader of a member's journal, ``raft/raft.log``, and of ``raft.id`` beside it.
+
+Knows the layout in ``docs/formats/metadata.md`` and shares no code with what writes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from danube.core.batch.checksum import crc32c
+from danube.wal.verify.bytes import FindingKind
+from danube.wal.verify.segment import Problem
+from danube.wal.verify.state import METADATA_MAGIC, read_snapshot
+
+_HEADER_BYTES: Final = 40
+_STEP: Final = struct.Struct("<IIQ")
+_IDENTITY, _BASE, _PART, _PROMISE, _PUT = range(1, 6)
+_FIELDS: Final = {_IDENTITY: 2, _BASE: 6, _PART: 1, _PROMISE: 2, _PUT: 2}
+_ENTRY_KINDS: Final = (0, 1, 2)
+
+
+@dataclass
+class MemberJournal:
+    """What a journal says.  ``steps`` are those below the mark and whole ones behind it."""
+
+    identity: tuple[str, str] = ("", "")  # cluster id, node id
+    steps: int = 0
+    last_index: int = 0
+    snapshot_index: int = 0
+    snapshot: bytes = b""
+    committed_end: int = 0
+    unfinished: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def note(self, kind: FindingKind, what: str, position: int) -> None:
+        self.problems.append(Problem(kind, what, position))
+
+
+def looks_like_journal(data: bytes) -> bool:
+    """Whether the bytes begin as a journal does: a log file that has no snapshot of its own."""
+    return data[:3] == METADATA_MAGIC and len(data) >= 24 and data[16:24] == bytes(8)
+
+
+def read_member_journal(data: bytes) -> MemberJournal:
+    """Everything in the bytes of a journal; what follows the mark and is not whole was never finished."""
+    journal = MemberJournal()
+    if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
+        journal.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)
+        return journal
+    if len(data) < _HEADER_BYTES or data[:4] != b"DNL1" or crc32c(data[8:24]) != _u32(data, 4):
+        journal.note(FindingKind.CHECKSUM, "the header of the journal is damaged", 0)
+        return journal
+    journal.committed_end, mark_crc, zero = struct.unpack_from("<QII", data, 24)
+    if crc32c(data[24:32]) != mark_crc or zero:
+        journal.note(FindingKind.CHECKSUM, "the mark fails its checksum", 24)
+        return journal
+    if not _HEADER_BYTES < journal.committed_end <= len(data):
+        what = f"bytes up to {journal.committed_end} were synced, the file has {len(data)}"
+        journal.note(FindingKind.TRUNCATED, what, min(len(data), journal.committed_end))
+    _Reading(data, journal).run()
+    return journal
+
+
+def read_member_identity(data: bytes) -> tuple[str, str] | None:
+    """Cluster id and node id of ``raft.id``; None where it holds something else."""
+    record = _list_in(data)
+    if record is None or len(record) != 3 or record[0] != _IDENTITY:
+        return None
+    return (record[1], record[2]) if all(isinstance(one, str) for one in record[1:]) else None
+
+
+class _Reading:
+    """All steps of a journal, one after the other."""
+
+    def __init__(self, data: bytes, journal: MemberJournal) -> None:
+        self._data = data
+        self._journal = journal
+        self._base: list[Any] | None = None
+        self._parts: list[bytes] = []
+
+    def run(self) -> None:
+        journal, position = self._journal, _HEADER_BYTES
+        while position < len(self._data):
+            step = self._step_at(position)
+            if step is None:
+                break
+            journal.steps += 1
+            content, end = step
+            if not self._take(content):
+                journal.note(FindingKind.CHECKSUM, f"step {journal.steps} is not one", position)
+                return
+            position = end
+        if position < journal.committed_end <= len(self._data):
+            what = f"the step behind step {journal.steps} fails its checksum"
+            journal.note(FindingKind.CHECKSUM, what, position)
+            return
+        journal.unfinished = len(self._data) - position
+        self._check_snapshot()
+
+    def _step_at(self, position: int) -> tuple[bytes, int] | None:
+        head = self._data[position : position + _STEP.size]
+        if len(head) < _STEP.size:
+            return None
+        crc, size, number = _STEP.unpack(head)
+        end = position + _STEP.size + size
+        if end > len(self._data) or number != self._journal.steps + 1:
+            return None
+        if crc32c(self._data[position + 4 : end]) != crc:
+            return None
+        return self._data[position + _STEP.size : end], end + 7 & ~7
+
+    def _take(self, content: bytes) -> bool:
+        records = _list_in(content)
+        if records is None or (self._journal.steps == 1) != (self._base is None):
+            return False
+        try:
+            return all(self._take_record(number, record) for number, record in enumerate(records))
+        except (TypeError, IndexError):  # a value of another type than the format has there
+            return False
+
+    def _take_record(self, number: int, record: Any) -> bool:
+        journal, (tag, *values) = self._journal, record
+        if len(values) != _FIELDS.get(tag):
+            return False
+        if (number < 2 and journal.steps == 1) != (tag in (_IDENTITY, _BASE)):
+            return False
+        if tag == _IDENTITY:
+            journal.identity = (values[0], values[1])
+        elif tag == _BASE:
+            self._base = values
+            journal.snapshot_index = values[0]
+            journal.last_index = values[2]
+        elif tag == _PART:
+            self._parts.append(values[0])
+        elif tag == _PUT:
+            first, entries = values
+            if self._base is None or not self._base[2] < first <= journal.last_index + 1:
+                return False
+            journal.last_index = first + len(entries) - 1
+            return all(len(one) == 3 and one[1] in _ENTRY_KINDS for one in entries)
+        return True
+
+    def _check_snapshot(self) -> None:
+        journal = self._journal
+        if self._base is None:
+            journal.note(FindingKind.TRUNCATED, "there is no whole step", _HEADER_BYTES)
+            return
+        journal.snapshot = b"".join(self._parts)
+        if len(journal.snapshot) != self._base[5]:
+            what = f"the snapshot has {len(journal.snapshot)} bytes instead of {self._base[5]}"
+            journal.note(FindingKind.TRUNCATED, what, _HEADER_BYTES)
+        elif journal.snapshot:
+            journal.problems += read_snapshot(journal.snapshot, -1).problems
+
+
+def _u32(data: bytes, position: int) -> int:
+    return int.from_bytes(data[position : position + 4], "little")
+
+
+def _list_in(content: bytes) -> list[Any] | None:
+    try:
+        value = msgspec.msgpack.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, list) else None

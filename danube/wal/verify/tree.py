@@ -1,0 +1,653 @@
+"""The independent reader of a data directory: every partition's files and the metadata log.
+
+Changes nothing and may run beside a broker.  A file that a broker works on is read anew while it
+changes; what a crash may leave behind (a torn tail above the mark, an unfinished replacement) is a
+remark, not a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from danube.errors import DanubeError, NotFound, StorageFailed
+from danube.wal.verify.broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
+from danube.wal.verify.bytes import FileSource, Finding, FindingKind
+from danube.wal.verify.journal import MemberJournal, read_member_identity, read_member_journal
+from danube.wal.verify.objects import ManifestFacts, read_manifest
+from danube.wal.verify.segment import HEADER_BYTES, OnBatch, Problem, Segment, read_segment
+from danube.wal.verify.state import (
+    Identity,
+    Mark,
+    log_ids_of,
+    read_cursors,
+    read_holes,
+    read_mark,
+    read_metadata_log,
+    read_producers,
+    state_problems,
+)
+
+if TYPE_CHECKING:
+    from danube.core.metadata.machine import Metadata
+
+ATTEMPTS: Final = 5
+_STATE_BYTES_MAX: Final = 2 << 30
+_CURSORS_BYTES_MAX: Final = 8 << 30
+_SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
+_PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
+_SET_ASIDE: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})-\d{10}(-\d+)?\Z")
+_SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
+_KNOWN_FILES: Final = {
+    "mark",
+    "producers",
+    "damage.json",
+    "cursors-a",
+    "cursors-b",
+    "subscribed",
+    "manifest",
+    "owner",
+    "holes",
+}
+
+Progress = Callable[[str], None]
+Wanted = Callable[[Identity], bool]
+
+
+@dataclass
+class LocalPartition:
+    """One partition's directory.  ``segments`` by base offset, with the names of their files."""
+
+    identity: Identity
+    directory: Path
+    segments: list[tuple[str, Segment]] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)  # files with findings
+    manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
+    holes: list[tuple[int, int]] = field(default_factory=list)  # offsets that the log passed over, by offset
+    subscriptions: dict[str, bool] = field(default_factory=dict)  # that cursors name; False: removed
+    log_ids: dict[str, bytes] = field(default_factory=dict)  # of cursor files that say whose they are
+
+    @property
+    def start(self) -> int:
+        return self.segments[0][1].base_offset if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        return max((segment.end_offset for _, segment in self.segments), default=0)
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of ``start .. end`` that lie in no hole."""
+        found: list[tuple[int, int]] = []
+        for first, last in self.holes:
+            if start < first < end:
+                found.append((start, first))
+            if first < end and last > start:
+                start = last
+        return [*found, (start, end)] if start < end else found
+
+
+@dataclass
+class Verified:
+    """What was read, and what is wrong with it.  ``remarks`` are for people and no fault.
+
+    ``records`` counts what lies in a directory and in its store once; ``bytes`` are all that were read.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    partitions: int = 0
+    segments: int = 0
+    objects: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    def add(self, where: str, problems: list[Problem]) -> None:
+        for kind, what, position, start, end in problems:
+            self.findings.append(Finding(kind, where, what, position, start, end))
+
+
+def every_partition(_: Identity) -> bool:
+    return True
+
+
+def verify_broker(directory: Path, verified: Verified) -> None:
+    """The small files at the top of a data directory."""
+    used = (directory / "metadata" / "metadata.log").exists()
+    for name, (flaw_of, expected) in TOP_FILES.items():
+        path = directory / name
+        data = _content(path)
+        begun = (directory / "incarnation").exists() or (directory / "format").exists()
+        if data is None and expected and used and begun:
+            what = "a broker ran here, and the file is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(path), what, 0))
+        _add_flaw(flaw_of(data) if data is not None else None, path, verified)
+    for proof in (directory / "raft" / "raft.id", directory / "raft" / "raft.log"):
+        if proof.exists() and not (directory / "node_id").exists():
+            what = f"{proof} says that this is a member of a cluster, and the file that names it is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(directory / "node_id"), what, 0))
+            break
+
+
+def _add_flaw(flaw: Flaw | None, path: Path, verified: Verified) -> None:
+    if flaw is not None:
+        kind, what = flaw
+        verified.findings.append(Finding(kind, str(path), what, 0))
+
+
+def _set_aside_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
+    """Directories whose partition went on elsewhere: their records are on their way back."""
+    for path in sorted((directory / "returning").glob("*")):
+        match = _SET_ASIDE.match(path.name)
+        if match and path.is_dir():
+            yield (int(match[1], 16), int(match[2])), path
+
+
+def partitions_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
+    """The partitions of a data directory, by name."""
+    try:
+        paths = sorted((directory / "partitions").iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageFailed(f"{directory} cannot be read", why=str(error)) from error
+    for path in paths:
+        match = _PARTITION.match(path.name)
+        if match and path.is_dir():
+            yield (int(match[1], 16), int(match[2])), path
+
+
+def verify_tree(
+    directory: Path,
+    verified: Verified,
+    wanted: Wanted = every_partition,
+    progress: Progress = lambda _: None,
+) -> list[LocalPartition]:
+    """Check a data directory; NotFound where there is none, StorageFailed where it cannot be read."""
+    if not directory.is_dir():
+        raise NotFound(f"there is no directory {directory}", hint="name a broker's data directory")
+    if (directory / "metadata").is_dir() or (directory / "partitions").is_dir():
+        whole = (directory / "format").exists() or (directory / "metadata").is_dir()
+        _verify_metadata(directory / "metadata" / "metadata.log", verified, whole)
+        _verify_member(directory / "raft", verified)
+        verify_broker(directory, verified)
+        found = list(partitions_in(directory))
+        for name in sorted(path.name for path in (directory / "partitions").glob("*")):
+            if not _PARTITION.match(name):
+                verified.remarks.append(f"partitions/{name}: not a partition's directory")
+    else:
+        match = _PARTITION.match(directory.name)
+        identity = (int(match[1], 16), int(match[2])) if match else (-1, -1)
+        found = [(identity, directory)]
+    locals_: list[LocalPartition] = []
+    log_ids = _log_ids(directory)
+    witnesses = _witnesses_in(directory, verified)
+    for identity, path in found:
+        if wanted(identity):
+            progress(path.name)
+            partition = verify_partition(path, identity, verified)
+            _verify_log_ids(partition, log_ids.get(identity[0]), verified)
+            if (witness := witnesses.pop(path.name, None)) is not None:
+                _verify_witnessed(partition, witness, directory / "witnesses" / path.name, verified)
+            locals_.append(partition)
+    for name, witness in witnesses.items():
+        _verify_gone(directory, name, witness, log_ids, wanted, verified)
+    for identity, path in _set_aside_in(directory):
+        if wanted(identity):
+            progress(path.name)
+            verify_partition(path, identity, verified)
+    return locals_
+
+
+def _witnesses_in(directory: Path, verified: Verified) -> dict[str, WitnessFacts]:
+    """What each of them says, read before what they speak of."""
+    found: dict[str, WitnessFacts] = {}
+    if (directory / "raft").is_dir():
+        return found  # a cluster moves partitions, and has none
+    for path in sorted((directory / "witnesses").glob("*")):
+        data = _content(path)
+        if _PARTITION.match(path.name) and data is not None:
+            found[path.name], flaw = read_witness(data)
+            _add_flaw(flaw, path, verified)
+    return found
+
+
+def _verify_witnessed(
+    partition: LocalPartition, before: WitnessFacts, path: Path, verified: Verified
+) -> None:
+    """A log begins where its witness says, and its subscriptions have cursors.
+
+    A broker that runs tells its witness before it deletes anything: only what is said then, too, is missed.
+    """
+    now, _ = read_witness(_content(path) or b"")
+    if not before.log_id or now.log_id != before.log_id:
+        return
+    start = max(before.start, now.start)
+    if now.began and not partition.segments:
+        end = max(now.end, start)
+        what = "all segments of the log, which its witness saw, are gone"
+        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what, -1, start, end))
+    elif partition.segments and start < partition.start:
+        what = f"its witness saw the log from offset {start} on"
+        where, span = str(partition.directory), (start, partition.start)
+        verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
+    for name in sorted((before.subscriptions & now.subscriptions) - partition.subscriptions.keys()):
+        what = f"subscription {name!r} had a cursor, and there is none"
+        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what))
+
+
+def _verify_gone(
+    directory: Path, name: str, witness: WitnessFacts, log_ids: dict[int, bytes], wanted: Wanted,
+    verified: Verified,
+) -> None:  # fmt: skip
+    """A log whose directory is not there, of a topic that is."""
+    match, path = _PARTITION.match(name), directory / "partitions" / name
+    identity = (int(match[1], 16), int(match[2])) if match else (-1, -1)
+    if not witness.log_id or not wanted(identity) or path.exists():
+        return
+    if log_ids.get(identity[0], b"").hex() != witness.log_id:
+        verified.remarks.append(f"{directory / 'witnesses' / name}: of a topic that is not known")
+        return
+    what = "the directory of the log, which its witness saw, is gone"
+    span = (witness.start, witness.end)
+    verified.findings.append(Finding(FindingKind.MISSING, str(path), what, -1, *span))
+
+
+def _log_ids(directory: Path) -> dict[int, bytes]:
+    """By topic id, as far as the metadata can be read."""
+    try:
+        state = metadata_of(directory)
+    except DanubeError:
+        return {}  # what is wrong with it was found before
+    return log_ids_of((one.topic, one.topic_id, one.created_us) for one in state.topics())
+
+
+def _verify_log_ids(partition: LocalPartition, log_id: bytes | None, verified: Verified) -> None:
+    """No segment is of another log, whose topic has the same id."""
+    for name, segment in partition.segments:
+        if any(segment.log_id):
+            log_id = log_id or segment.log_id
+            if segment.log_id != log_id:
+                what = "it is of another broker's log, whose topic has the same id"
+                where, span = str(partition.directory / name), (segment.base_offset, segment.end_offset)
+                verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 44, *span))
+    for name, found in partition.log_ids.items():
+        log_id = log_id or found
+        if found != log_id:
+            where, what = str(partition.directory / name), "its cursors are of another broker's log"
+            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
+
+
+def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
+    problems: list[Problem] = []
+    for _ in range(ATTEMPTS):
+        data = _content(path)
+        if data is None:
+            if expected:
+                what = "without it nobody knows which topics there are"
+                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+            else:
+                verified.remarks.append(f"{path}: there is none")
+            return
+        problems = read_metadata_log(data).problems
+        if not problems:
+            break
+    verified.add(str(path), problems)
+
+
+def _verify_member(directory: Path, verified: Verified) -> None:
+    """The journal of a cluster's member, and that it is the journal which was there before."""
+    path, name = directory / "raft.log", directory / "raft.id"
+    journal = MemberJournal()
+    for _ in range(ATTEMPTS):  # the mark may be written at this moment
+        data = _content(path)
+        if data is None:
+            if _content(name) is not None:
+                what = f"{name} says that there was one, and with it the member's votes"
+                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+            return
+        journal = read_member_journal(data)
+        if not journal.problems:
+            break
+    verified.add(str(path), journal.problems)
+    data = _content(name)
+    if data is None:
+        verified.remarks.append(f"{name}: there is none; it is written with the next journal")
+    elif (identity := read_member_identity(data)) is None:
+        verified.findings.append(Finding(FindingKind.CHECKSUM, str(name), "it names no cluster and node"))
+    elif journal.identity[0] and identity != journal.identity:
+        what = (
+            f"it is of node {identity[1]} in cluster {identity[0]}, the journal is of {journal.identity[1]}"
+        )
+        verified.findings.append(Finding(FindingKind.IDENTITY, str(name), what))
+
+
+def _content(path: Path) -> bytes | None:
+    """A small file; None where it is not there (any more)."""
+    try:
+        with FileSource(path) as source:
+            return source.read_front(_STATE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+
+
+def verify_partition(path: Path, identity: Identity, verified: Verified) -> LocalPartition:
+    """Check one partition's directory."""
+    partition = LocalPartition(identity, path)
+    verified.partitions += 1
+    mark = _verify_mark(path, identity, verified)
+    try:
+        names = _read_segments(partition, mark, verified)
+    except FileNotFoundError:
+        return partition
+    verified.segments += len(partition.segments)
+    _verify_tails(partition, mark, verified)
+    for _, segment in partition.segments:
+        verified.records += segment.record_count
+        verified.bytes += segment.size
+    partition.damaged = {
+        Path(finding.where).name for finding in verified.findings if Path(finding.where).parent == path
+    }
+    _verify_holes(partition, verified)
+    _verify_order(partition, verified)
+    if mark.number and partition.end < mark.synced_end:
+        what = f"records below offset {mark.synced_end} were synced, and are not there"
+        where = str(path / "mark")
+        for start, end in partition.missing(partition.end, mark.synced_end):
+            verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
+    _verify_cursors(partition, verified)
+    _verify_producers(path, identity, verified)
+    if (owner := _content(path / "owner")) is not None:
+        _add_flaw(flaw_of_owner(owner), path / "owner", verified)
+    _verify_copy(partition, verified)
+    for name in names:
+        if ".seg.aside" in name:
+            verified.remarks.append(f"{path / name}: set aside at an opening, never read")
+        elif name.endswith(".new") and not _SPARE.match(name):
+            verified.remarks.append(f"{path / name}: an unfinished replacement")
+        elif name not in _KNOWN_FILES and not _SEGMENT.match(name) and not _SPARE.match(name):
+            verified.remarks.append(f"{path / name}: not one of Danube's files")
+    return partition
+
+
+def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) -> list[str]:
+    """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
+
+    A file that is gone before it was read takes with it what was read of those in front of it.  Raises
+    FileNotFoundError where the directory itself is gone.
+    """
+    path = partition.directory
+    known: dict[tuple[str, int], Segment] = {}
+    names: list[str] = []
+    for _ in range(ATTEMPTS):
+        inodes = _inodes(path)
+        names, complete = sorted(inodes), True
+        partition.segments.clear()
+        for name in names:
+            match = _SEGMENT.match(name)
+            if match is None:
+                continue
+            key = (name, inodes[name])
+            segment = known.get(key)
+            if segment is None:
+                segment = _verify_file(path / name, int(match[1]), partition.identity, mark, verified)
+            if segment is None:
+                complete = False
+                partition.segments.clear()
+            else:
+                if segment.sealed:  # any other grows, and one that rolled would seem to end where it was read
+                    known[key] = segment
+                partition.segments.append((name, segment))
+        if complete:
+            break
+    return names
+
+
+def _inodes(path: Path) -> dict[str, int]:
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+
+
+def _verify_mark(path: Path, identity: Identity, verified: Verified) -> Mark:
+    mark = Mark()
+    for _ in range(ATTEMPTS):  # a broker may be writing one of the slots
+        mark = read_mark(_content(path / "mark") or b"")
+        if not mark.problems:
+            break
+    verified.add(str(path / "mark"), mark.problems)
+    _check_identity(mark.identity if mark.number else None, identity, path / "mark", verified)
+    return mark
+
+
+def _check_identity(found: Identity | None, identity: Identity, path: Path, verified: Verified) -> None:
+    if found is not None and identity[0] >= 0 and found != identity:
+        what = f"it is of partition {found[0]:016x}-{found[1]}"
+        verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, 12))
+
+
+def read_file(path: Path, base_offset: int, on_batch: OnBatch | None = None) -> Segment | None:
+    """A segment file, read anew while it changes and looks wrong; None where it was deleted meanwhile."""
+    segment: Segment | None = None
+    try:
+        for _ in range(ATTEMPTS):
+            with FileSource(path) as source:
+                segment = read_segment(source, base_offset, on_batch)
+            status = path.stat()
+            clean = not segment.problems and segment.tail is None
+            if clean or (status.st_size == segment.size and segment.sealed):
+                break
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+    return segment
+
+
+def _verify_file(
+    path: Path, base_offset: int, identity: Identity, mark: Mark, verified: Verified
+) -> Segment | None:
+    segment = read_file(path, base_offset)
+    if segment is None:
+        return None
+    if _never_written(segment) and mark.base_offset < base_offset:
+        verified.remarks.append(f"{path}: room for a segment whose first record was never written")
+    else:
+        verified.add(str(path), [one for one in segment.problems if one is not segment.begun_seal])
+    if segment.has_header or segment.sealed:
+        _check_identity((segment.topic_id, segment.partition), identity, path, verified)
+    return segment
+
+
+def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> None:
+    """What lies behind the last batch of the unsealed segments."""
+    sealed_end = max((one.end_offset for _, one in partition.segments if one.sealed), default=0)
+    followings = [one.base_offset for _, one in partition.segments[1:]]
+    for (name, segment), following in zip_longest(partition.segments, followings):
+        path = str(partition.directory / name)
+        sealed_behind = segment.base_offset < sealed_end
+        begun = segment.begun_seal is not None and not sealed_behind
+        if segment.begun_seal is not None and sealed_behind:
+            verified.add(path, [segment.begun_seal])
+        position, end = segment.tail or (0, 0)
+        synced = mark.position if mark.base_offset == segment.base_offset else 0
+        if mark.base_offset > segment.base_offset and (sealed_behind or following != segment.end_offset):
+            synced = end  # an unfinished footer would be behind all others, and no offset be missing
+        if position < min(end, synced):
+            what = f"no batch can be read from position {position} to {end}, which was synced"
+            offset = segment.end_offset
+            verified.findings.append(Finding(FindingKind.CHECKSUM, path, what, position, offset, offset))
+        elif begun:
+            verified.remarks.append(f"{path}: its seal was never finished; the next start seals it")
+        elif segment.tail is not None:
+            verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
+
+
+def _never_written(segment: Segment) -> bool:
+    """Whether all of the file is zeros; records that are missing for it are found by their offsets."""
+    unheaded = [(problem.kind, problem.position) for problem in segment.problems]
+    return (
+        unheaded == [(FindingKind.TRUNCATED, HEADER_BYTES)]
+        and segment.tail is None
+        and not segment.batch_count
+    )
+
+
+def _verify_holes(partition: LocalPartition, verified: Verified) -> None:
+    """What the log says that it passed over."""
+    path = partition.directory / "holes"
+    data = _content(path)
+    if data is None:
+        return
+    partition.holes, problems = read_holes(data)
+    verified.add(str(path), problems)
+    for start, end in partition.holes:
+        if any(one.base_offset < end and start < one.end_offset for _, one in partition.segments):
+            what = "the log has records at offsets that it says to have passed over"
+            verified.findings.append(Finding(FindingKind.OVERLAP, str(path), what, -1, start, end))
+
+
+def _verify_order(partition: LocalPartition, verified: Verified) -> None:
+    """How the files follow each other."""
+    for (name, before), (after_name, after) in zip(partition.segments, partition.segments[1:], strict=False):
+        where = str(partition.directory / after_name)
+        if after.base_offset < before.end_offset and after.batch_count:
+            what = f"it repeats offsets that {name} holds"
+            end = min(before.end_offset, after.end_offset)
+            verified.findings.append(Finding(FindingKind.OVERLAP, where, what, -1, after.base_offset, end))
+        elif after.base_offset > before.end_offset:
+            what = f"offsets are missing between {name} and this file"
+            for start, end in partition.missing(before.end_offset, after.base_offset):
+                verified.findings.append(Finding(FindingKind.GAP, where, what, -1, start, end))
+        hashes = (before.content_hash, before.chain_hash)
+        if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
+            what = f"its previous hash is not the content hash of {name}"
+            verified.findings.append(Finding(FindingKind.CHAIN, where, what, after.data_end))
+        if after.has_header and before.has_header and after.epoch < before.epoch:
+            what = f"its epoch {after.epoch} is lower than that of {name}"
+            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
+
+
+def _verify_cursors(partition: LocalPartition, verified: Verified) -> None:
+    """Both files; the older one may be in the middle of being overwritten."""
+    path, identity = partition.directory, partition.identity
+    found = []
+    names = ("cursors-a", "cursors-b")
+    for name in names:
+        _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
+    for _ in range(ATTEMPTS):
+        found = [
+            (name, read_cursors(data))
+            for name in names
+            if (path / name).is_file() and (data := _content(path / name)) is not None
+        ]
+        if not any(cursors.problems for _, cursors in found):
+            break
+    newest = max((cursors.generation for _, cursors in found), default=0)
+    proven = newest or (path / "subscribed").exists()
+    for name in sorted({*names} - {name for name, _ in found}):
+        if proven or ((path / name).exists() and not (path / name).is_file()):
+            what = "cursors of subscriptions were here, and the file is missing"
+            verified.findings.append(Finding(FindingKind.MISSING, str(path / name), what))
+    for name, cursors in found:
+        if cursors.generation == newest or not any(
+            other.generation == newest and not other.problems for _, other in found
+        ):
+            verified.add(str(path / name), cursors.problems + state_problems(cursors))
+        elif cursors.problems:
+            verified.remarks.append(f"{path / name}: an older generation, which is not whole")
+        _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
+    for name, cursors in sorted(found, key=lambda one: one[1].generation):
+        partition.subscriptions |= {each: state is not None for each, state in cursors.states.items()}
+        if any(cursors.log_id):
+            partition.log_ids[name] = cursors.log_id
+
+
+def _verify_size(path: Path, size_max: int, verified: Verified) -> None:
+    """A file longer than any is nobody's: an opening does not take all of it."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return
+    if size > size_max:
+        what = f"it has {size} bytes, more than any that was written"
+        verified.findings.append(Finding(FindingKind.CHECKSUM, str(path), what, size_max))
+
+
+def _verify_producers(path: Path, identity: Identity, verified: Verified) -> None:
+    data = _content(path / "producers")
+    if data is not None:
+        producers = read_producers(data)
+        verified.add(str(path / "producers"), producers.problems)
+        _check_identity(None if producers.problems else producers.identity, identity, path, verified)
+
+
+def _verify_copy(partition: LocalPartition, verified: Verified) -> None:
+    """The manifest that this host installed last."""
+    path = partition.directory / "manifest"
+    data = _content(path)
+    if data is None:
+        return
+    facts = read_manifest(data)
+    problems = [problem for problem in facts.problems if problem.kind is not FindingKind.GAP]
+    verified.add(str(path), problems)
+    if not problems:
+        partition.manifest = facts
+        _check_identity(facts.identity, partition.identity, path, verified)
+        _verify_named(partition, facts, path, verified)
+
+
+def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path, verified: Verified) -> None:
+    """A manifest does not say whose log it is of; the segments that it names do."""
+    hashes = {
+        (one.base_offset, one.end_offset): one.content_hash for one in facts.entries if not one.flags & 6
+    }
+    for name, segment in partition.segments:
+        span = (segment.base_offset, segment.end_offset)
+        if (
+            segment.sealed
+            and not segment.compacted
+            and hashes.get(span, segment.content_hash) != segment.content_hash
+        ):
+            what = f"it names other records than {name} holds: it is of another log"
+            verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, -1, *span))
+            return
+
+
+def topic_id_of(directory: Path, topic: str) -> int:
+    """Id of a topic in a data directory's metadata.
+
+    TopicNotFound where it has none of that name; StorageFailed where the metadata cannot be read.
+    """
+    return metadata_of(directory).topic(topic).topic_id
+
+
+def metadata_of(directory: Path) -> Metadata:
+    """The machine that a data directory's metadata holds; StorageFailed where that cannot be read."""
+    from danube.core.metadata.commands import decode_commands
+    from danube.core.metadata.machine import Metadata
+
+    log = read_metadata_log(_content(directory / "metadata" / "metadata.log") or b"")
+    if log.problems:
+        raise StorageFailed(
+            "no topic can be found by its name",
+            why=f"{directory / 'metadata' / 'metadata.log'}: {log.problems[0].what}",
+            hint="verify without --topic",
+        )
+    state = Metadata.restore(log.snapshot)
+    index = log.snapshot_version
+    for entry in log.entries:
+        for command in decode_commands(entry.content):
+            index += 1
+            state.apply(index, command)
+    return state

@@ -1,0 +1,112 @@
+"""Reads that end: of what is not for them too; and readers that are no consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import danube.sync
+from danube.cli.records.receiving import Receiver, Wish, _watch
+from danube.core.dispatch.cursor import CursorState
+from danube.core.dispatch.subscription import Mode, Subscription
+from danube.core.partition.policy import READER
+from danube.spark.history.tail import Tail
+from tests.fakes.broker import FakeBroker
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as running:
+        yield running
+
+
+class Admin:
+    """Tells of a partition: two records are at the consumer, and two will never come."""
+
+    def __init__(self, left_from: list[int]) -> None:
+        self.asked = 0
+        self.left_from = left_from
+        self.admin = self
+        self.waits_for = None  # nothing of the store
+
+    async def describe_subscription(self, topic: str, subscription: str) -> Any:
+        self.asked += 1
+        left_from = self.left_from[min(self.asked, len(self.left_from)) - 1]
+        return {"partitions": [{"ack_floor": 0, "left_from": left_from}]}
+
+
+@pytest.mark.parametrize("left_from", [[4], [2, 4]])
+def test_a_read_to_the_end_leaves_when_nothing_is_left_for_it(left_from: list[int]) -> None:
+    wish: Any = Wish(
+        address=None, topic="t", consumer="c", subscription="s", temporary=False, mode="shared", start=None,
+        filters=(), count=None, until_end=True, timeout_ms=None, acknowledge=False,
+    )  # fmt: skip
+
+    class Printer:
+        def print(self, message: Any) -> None:
+            pass
+
+    async def main() -> int:
+        receiver, admin = Receiver(wish, Printer(), {0: 4}), Admin(left_from)  # type: ignore[arg-type]
+        work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await asyncio.wait_for(_watch(admin, admin, wish, receiver, work), 20)
+        assert receiver.done()
+        return admin.asked
+
+    assert asyncio.run(main()) == len(left_from), "told once, and nothing came after that"
+
+
+def test_a_reader_that_is_no_consumer_loses_nothing_to_time() -> None:
+    reading = Subscription(
+        "r", Mode.EXCLUSIVE, CursorState.at(Mode.EXCLUSIVE, 0), max_unacked=9, failure=READER
+    )
+    reading.join(1, "r", now_ns=0)
+    reading.credit(1, 9)
+    reading.grant(9, 0)
+    reading.tick(6 * 86_400 * SECOND)
+    assert reading.in_flight_count == 9 and READER.poison == "block"
+
+
+def test_the_floor_passes_last_offsets_that_have_no_record() -> None:
+    """Spark's reads end by it."""
+    reading = Subscription(
+        "r", Mode.EXCLUSIVE, CursorState.at(Mode.EXCLUSIVE, 0), max_unacked=9, failure=READER
+    )
+    reading.join(1, "r", now_ns=0)
+    reading.credit(1, 9)
+    reading.grant(2, 0)
+    reading.skip_damaged(2, 5, why="compacted")
+    assert reading.statistics()["ack_floor"] == 0, "two records are at the reader"
+    reading.ack(1, np.array([[0, 2]], np.uint64), 0)
+    told = reading.statistics()
+    assert (told["ack_floor"], told["compacted"], told["damaged"], told["expired"]) == (5, 3, 0, 0)
+
+
+def test_spark_reads_with_a_policy_of_its_own(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with danube.sync.connect(broker.url) as client, client.producer("/default/t") as producer:
+        producer.send_many([b"a", b"b"])
+    policies = policies_of(broker, monkeypatch)
+    tail = Tail(broker.url)
+    try:
+        assert sum(len(content) for content, _ in tail.read("/default/t", 0, 2)) > 0
+    finally:
+        tail.close()
+    assert policies == [READER]
+
+
+def policies_of(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    policies: list[Any] = []
+    subscribe = broker._subscribe
+
+    def noted(*arguments: Any) -> Any:
+        policies.append(arguments[-1].failure)
+        return subscribe(*arguments)
+
+    monkeypatch.setattr(broker, "_subscribe", noted)
+    return policies

@@ -36,10 +36,6 @@ DELIVER_CREDIT_BYTES_MAX = 64 * MIB
 OUTPUT_BUFFER_BYTES_MAX = 96 * MIB  # written to a socket but not taken by the kernel
 RECEIVE_BUFFER_BYTES = 2 * MIB
 RECEIVE_BUFFER_BYTES_FIRST = 64 * KIB  # of a client's connection; it grows when a read fills it
-SHARED_BODY_BYTES_MIN = 64 * KIB  # batches that a client on the broker's host puts into shared memory
-SHARED_SLOT_BYTES = 1 * MIB
-SHARED_SLOTS = 12  # memory is there for as many as were used at once
-SHARED_MEMORY_BYTES_MAX = 256 * MIB
 
 # Topics and subscriptions
 PARTITIONS_MAX = 1_024
@@ -139,7 +135,6 @@ _agree(CONSUMERS_PER_SUBSCRIPTION_MAX < 1 << 15, "a seat has 16 bits with a sign
 _agree(32 * MAX_UNACKED_LIMIT < 1 << 31, "a key's number has 32 bits with a sign; a table is an eighth full")
 _agree(MAX_UNACKED_DEFAULT <= MAX_UNACKED_LIMIT, "the default is allowed")
 _agree(BATCH_BYTES_MAX <= PUBLISH_CREDIT_BYTES, "the largest batch can be sent at all")
-_agree(SHARED_SLOTS * SHARED_SLOT_BYTES < SHARED_MEMORY_BYTES_MAX, "a broker takes what a client shares")
 _agree(DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PRODUCER, "a trimmed window is a shorter window")
 _agree(
     PRODUCERS_PER_PARTITION_MAX * DEDUP_BATCHES_KEPT <= DEDUP_BATCHES_PER_PARTITION_MAX * 7 // 8,

@@ -57,7 +57,6 @@ class Counter(IntEnum):
     SCHEMA_WARNINGS = 35  # records that break it and were let through
     BACKLOG_RECORDS = 36  # above the ack floors of all subscriptions, a moment ago
     CONNECTIONS_PASSED = 37  # to the worker that owns what they opened first
-    SHARED_IN = 38  # batches that lay in memory shared by a client
 
 
 class State(IntEnum):

@@ -17,16 +17,15 @@ from danube import __version__
 from danube.broker.api import Turns
 from danube.broker.routing.passing import ConnectionPassing
 from danube.broker.routing.router import RoutedSession, Router
-from danube.broker.routing.shared_memory import ClientMemory
 from danube.broker.worker.places import Places
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, ShareMemory, Welcome
+from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, Welcome
 from danube.core.protocol.silence import Silence, Verdict
 from danube.errors import (
     DanubeError,
     Draining,
-    InvalidArgument,
     LimitExceeded,
+    NotSupported,
     OperationTimeout,
     ProtocolError,
     UnsupportedVersion,
@@ -58,7 +57,6 @@ _log = telemetry.events("native")
 _PONG = int(Kind.PONG)
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
 _SHARE_MEMORY = int(Kind.SHARE_MEMORY)
-_SHARED = int(Kind.SHARED)
 _ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
@@ -293,7 +291,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._server.buffers.give_back(self._buffer)
             self._buffer = None
         self._output.clear()
-        self.memory = None
         self.closed = True
         self._transport = None
         self._server.closed(self)
@@ -369,10 +366,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if self.silence is not None:
             self.silence.heard_ns = now_ns
         try:
-            for received in self._decoder.frames(view, buffer.start, buffer.end):
-                frame, data = received, view
-                if received.kind == _SHARED:
-                    frame, data = self._in_memory(received, view)
+            for frame in self._decoder.frames(view, buffer.start, buffer.end):
                 if not self._placed and self._settle(frame, buffer):
                     if self.closed:
                         buffer.start = buffer.end
@@ -382,15 +376,13 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 elif frame.kind == _PONG:
                     pass  # it was heard
                 elif frame.kind == _SHARE_MEMORY:
-                    self._share_memory(frame, view)
+                    self._refuse_memory(frame)
                 elif server.draining and frame.kind == Kind.PUBLISH:
                     self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)
-                elif not router.route(self, frame, data):
-                    self._stop_at(buffer, received.start - wire.FRAME_HEADER_BYTES)
+                elif not router.route(self, frame, view):
+                    self._stop_at(buffer, frame.start - wire.FRAME_HEADER_BYTES)
                     server.block(self)
                     return False
-                elif data is not view:
-                    server.count("shared_in", 1)
                 taken += 1
                 if taken % FRAMES_AT_ONCE == 0 and clock.monotonic_ns() >= end_ns:
                     self._stop_at(buffer, self._decoder.position)
@@ -434,22 +426,10 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.abort()
         return True
 
-    def _share_memory(self, frame: Frame, view: memoryview) -> None:
-        """Read batches in this memory from now on; frames before this one meant what was shared before."""
-        transport = self._transport
-        try:
-            if transport is None or not tcp.on_this_host(transport.get_extra_info("socket")):
-                raise InvalidArgument("memory is shared on one host, over loopback")
-            self.memory = ClientMemory(wire.decode_control(view[frame.start : frame.end], ShareMemory))
-        except InvalidArgument as error:
-            self.send_error(error, frame.correlation)
-        else:
-            self.send(wire.result_frame(True, frame.correlation))
-
-    def _in_memory(self, frame: Frame, view: memoryview) -> tuple[Frame, memoryview]:
-        """The frame that a SHARED frame stands for, and where it lies."""
-        memory = None if self.memory is None else self.memory.view
-        return wire.read_shared(view[frame.start : frame.end], memory)
+    def _refuse_memory(self, frame: Frame) -> None:
+        """Clients up to 0.1 offer memory for large batches; refused, they send them through the socket."""
+        error = NotSupported("this broker reads batches from the socket only")
+        self.send_error(error, frame.correlation)
 
     def _stop_at(self, buffer: ReceiveBuffer, position: int) -> None:
         """Keep what lies behind it, and read no more until the server says so."""

@@ -7,12 +7,9 @@
                      batches lie in the sender's shared tail
     SESSION_GONE     u64 connection id
     METADATA         empty: read the metadata log again
-    MAPPED           u64 number of a question, u64 1 or 0: whether the client's memory is mapped
 
 A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is
 released only after the turn's write.  A full ring makes the sending side stop reading that socket.
-Where the client shares memory (:mod:`danube.broker.routing.shared_memory`) the owner is asked to map it, by a
-SHARE_MEMORY frame; once it has, SHARED frames cross instead of batches.
 Batches for consumers elsewhere are copied once into the tail, however many consumers get them; where
 the tail was overwritten before it was read, the consumer's handle is closed and its client subscribes
 again, so that nothing is lost and the order stays.
@@ -23,16 +20,14 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from danube.broker.api import Session
 from danube.broker.partition.chunks import Chunk
-from danube.broker.routing.shared_memory import ClientMemory, attach
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import FRAME_HEADER_BYTES, Frame, FrameDecoder, Kind, ShareMemory
-from danube.errors import DanubeError, InvalidArgument, OwnerMoved
+from danube.core.protocol.native import FRAME_HEADER_BYTES, Frame, FrameDecoder, Kind
+from danube.errors import OwnerMoved
 from danube.limits import MIB
 
 if TYPE_CHECKING:
@@ -43,12 +38,9 @@ if TYPE_CHECKING:
 
 _CONNECTION = struct.Struct("<Q")
 _EXTENT = struct.Struct("<QQQ")
-_MAPPED = struct.Struct("<QQ")
 _MASK = (1 << 64) - 1
 _HALF = 1 << 63
 _PUBLISH = int(Kind.PUBLISH)
-_SHARED = int(Kind.SHARED)
-_SHARE_MEMORY = int(Kind.SHARE_MEMORY)
 TAIL_CHUNK_BYTES_MAX = 4 * MIB
 RECORD_BYTES_MAX = 2 * MIB
 BACKLOG_BYTES_MAX = 8 * MIB
@@ -60,7 +52,6 @@ class RecordKind(IntEnum):
     SESSION_GONE = 3
     METADATA = 4
     FROM_TAIL = 5
-    MAPPED = 6
 
 
 class _FromTail(NamedTuple):
@@ -82,7 +73,6 @@ class RemoteSession(Session):
         self.connection_id = connection_id
         self.frames: deque[_Frame] = deque()
         self.backlog_bytes = 0
-        self.memory: memoryview | None = None  # the client's, where it is mapped here too
         self._on_output = on_output
 
     def send(self, *parts: bytes | memoryview) -> None:
@@ -128,39 +118,20 @@ class RemoteSessions:
         self._outgoing: dict[RemoteSession, None] = {}
         self._notices: deque[tuple[int, RecordKind, bytes]] = deque()
         self._decoder = FrameDecoder()
-        self._questions = 0
-        self._asked: dict[int, tuple[int, ClientMemory]] = {}  # question -> worker, what it is to map
 
     def forward(self, worker: int, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
-        """Copy one frame, or its place, to the owner's ring; False when it is full and nothing was taken."""
+        """Copy one frame to the owner's ring; False when it is full and nothing was taken."""
         start = frame.start - FRAME_HEADER_BYTES
-        connection, memory = _CONNECTION.pack(session.connection_id), session.memory
-        raw: bytes | memoryview
-        if memory is not None and buffer is memory.view and self._maps(worker, connection, memory):
-            raw = wire.shared_frame(start, frame.end - start)
-        else:
-            raw = buffer[start : frame.start + ((frame.end - frame.start + 7) & ~7)]
+        connection = _CONNECTION.pack(session.connection_id)
+        raw = buffer[start : frame.start + ((frame.end - frame.start + 7) & ~7)]
         taken = self._channel.send(worker, RecordKind.TO_OWNER, (connection, raw))
         if taken and frame.kind == _PUBLISH:
             self._shard.counters.add("forwarded_out")
         return taken
 
-    def _maps(self, worker: int, connection: bytes, memory: ClientMemory) -> bool:
-        """Whether the owner has mapped it; it is asked once to."""
-        mapped = memory.readers.get(worker)
-        if mapped is None:
-            number = self._questions = (self._questions + 1) & 0xFFFF_FFFF
-            question = wire.control_frame(Kind.SHARE_MEMORY, memory.offer, number)
-            if self._channel.send(worker, RecordKind.TO_OWNER, (connection, question)):
-                memory.readers[worker] = False
-                self._asked[number] = worker, memory
-        return bool(mapped)
-
     def notify(self, worker: int, kind: RecordKind, connection_id: int = 0) -> None:
         """Send a short notice, later when the ring is full now."""
-        self._notify(worker, kind, _CONNECTION.pack(connection_id))
-
-    def _notify(self, worker: int, kind: RecordKind, body: bytes) -> None:
+        body = _CONNECTION.pack(connection_id)
         if self._notices or not self._channel.send(worker, kind, (body,)):
             self._notices.append((worker, kind, body))
 
@@ -180,34 +151,11 @@ class RemoteSessions:
                 self._drop(session_gone)
         elif kind == RecordKind.METADATA:
             self._on_metadata()
-        elif kind == RecordKind.MAPPED:
-            question, mapped = _MAPPED.unpack_from(record)
-            _, memory = self._asked.pop(question, (worker, None))
-            if memory is not None:
-                memory.readers[worker] = bool(mapped)
 
     def _take_frame(self, session: RemoteSession, frame: Frame, record: memoryview) -> None:
-        if frame.kind == _SHARE_MEMORY:
-            self._map(session, frame, record)
-            return
-        if frame.kind == _SHARED:
-            try:
-                frame, record = wire.read_shared(record[frame.start : frame.end], session.memory)
-            except DanubeError as error:  # the client has changed what it had sent
-                self._shard.counters.add("errors")
-                session.send_error(error)
-                return
         self._shard.on_frame(session, frame, record)
         if frame.kind == _PUBLISH:
             self._shard.counters.add("forwarded_in")
-
-    def _map(self, session: RemoteSession, frame: Frame, record: memoryview) -> None:
-        """Map what the client shares as well, in place of what it shared before; say whether that is done."""
-        session.memory = None
-        with suppress(InvalidArgument):  # it is gone by now
-            session.memory = attach(wire.decode_control(record[frame.start : frame.end], ShareMemory))
-        mapped = _MAPPED.pack(frame.correlation, session.memory is not None)
-        self._notify(session.worker, RecordKind.MAPPED, mapped)
 
     def _session(self, worker: int, connection_id: int) -> RemoteSession:
         session = self._sessions.get((worker, connection_id))
@@ -224,7 +172,6 @@ class RemoteSessions:
         for key in [key for key in self._sessions if key[0] == worker]:
             self._drop(self._sessions.pop(key))
         self._notices = deque(notice for notice in self._notices if notice[0] != worker)
-        self._asked = {number: asked for number, asked in self._asked.items() if asked[0] != worker}
 
     def _drop(self, session: RemoteSession) -> None:
         session.frames.clear()

@@ -11,7 +11,6 @@ from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
 from danube.broker.routing.remote import RecordKind, RemoteSessions
-from danube.broker.routing.shared_memory import ClientMemory
 from danube.core.metadata.commands import CreateTopic, TopicRecord
 from danube.core.partition.policy import Durability, TopicPolicy
 from danube.core.placement.workers import owner_of
@@ -58,7 +57,6 @@ class RoutedSession(Session):
         self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
         self.known_to: set[int] = set()  # other workers that keep something for this connection
-        self.memory: ClientMemory | None = None  # where its client shares some
 
 
 class Router:
@@ -255,8 +253,6 @@ class Router:
         for handle in [key for key, owner in session.routes.items() if owner == worker]:
             del session.routes[handle]
             session.send_error(error, 0, handle)
-        if session.memory is not None:
-            session.memory.readers.pop(worker, None)
 
     def session_gone(self, session: RoutedSession) -> None:
         """A local connection was closed."""

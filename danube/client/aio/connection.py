@@ -372,7 +372,7 @@ class Connection:
         except (OSError, TimeoutError, ValueError) as error:
             raise refused(address, error) from None
         self._link = link
-        self.session.connected(tcp.on_this_host(link.socket))
+        self.session.connected()
         self.flush()
         try:
             async with asyncio.timeout(greeting_s(self.session, timeout_s)):

@@ -68,7 +68,7 @@ class BlockingLink:
             raise
         self.socket = sock
         self._start = self._end = 0
-        self.session.connected(tcp.on_this_host(sock))
+        self.session.connected()
         self.flush()
 
     def shake(self, address: Address, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""One batch on its way to a partition, and where its bytes lie meanwhile."""
+"""One batch on its way to a partition."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ from danube.errors import DanubeError
 
 if TYPE_CHECKING:
     from danube.client.machine.publishing import PartitionProducer
-    from danube.client.machine.shared_memory import Slot
     from danube.core.batch.builder import EncodedBatch
 
 
 class Outgoing(Reply):
-    """Settles with the batch's Ack.
-
-    ``body`` may be a view of memory that is shared with the broker.  Until the batch is sent the slot is its
-    own (``slot``), then its correlation's; after the answer other batches are made there.  Memory that was
-    given up stays as it is, so after a lost connection the view still holds the batch.
-    """
+    """Settles with the batch's Ack."""
 
     base_sequence: int  # this and the next three from when it is given to the partition
     deadline_ns: int
@@ -29,28 +23,20 @@ class Outgoing(Reply):
 
     __slots__ = (
         "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "order", "partition",
-        "producer_id", "record_count", "sent", "size", "slot",
+        "producer_id", "record_count", "sent", "size",
     )  # fmt: skip
 
-    def __init__(self, partition: PartitionProducer, encoded: EncodedBatch, slot: Slot | None = None) -> None:
+    def __init__(self, partition: PartitionProducer, encoded: EncodedBatch) -> None:
         super().__init__()
         self.partition = partition
         self.head = encoded.head
-        self.body = encoded.body if slot is None else slot.body
-        self.slot = slot
+        self.body = encoded.body
         self.record_count = encoded.record_count
         self.size = wire.FRAME_HEADER_BYTES + encoded.size
         self.order = 0  # in which it was given to the partition, whatever its sequence becomes
         self.correlation = 0  # 0: not out on this connection
         self.sent = False  # under this epoch: it may be in the log, so its number is taken
         self.group: Any = None  # whose records they are, where someone wants to be told
-
-    def take_back(self, body: bytes) -> None:
-        """Hold these bytes from now on, and leave the slot to others."""
-        self.body = body
-        slot, self.slot = self.slot, None
-        if slot is not None:
-            slot.release()
 
     def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
         self.partition.on_published(self, flags, wire.decode_published(body))

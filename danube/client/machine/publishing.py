@@ -169,7 +169,7 @@ class PartitionProducer:
         body = bytearray(outgoing.body)
         _PRODUCER.pack_into(body, _PRODUCER_POSITION, self.producer_id, self._sent_sequence)
         _EPOCH.pack_into(body, _EPOCH_POSITION, self.epoch)
-        outgoing.take_back(bytes(body))
+        outgoing.body = bytes(body)
         head = bytearray(outgoing.head)
         _BODY_CRC.pack_into(head, _BODY_CRC_POSITION, crc32c(outgoing.body))
         outgoing.head = bytes(head)
@@ -206,7 +206,6 @@ class PartitionProducer:
 
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
         """An ERROR answered this batch: it is not in the log."""
-        outgoing.take_back(bytes(outgoing.body))  # before another batch gets the memory where it lies
         if isinstance(error, OwnerMoved):
             outgoing.correlation = 0
             credit = self.session.credit
@@ -243,7 +242,7 @@ class PartitionProducer:
 
     def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
         outgoing.head = b""  # whoever keeps the outcome does not keep the bytes
-        outgoing.take_back(b"")
+        outgoing.body = b""
         if error is None:
             outgoing.resolve(ack)
         else:

@@ -2,7 +2,7 @@
 
 No socket, task or thread lives here.  A shell (asyncio or blocking) owns the socket and calls::
 
-    connected(near)              a socket is open, to this host perhaps: HELLO is queued
+    connected()                  a socket is open: HELLO is queued
     received(view, start, end)   bytes came; returns how many were taken, the rest comes again
     disconnected(error)          the socket is gone
     take_output()                buffers to write, in order
@@ -33,7 +33,6 @@ from danube.client.machine.brokers import Brokers
 from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.reply import Reply, all_settled, settled_reply
 from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Timer, Timers, Undone
-from danube.client.machine.shared_memory import Sharing
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import (
@@ -225,7 +224,6 @@ class Session(Timers):
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
         self._open = False
-        self.sharing = Sharing(lambda offer: self.request(Kind.SHARE_MEMORY, offer, repeatable=False))
         self._decoder = wire.FrameDecoder()
         self._output: list[bytes | memoryview] = []
         self._awaited: dict[int, Awaited] = {}
@@ -249,10 +247,9 @@ class Session(Timers):
         """Bytes of the frame that is incomplete: the receive buffer must hold as many."""
         return self._decoder.wanted
 
-    def connected(self, near: bool = False) -> None:
-        """A socket is open; greet.  ``near``: the other side is on this host."""
+    def connected(self) -> None:
+        """A socket is open; greet."""
         self._open = True
-        self.sharing.connected(near)
         self._decoder = wire.FrameDecoder()
         self._output.clear()
         self._write(wire.control_frame(Kind.HELLO, self._hello))
@@ -263,14 +260,13 @@ class Session(Timers):
         Raises DanubeError when the peer broke the protocol or bytes are damaged: the shell then
         closes the socket and calls disconnected() with that error.
         """
-        decoder, sharing = self._decoder, self.sharing
+        decoder = self._decoder
         if not self._heard:
             refuse_http2(view[start:end])
             self._heard = True
         for kind, flags, correlation, handle, body_start, body_end in decoder.frames(view, start, end):
             body = view[body_start:body_end]
             if kind == _PUBLISHED:
-                sharing.answered(correlation)
                 awaited = self._awaited.pop(correlation, None)
                 if awaited is not None:
                     awaited.on_answer(kind, flags, body)
@@ -287,7 +283,6 @@ class Session(Timers):
         if not self._open:
             return
         self._open = self.ready = False
-        self.sharing.disconnected()
         if self._listening is not None:
             self._listening.cancel()
         if self._lost_since_ns < 0:
@@ -348,7 +343,6 @@ class Session(Timers):
         self.failure = error
         self.ready = self._open = False
         self._output.clear()
-        self.sharing.disconnected()
         for tell in self._last_words():
             tell(error)
         if self.brokers.home is self:
@@ -369,7 +363,6 @@ class Session(Timers):
         self.failure = self.failure or error
         self.ready = self._open = False
         self._output, self._dirty = [], {}
-        self.sharing.disconnected()
         for tell in self._last_words():
             try:
                 tell(error)
@@ -544,16 +537,13 @@ class Session(Timers):
         if size < 16_384:
             self._write(start + outgoing.body)
             return correlation
-        shared = self.sharing.place(correlation, start, outgoing)
-        self._write(shared or start)
-        if shared is None:
-            self._output.append(outgoing.body)
+        self._write(start)
+        self._output.append(outgoing.body)
         return correlation
 
     def forget(self, correlation: int) -> None:
         """An answer is no longer waited for."""
         self._awaited.pop(correlation, None)
-        self.sharing.forgotten(correlation)
 
     def mark_dirty(self, consumer: Any) -> None:
         """``consumer.write_acks()`` is called before the next output is taken."""
@@ -644,7 +634,6 @@ class Session(Timers):
 
     def _on_error(self, correlation: int, handle: int, error: DanubeError) -> None:
         if correlation:
-            self.sharing.answered(correlation)
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:
                 awaited.on_error(error)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from danube.client.machine.received import ReceivedBatch
 from danube.client.machine.subscribing import PartitionConsumer
-from danube.client.records.heap import anchored
 from danube.errors import DanubeError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class BaseBatch:
     @cached_property
     def payloads(self) -> list[bytes]:
         payloads = _together([_cut(part, part.batch.payloads()) for part in self._parts])
-        return anchored(payloads, sum(part.batch.header.payload_bytes for part in self._parts))
+        return payloads
 
     @cached_property
     def keys(self) -> list[str | bytes | None]:
@@ -274,7 +273,7 @@ def messages_of(
     source = Source(topic, partition, batch)
     first = batch.header.base_offset
     offsets = batch.offsets[start:stop].tolist() if batch.selected else range(first + start, first + stop)
-    payloads = _cut(part, anchored(batch.payloads(), batch.header.payload_bytes))
+    payloads = _cut(part, batch.payloads())
     return map(make, payloads, offsets, repeat(source), range(start, stop))
 
 

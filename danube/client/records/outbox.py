@@ -420,27 +420,20 @@ class Outbox:
         group: Group | None = None,
     ) -> Outgoing:
         sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
-        allocator = partition.session.sharing.allocator()
-        try:
-            encoded = encode(
-                payloads,
-                producer_name=self.name,
-                keys=keys,
-                attributes=attributes,
-                publish_time_us=wall_us(),
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                base_sequence=sequence,
-                compression=self._compression,
-                schema_id=self._schema_id,
-                schema_version=self._schema_version,
-                allocate=allocator,
-            )
-        except BaseException:
-            if allocator is not None:
-                allocator.release()
-            raise
-        outgoing = Outgoing(partition, encoded, None if allocator is None else allocator.take())
+        encoded = encode(
+            payloads,
+            producer_name=self.name,
+            keys=keys,
+            attributes=attributes,
+            publish_time_us=wall_us(),
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            compression=self._compression,
+            schema_id=self._schema_id,
+            schema_version=self._schema_version,
+        )
+        outgoing = Outgoing(partition, encoded)
         outgoing.group = group
         return self._hand_on(outgoing, producer_id, epoch, sequence)
 
@@ -453,7 +446,6 @@ class Outbox:
         except BaseException:
             self.in_flight_bytes -= outgoing.size
             self.in_flight_batches -= 1
-            outgoing.take_back(bytes(outgoing.body))
             raise
         return outgoing
 

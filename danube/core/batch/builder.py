@@ -28,8 +28,6 @@ from danube.core.batch.format import (
     read_header,
 )
 from danube.core.batch.payloads import (
-    Allocate,
-    ListedColumn,
     PayloadColumn,
     Piece,
     offsets_of_pieces,
@@ -109,14 +107,12 @@ def encode(
     request_ids: Any = None,
     origin: str = "",
     compression: Compression = Compression.NONE,
-    allocate: Allocate | None = None,
 ) -> EncodedBatch:
     """Encode one record or more as a batch whose stamp (offset, epoch, append time) is still empty.
 
     ``payloads`` is a sequence of bytes, a numpy array, a pyarrow array or a column of them; the other
      sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
-    that compression would not shrink is left uncompressed.  ``allocate`` may be asked for the body's memory,
-    where the payloads of a list are copied into it and nothing is compressed.
+    that compression would not shrink is left uncompressed.
 
     Raises RecordTooLarge or LimitExceeded where a limit is passed and InvalidArgument for
     anything that cannot be encoded; facts hold the record's index.
@@ -150,7 +146,6 @@ def encode(
         base_sequence,
         publish_time_us,
         producer_epoch,
-        allocate,
     )
 
 
@@ -230,8 +225,6 @@ class _Builder:
         self.key_bytes = 0
         self.attribute_bytes = 0
         self.pieces: list[Piece] = [b"", self.names]  # the first is the rest of the header
-        self.listed: ListedColumn | None = None  # its payloads belong before pieces[listed_place]
-        self.listed_place = 0
 
     def add_one_payload(self, payload: bytes) -> None:
         size = len(payload)
@@ -244,17 +237,12 @@ class _Builder:
         self.columns_size = 8 + size + (-size & 7)
 
     def add_payloads(self, payloads: Any) -> None:
-        column = payloads if isinstance(payloads, PayloadColumn | ListedColumn) else payload_column(payloads)
+        column = payloads if isinstance(payloads, PayloadColumn) else payload_column(payloads)
         self.count = column.record_count
         self.payload_bytes = total = column.total
         self.columns_size = 0
-        if isinstance(column, PayloadColumn):
-            self.source = column.pieces
-            self._add_variable(column.offsets, column.pieces, total)
-        else:
-            self.source = ()
-            self._add_variable(column.offsets, (), total)
-            self.listed, self.listed_place = column, len(self.pieces) - 1
+        self.source = column.pieces
+        self._add_variable(column.offsets, column.pieces, total)
 
     def _add_variable(self, offsets: bytes, pieces: Sequence[Piece], total: int) -> None:
         """One column of offsets and bytes, each padded."""
@@ -347,7 +335,6 @@ class _Builder:
         base_sequence: int,
         publish_time_us: int,
         producer_epoch: int,
-        allocate: Allocate | None,
     ) -> EncodedBatch:
         """Compress if asked, write the header and join."""
         names_size = len(self.names)
@@ -356,9 +343,8 @@ class _Builder:
             refuse_batch(HEADER_BYTES + names_size + inner_size)
         flags = self.flags
         if self.compression:
-            block = compress(self.compression, self._join(_COLUMNS)[0])
+            block = compress(self.compression, self._join(_COLUMNS))
             if block is not None:
-                self.listed = None
                 flags |= self.compression
                 self.pieces[_COLUMNS:] = (block, _PADDING[len(block) & 7])
                 inner_size = padded(len(block))
@@ -382,23 +368,16 @@ class _Builder:
             )
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
-        body, checksum = self._join(0, allocate)
+        body = self._join(0)
         size = HEADER_BYTES + names_size + inner_size
         if len(body) != size - BODY_CRC_START:
             refuse_type(self.source, "payload")
-        if checksum is None:
-            checksum = crc32c(body)
-        return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, checksum, 0), body, self.count)
+        return EncodedBatch(_HEAD.pack(MAGIC, size, 0, 0, 0, crc32c(body), 0), body, self.count)
 
-    def _join(self, first: int, allocate: Allocate | None = None) -> tuple[bytes | memoryview, int | None]:
-        """The pieces from ``first`` on, side by side, and their checksum where that came along."""
-        place = self.listed_place
+    def _join(self, first: int) -> bytes:
+        """The pieces from ``first`` on, side by side."""
         try:
-            if self.listed is None:
-                return b"".join(self.pieces[first:]), None
-            return self.listed.between(
-                b"".join(self.pieces[first:place]), b"".join(self.pieces[place:]), allocate
-            )
+            return b"".join(self.pieces[first:])
         except (TypeError, BufferError):
             refuse_type(self.source, "payload")
 

@@ -8,7 +8,7 @@ FixedSizeBinary arrays, recognised by their buffers so that pyarrow is never imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
@@ -17,21 +17,17 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from danube.core import kernels
-from danube.core.kernels import objects
 from danube.errors import InvalidArgument, LimitExceeded, RecordTooLarge
-from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, MIB, RECORD_BYTES_MAX, SHARED_BODY_BYTES_MIN
+from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, MIB, RECORD_BYTES_MAX
 
 Piece = bytes | bytearray | memoryview
 Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found to fit
 
 RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
 
-# perf/kernels.py: for so few numpy is slower than plain Python, and from so many on kernels are faster.
+# perf/kernels.py: for so few numpy is slower than plain Python.
 _FEW: Final = 128
-_LISTED_MIN: Final = 24  # or as much as may be made in shared memory, and so is copied once instead of twice
 _SAMPLE: Final = 16
-_LISTS_CAN_BE_READ: Final = objects.layout_is_known()
 
 _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "binary": np.dtype(np.int32),
@@ -39,19 +35,6 @@ _ARROW_OFFSETS: Final[dict[str, np.dtype[Any]]] = {
     "large_binary": np.dtype(np.int64),
     "large_string": np.dtype(np.int64),
 }
-
-
-class Place(NamedTuple):
-    """Writable memory that somebody gives for a batch's body.
-
-    ``near`` has ``lists.NEAR_BYTES`` where it is to be written past the caches: another processor reads it.
-    """
-
-    memory: memoryview
-    near: NDArray[np.uint8] | None = None
-
-
-Allocate = Callable[[int], Place | None]  # of so many bytes, where there is some
 
 
 class PayloadColumn(NamedTuple):
@@ -66,52 +49,7 @@ class PayloadColumn(NamedTuple):
         return len(self.offsets) // 4 - 1
 
 
-class ListedColumn(NamedTuple):
-    """Payloads of a list from ``start`` on, which kernels have measured and copy into the batch."""
-
-    bounds: NDArray[np.int32]
-    payloads: list[bytes]
-    start: int
-
-    @property
-    def offsets(self) -> bytes:
-        return self.bounds.tobytes()
-
-    @property
-    def total(self) -> int:
-        return int(self.bounds[-1])
-
-    @property
-    def record_count(self) -> int:
-        return len(self.bounds) - 1
-
-    def between(
-        self, before: bytes, after: bytes, allocate: Allocate | None
-    ) -> tuple[bytes | memoryview, int | None]:
-        """All of them, in order, in what ``allocate`` gives, with their CRC32C where that came along.
-
-        InvalidArgument: the list has changed.
-        """
-        size = len(before) + self.total + len(after)
-        place = None if allocate is None else allocate(size)
-        if place is None or len(place.memory) != size:
-            joined: bytes | memoryview = objects.new_bytes(size)
-            target, near = id(joined) + objects.CONTENT, None
-        else:
-            joined, near = place
-            target = objects.address_of(joined)
-        parts = target, id(before), id(self.payloads), id(bytes), self.start, self.bounds, id(after)
-        lists = kernels.list_kernels()
-        found = lists.fill(*parts) if near is None else lists.fill_past(*parts, near)
-        if found == kernels.MALFORMED:
-            refuse_changed()
-        return joined, None if near is None else int(found)
-
-
-Column = PayloadColumn | ListedColumn
-
-
-def payload_column(payloads: Any) -> Column:
+def payload_column(payloads: Any) -> PayloadColumn:
     """Lay out ``payloads``; raise InvalidArgument, RecordTooLarge or LimitExceeded."""
     if isinstance(payloads, list):
         return _from_sequence(payloads)
@@ -126,20 +64,16 @@ def payload_column(payloads: Any) -> Column:
     return _from_sequence(list(payloads))
 
 
-def leading_column(payloads: Any, start: int, bytes_max: int) -> Column:
+def leading_column(payloads: Any, start: int, bytes_max: int) -> PayloadColumn:
     """payload_column() of payloads from ``start`` on, at least of one, with some ``bytes_max`` in the batch.
 
-    ``payloads`` is a list, an array of numpy or an Arrow array.  Of a list that kernels read as many are
-    taken as fit; elsewhere the first few tell how many may fit, and what turns out too large is left out.
+    ``payloads`` is a list, an array of numpy or an Arrow array.  The first few tell how many may fit, and
+    what turns out too large is left out.
     """
     count = min(len(payloads) - start, BATCH_RECORDS_MAX)
     if count < 1:
         refuse_changed()
     if type(payloads) is list:
-        overhead = RECORD_OVERHEAD if count >= _LISTED_MIN else 0
-        bounds = _measured(payloads, start, count, overhead, bytes_max)
-        if bounds is not None:
-            return ListedColumn(bounds, payloads, start)
         count = count if count <= _FEW else min(count, _likely_count(payloads, start, bytes_max))
         return _column_of_list(payloads[start : start + count], bytes_max)
     payloads = payloads[start : start + _likely_count(payloads, start, bytes_max)]
@@ -155,29 +89,8 @@ def _likely_count(payloads: Any, start: int, bytes_max: int) -> int:
     return max(1, min(bytes_max // mean, BATCH_RECORDS_MAX))
 
 
-def _measured(
-    pieces: Sequence[Any], start: int, count: int, overhead: int, bytes_max: int
-) -> NDArray[np.int32] | None:
-    """Offsets of as many of ``count`` pieces from ``start`` on as fit; None where kernels do not apply."""
-    if type(pieces) is not list or not _LISTS_CAN_BE_READ or not kernels.available:
-        return None
-    if count < _LISTED_MIN:
-        first = pieces[start]
-        if type(first) is not bytes or count * len(first) < SHARED_BODY_BYTES_MIN:
-            return None
-    bounds = np.empty(count + 1, np.int32)
-    taken = kernels.list_kernels().measure(id(pieces), id(bytes), start, overhead, bytes_max, bounds)
-    return None if taken < 1 else bounds[: taken + 1]
-
-
-def _measured_whole(pieces: Sequence[Any]) -> NDArray[np.int32] | None:
-    """Offsets of all pieces; None where kernels do not apply or all are too much for a batch."""
-    bounds = _measured(pieces, 0, len(pieces), 0, BATCH_BYTES_MAX)
-    return bounds if bounds is not None and len(bounds) > len(pieces) else None
-
-
 def _column_of_list(payloads: list[Any], bytes_max: int) -> PayloadColumn:
-    """Of the first payloads that have ``bytes_max`` together, at least of one, without kernels."""
+    """Of the first payloads that have ``bytes_max`` together, at least of one, by their sizes."""
     try:
         few = _offsets_of_few(payloads, min(bytes_max, RECORD_BYTES_MAX))
         if few is not None:
@@ -200,9 +113,6 @@ def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[byt
 
     Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
     """
-    measured = _measured_whole(pieces)
-    if measured is not None:
-        return _checked(measured, limit, what)
     return _offsets_of_few(pieces, limit) or _checked(_bounds_of_sizes(pieces), limit, what)
 
 
@@ -325,13 +235,12 @@ def refuse_type(values: Iterable[Any], what: str) -> NoReturn:
     raise InvalidArgument(f"a {what} is not a view of single bytes", hint="cast it with cast('B')")
 
 
-def _from_sequence(payloads: list[Any]) -> Column:
+def _from_sequence(payloads: list[Any]) -> PayloadColumn:
     check_count(len(payloads))
-    bounds = _measured_whole(payloads)
-    return _column_of_list(payloads, sys.maxsize) if bounds is None else ListedColumn(bounds, payloads, 0)
+    return _column_of_list(payloads, sys.maxsize)
 
 
-def _from_numpy(payloads: NDArray[Any]) -> Column:
+def _from_numpy(payloads: NDArray[Any]) -> PayloadColumn:
     kind = payloads.dtype.kind
     if payloads.ndim == 1 and kind in "SO":
         return _from_sequence(payloads.tolist())

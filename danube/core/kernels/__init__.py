@@ -19,7 +19,7 @@ available: bool = False
 WELL_FORMED: Final = -1  # what checking kernels return; an index >= 0 names the entry at fault
 MALFORMED: Final = -2
 
-_MODULES: Final = ("crc", "batch", "columns", "cursor", "http2", "lists", "messages", "streaming")
+_MODULES: Final = ("crc", "batch", "columns", "cursor", "http2", "messages")
 
 
 class Report(NamedTuple):
@@ -71,11 +71,6 @@ def column_kernels() -> ModuleType:
     return sys.modules[f"{__name__}.columns"]
 
 
-def list_kernels() -> ModuleType:
-    """danube.core.kernels.lists; only while ``available``."""
-    return sys.modules[f"{__name__}.lists"]
-
-
 def http2_kernels() -> ModuleType:
     """danube.core.kernels.http2; only while ``available``."""
     return sys.modules[f"{__name__}.http2"]
@@ -84,11 +79,6 @@ def http2_kernels() -> ModuleType:
 def message_kernels() -> ModuleType:
     """danube.core.kernels.messages; only while ``available``."""
     return sys.modules[f"{__name__}.messages"]
-
-
-def streaming_kernels() -> ModuleType:
-    """danube.core.kernels.streaming; only while ``available``."""
-    return sys.modules[f"{__name__}.streaming"]
 
 
 def unload() -> None:

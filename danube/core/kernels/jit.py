@@ -1,9 +1,9 @@
 """The one door to Numba: a decorator, a few machine instructions, and plain Python without it.
 
 ``@jit("int64(const uint8[::1], int64)")`` registers a kernel for that one signature; ``const``
-before an array type accepts read-only arrays as well.  Kernels release the GIL, but for those that
-look at Python's objects; they check no bounds (their callers or they themselves do) and are kept on disk
-(danube.core.kernels.cache).  They are compiled by :func:`compile_all`, or on the first call where nobody did.
+before an array type accepts read-only arrays as well.  Kernels release the GIL and check no bounds (their
+callers or they themselves do); compiled ones are kept on disk (danube.core.kernels.cache).  They are compiled
+by :func:`compile_all`, or on the first call where nobody did.
 
 Where Numba cannot be imported, or DANUBE_KERNELS=off is in the environment, ``jit`` returns the function as
 it is and :data:`reason` says why.
@@ -48,16 +48,13 @@ _registered: list[tuple[Any, Any]] = []
 _CONST: Final = re.compile(r"\bconst\s+")
 
 
-def jit(signature: str, *, gil: bool = False) -> Callable[[_Function], _Function]:
-    """Register a kernel for ``signature``, or return the function unchanged without Numba.
-
-    One that looks at Python's objects keeps the ``gil``.
-    """
+def jit(signature: str) -> Callable[[_Function], _Function]:
+    """Register a kernel for ``signature``, or return the function unchanged without Numba."""
     if reason:
         return lambda function: function
 
     def register(function: _Function) -> _Function:
-        dispatcher = numba.njit(nogil=not gil, boundscheck=False)(function)
+        dispatcher = numba.njit(nogil=True, boundscheck=False)(function)
         dispatcher._cache = KernelCache(numba, function)  # Numba's own ends the program where it cannot write
         _registered.append((dispatcher, _arguments(signature)))
         return cast(_Function, dispatcher)
@@ -191,44 +188,9 @@ if not reason:
 
         return intrinsic(typed)
 
-    #: ``x_at(address)``: what lies there, at any alignment; ``load_at`` as a signed number.
-    load_at = _fetcher(_WORD, types.intp)
+    #: ``x_at(address)``: what lies there, at any alignment.
     word_at = _fetcher(_WORD, types.uint64)
     octet_at = _fetcher(_BYTE, types.uint8)
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def copy_at(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
-        """memcpy between two addresses."""
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            to, origin = (builder.inttoptr(address, _BYTE.as_pointer()) for address in values[:2])
-            cgutils.raw_memcpy(builder, to, origin, values[2], 1)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp, types.intp), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def stream_line(typing_context: Any, target: Any, source: Any) -> Any:
-        """Copy 64 bytes to an address that is a multiple of 64, past the caches (a non-temporal store)."""
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            line = ir.VectorType(_WORD, 8).as_pointer()
-            to, origin = (builder.inttoptr(address, line) for address in values)
-            past = builder.module.add_metadata([ir.Constant(_HALF, 1)])
-            builder.store(builder.load(origin, align=1), to, align=64).set_metadata("nontemporal", past)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, types.intp), generate
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def fence(typing_context: Any) -> Any:
-        """What was stored before, past the caches too, is seen before whatever is stored afterwards."""
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            builder.fence("seq_cst")
-            return context.get_dummy_value()
-
-        return types.void(), generate
 
     def _crc_instruction(x86_name: str, arm_name: str, width: Any, value_type: Any) -> Any:
         """The CPU's CRC32C step: ``(checksum, value) -> checksum``, all in 64-bit numbers."""

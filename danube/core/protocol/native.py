@@ -38,7 +38,6 @@ _HANDLE_POSITION: Final = 12
 _PUBLISHED: Final = struct.Struct("<QIIII")
 _DELIVERY: Final = struct.Struct("<IIQ")
 _CREDIT: Final = struct.Struct("<QQ")
-_SHARED: Final = struct.Struct("<QQ")
 _new: Final = tuple.__new__  # makes a named tuple without a call of a Python function
 PUBLISHED_BYTES: Final = _PUBLISHED.size
 DELIVERY_BYTES: Final = _DELIVERY.size
@@ -59,8 +58,7 @@ class Kind(IntEnum):
     ACK = 10  # uint64[n][2] half-open offset ranges; answer RESULT(None) only with FrameFlag.SYNC
     NACK = 11  # Nack; no answer
     ADMIN = 12  # Admin -> RESULT(value)
-    SHARE_MEMORY = 13  # ShareMemory -> RESULT(True); from then on SHARED frames refer to it
-    SHARED = 14  # <QQ position and size of a PUBLISH frame in that memory, which is answered
+    SHARE_MEMORY = 13  # of earlier clients, refused; 14 was theirs as well
 
     WELCOME = 32
     PONG = 33
@@ -88,9 +86,6 @@ _KIND_DELIVER: Final = int(Kind.DELIVER)
 _KIND_CREDIT: Final = int(Kind.CREDIT)
 _KIND_ACK: Final = int(Kind.ACK)
 _KIND_PUBLISH: Final = int(Kind.PUBLISH)
-_KIND_SHARED: Final = int(Kind.SHARED)
-SHARED_TOKEN_BYTES: Final = 64
-SHARED_MEMORY_NAME: Final = "danube-batches"  # what a memfd must be called
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -210,15 +205,6 @@ class Admin(msgspec.Struct, omit_defaults=True):
     partition: str = ""
     args: dict[str, Any] = {}
     forwarded: bool = False
-
-
-class ShareMemory(msgspec.Struct, omit_defaults=True):
-    """A memfd of a process on the broker's host.  It begins with ``token``, which nobody else knows."""
-
-    process: int
-    descriptor: int
-    size: int
-    token: bytes
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
@@ -413,27 +399,6 @@ def decode_credit(body: bytes | memoryview) -> tuple[int, int]:
         raise ProtocolError("CREDIT body has the wrong size")
     records, size_bytes = _CREDIT.unpack(body)
     return records, size_bytes
-
-
-def shared_frame(position: int, size: int) -> bytes:
-    """Stands for the frame of ``size`` bytes at ``position`` of the memory that is shared."""
-    return frame_header(_KIND_SHARED, _SHARED.size) + _SHARED.pack(position, size)
-
-
-def read_shared(body: bytes | memoryview, memory: memoryview | None) -> tuple[Frame, memoryview]:
-    """The PUBLISH frame that a SHARED frame stands for, and ``memory``, where it lies."""
-    if memory is None:
-        raise ProtocolError("SHARED came before memory was shared")
-    if len(body) != _SHARED.size:
-        raise ProtocolError("SHARED body has the wrong size")
-    position, size = _SHARED.unpack(body)
-    end = position + size
-    if position < SHARED_TOKEN_BYTES or position & 7 or size < FRAME_HEADER_BYTES or end > len(memory):
-        raise ProtocolError("SHARED names no frame of the memory", position=position, size=size)
-    found, kind, flags, tail, correlation, handle = _FRAME.unpack_from(memory, position)
-    if (found, kind, tail) != (size, _KIND_PUBLISH, 0) or size & 7 or size > FRAME_BYTES_MAX:
-        raise ProtocolError("SHARED stands for something else than one PUBLISH frame", position=position)
-    return _new(Frame, (kind, flags, correlation, handle, position + FRAME_HEADER_BYTES, end)), memory
 
 
 def ack_frame(handle: int, ranges: bytes, correlation: int = 0, flags: int = 0) -> bytes:

@@ -93,10 +93,13 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
     """The member of a cluster that this host runs; None where the broker is alone."""
+    from danube.cluster.control.node_files import NODE_FILE, load_node, refuse_etcd
     from danube.cluster.control.recovery import refuse_unfinished
 
     if not config.cluster.enabled:
         refuse_unfinished(config.data_dir)
+        if (config.data_dir / NODE_FILE).exists():
+            refuse_etcd(load_node(config.data_dir), config.data_dir)
         journal = config.data_dir / "raft" / "raft.log"
         if journal.exists():
             raise ConfigInvalid(

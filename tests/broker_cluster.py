@@ -40,15 +40,23 @@ class BrokerCluster:
     """``with BrokerCluster(directory) as cluster``: all are killed at the end."""
 
     def __init__(
-        self, directory: Path, size: int = 2, *, workers: int = 1, arguments: Sequence[str] = ()
+        self,
+        directory: Path,
+        size: int = 2,
+        *,
+        workers: int = 1,
+        arguments: Sequence[str] = (),
+        metadata: str = "",
     ) -> None:
+        """With ``metadata``, the URL of an etcd, the brokers meet there."""
         ports = [free_port() for _ in range(size)]
         seeds = ",".join(f"127.0.0.1:{port}" for port in ports)
+        others = ["--metadata", metadata] if metadata else ["--seed-nodes", seeds]
         self.brokers = [
             BrokerProcess(
                 directory / f"b{place}",
                 workers=workers,
-                arguments=["--raft-addr", f"127.0.0.1:{port}", "--seed-nodes", seeds, *arguments],
+                arguments=["--raft-addr", f"127.0.0.1:{port}", *others, *arguments],
             )
             for place, port in enumerate(ports)
         ]

@@ -38,6 +38,10 @@ class EtcdServer(CloudServer):
 
     kind = "etcd"
 
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__()
+        self.host = host
+
     @staticmethod
     def program() -> Path:
         for path in (shutil.which("etcd"), cache() / "etcd" / "usr" / "bin" / "etcd"):
@@ -49,13 +53,14 @@ class EtcdServer(CloudServer):
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def command(self) -> list[str]:
         peer = f"http://127.0.0.1:{free_port()}"
+        own = ",".join(dict.fromkeys([self.endpoint, f"http://127.0.0.1:{self.port}"]))
         return [
             str(self.program()), "--name", "one", "--data-dir", str(self._folder / "etcd"),
-            "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
+            "--listen-client-urls", own, "--advertise-client-urls", self.endpoint,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", f"one={peer}", "--logger", "zap", "--log-level", "warn",
         ]  # fmt: skip
@@ -81,11 +86,15 @@ class EtcdServer(CloudServer):
 
         return EtcdCalls([endpoint or self.endpoint], **options)
 
-    def log(self, prefix: str, endpoint: str = "", *, watched: bool = False, **options: Any) -> Any:
+    def place(self, prefix: str, **options: Any) -> Any:
+        from danube.cluster.etcd.place import EtcdPlace
+
+        return EtcdPlace(endpoints=(self.endpoint,), prefix=prefix, **options)
+
+    def log(self, prefix: str) -> Any:
         from danube.cluster.etcd.log import EtcdLog
 
-        watch_calls = self.calls(endpoint) if watched else None
-        return EtcdLog(self.calls(endpoint), prefix, watch_calls=watch_calls, **options)
+        return EtcdLog(self.calls(), prefix)
 
 
 def prepare(say: Callable[[str], None]) -> None:

@@ -367,7 +367,8 @@ def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) ->
     if missing and len(missing) < len(files):
         hint = "TLS between members needs a certificate, its key and the authority of all members"
         yield Problem(origins[f"cluster.{missing[0]}"], f"cluster.{missing[0]} is missing", hint)
-    others = [one for one in f"{cluster.seed_nodes},{cluster.join}".split(",") if one]
+    hosts = cluster.metadata.partition("://")[2].partition("/")[0]
+    others = [one for one in f"{cluster.seed_nodes},{cluster.join},{hosts}".split(",") if one]
     if _loopback(cluster.raft_addr) and not all(map(_loopback, others)):
         hint = "set it to this host's address or name, as the others know it"
         what = f"cluster.raft_addr {cluster.raft_addr} cannot be reached from other hosts"
@@ -375,6 +376,31 @@ def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) ->
     if cluster.enabled and not cluster.raft_addr:
         hint = "set it to host:port, where the other members reach this one"
         yield Problem(origins["cluster.raft_addr"], "cluster.raft_addr is empty", hint)
+    yield from _etcd_contradictions(cluster, origins)
+
+
+def _etcd_contradictions(cluster: ClusterConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    if cluster.metadata and (cluster.seed_nodes or cluster.join):
+        given = "seed_nodes" if cluster.seed_nodes else "join"
+        what = f"cluster.metadata and cluster.{given} are both given"
+        hint = "with etcd brokers find each other there; leave seed_nodes and join out"
+        yield Problem(origins[f"cluster.{given}"], what, hint)
+    if cluster.etcd_password and cluster.etcd_password_file:
+        what = "cluster.etcd_password and cluster.etcd_password_file are both given"
+        yield Problem(origins["cluster.etcd_password"], what, "give one of them")
+    if bool(cluster.etcd_user) != bool(cluster.etcd_password or cluster.etcd_password_file):
+        what = "cluster.etcd_user goes with a password"
+        hint = "set cluster.etcd_user and cluster.etcd_password_file, or neither"
+        yield Problem(origins["cluster.etcd_user"], what, hint)
+    if bool(cluster.etcd_cert_file) != bool(cluster.etcd_key_file):
+        missing = "key_file" if cluster.etcd_cert_file else "cert_file"
+        hint = "a client certificate needs its key"
+        yield Problem(origins[f"cluster.etcd_{missing}"], f"cluster.etcd_{missing} is missing", hint)
+    for name in ("ca_file", "cert_file"):
+        if getattr(cluster, f"etcd_{name}") and not cluster.metadata.startswith("etcds://"):
+            what = f"cluster.etcd_{name} is given, and cluster.metadata speaks no TLS"
+            hint = "write cluster.metadata as etcds://host:2379"
+            yield Problem(origins[f"cluster.etcd_{name}"], what, hint)
 
 
 def suggestion(wrong: str, known: list[str]) -> str:

@@ -137,6 +137,24 @@ def parse_node_addresses(text: str) -> str:
     return ",".join(parts)
 
 
+def parse_metadata(text: str) -> str:
+    """``etcd://host:2379,host:2379/prefix``, etcds with TLS; ValueError repeats nothing of it."""
+    text = parse_text(text.strip()).rstrip("/")
+    if not text:
+        return text
+    scheme, _, rest = text.partition("://")
+    hosts, _, prefix = rest.partition("/")
+    if scheme not in ("etcd", "etcds"):
+        raise ValueError("is not an etcd; write etcd://host:2379, or etcds:// for TLS")
+    if "@" in hosts:
+        raise ValueError("holds a user or a password; set cluster.etcd_user and cluster.etcd_password_file")
+    if not hosts or not all(map(_ADDRESS.match, hosts.split(","))):
+        raise ValueError("is not an etcd; write etcd://host:2379, and more of host:port behind a comma")
+    if prefix and not all(map(_PREFIX_PART.match, prefix.split("/"))):
+        raise ValueError("has a prefix with other characters than letters, digits, '-', '_' and '.'")
+    return text
+
+
 def parse_weights(text: str) -> str:
     """``cpu=0.3,count=0.2``: what counts in a load, and how much; checked, and as it is read again."""
     weights: dict[str, float] = {}
@@ -447,7 +465,9 @@ class StorageConfig(StorageSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Membership of a cluster; without ``seed_nodes`` and ``join`` the broker is alone.
+    """Membership of a cluster; without ``metadata``, ``seed_nodes`` and ``join`` the broker is alone.
+
+    ``metadata`` is the etcd that holds what the cluster agrees on; without it the members vote.
 
     ``raft_addr`` (``host:port``) is where the other members reach this one, and where it listens: a name
     is listened to on all addresses of the host.  The certificate's authority signs members only.
@@ -462,10 +482,18 @@ class ClusterConfig:
     cert_file: str = declare("", "cert_file", parse_text)
     key_file: str = declare("", "key_file", parse_text)
     ca_file: str = declare("", "ca_file", parse_text)
+    metadata: str = declare("", "metadata", parse_metadata, private=True)
+    etcd_user: str = declare("", "etcd_user", parse_text)
+    etcd_password: Secret = field(default=_NO_SECRET, metadata=_hidden("etcd_password"))
+    etcd_password_file: str = declare("", "etcd_password_file", parse_text)
+    etcd_ca_file: str = declare("", "etcd_ca_file", parse_text)
+    etcd_cert_file: str = declare("", "etcd_cert_file", parse_text)
+    etcd_key_file: str = declare("", "etcd_key_file", parse_text)
+    etcd_compact: bool = declare(True, "etcd_compact", parse_boolean)
 
     @property
     def enabled(self) -> bool:
-        return bool(self.seed_nodes or self.join)
+        return bool(self.seed_nodes or self.join or self.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from danube.errors import DanubeError
 from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
 from tests.crash.power import PowerDisk
 from tests.crash.storage_run import s3_proxy
+from tests.etcd_server import EtcdServer
 from tests.network_namespaces import Hosts
 
 RAFT_PORT = 7650
@@ -41,10 +42,11 @@ class ClusterOnHosts:
         rough: bool = False,
         power: bool = False,
         store: bool = False,
+        etcd: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """With ``power`` each broker has a disk whose power can be cut.  With ``store`` an S3 server behind a
-        proxy is the store, else a directory."""
+        proxy is the store, else a directory.  With ``etcd`` one on the bridge keeps what they agree on."""
         directory.mkdir(parents=True, exist_ok=True)
         self.size = size
         self._stack = ExitStack()
@@ -60,10 +62,11 @@ class ClusterOnHosts:
             else:
                 (directory / "store").mkdir(exist_ok=True)
                 words = ["--storage", f"file://{directory / 'store'}"]
+            seeds = ",".join(f"{self.hosts.host(place)}:{RAFT_PORT}" for place in range(size))
+            words += ["--metadata", self._etcd()] if etcd else ["--seed-nodes", seeds]
         except BaseException:
             self._stack.close()
             raise
-        seeds = ",".join(f"{self.hosts.host(place)}:{RAFT_PORT}" for place in range(size))
         self.brokers = [
             BrokerProcess(
                 directory / f"b{place}",
@@ -73,7 +76,6 @@ class ClusterOnHosts:
                 environment=environment,
                 arguments=[
                     *("--raft-addr", f"{self.hosts.host(place)}:{RAFT_PORT}"),
-                    *("--seed-nodes", seeds),
                     *words,
                 ],
             )
@@ -81,6 +83,13 @@ class ClusterOnHosts:
         ]
         self._logs: dict[int, ClusterLog] = {}
         self._paused: list[int] = []
+
+    def _etcd(self) -> str:
+        """Start one that all hosts reach; its URL."""
+        server = EtcdServer(self.hosts.bridge)
+        self._stack.callback(server.stop)
+        server.start()
+        return f"etcd://{server.host}:{server.port}/crash"
 
     def __enter__(self) -> ClusterOnHosts:
         try:

@@ -52,6 +52,7 @@ def run_round(
         seed=seed,
         directory=directory,
         size=options.nodes,
+        etcd=options.metadata == "etcd",
         workers=options.workers,
         faults=faults if options.short else (),
         count=0 if options.short or seconds else options.faults,

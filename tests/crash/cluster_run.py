@@ -60,6 +60,7 @@ class ClusterPlan:
     rough: bool = False
     power: bool = False
     store: bool = False
+    etcd: bool = False
     sizes: tuple[int, ...] = ()
     pause_s: float = 0.05
     settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
@@ -131,6 +132,7 @@ class ClusterRun:
             rough=plan.rough,
             power=plan.power,
             store=plan.store,
+            etcd=plan.etcd,
             environment=plan.settings,
         )
         self.unused: dict[tuple[str, int], Ranges] = {}

@@ -50,6 +50,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="an object store; movers and the store are slow or away at starts",
     )
+    parser.add_argument(
+        "--metadata", default="", choices=("", "etcd"), help="of a cluster: it agrees through a real etcd"
+    )
     parser.add_argument("--nodes", type=int, default=3, choices=(3, 5), help="brokers of a cluster")
     parser.add_argument(
         "--rough", action="store_true", help="of a cluster: its network loses, delays and holds back packets"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,6 @@ def local(request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenLog]:
 
 
 @contextmanager
-def etcd(request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenLog]:
-    server: Any = request.getfixturevalue("etcd_server")
-    prefix = server.new_prefix()
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(server.log(prefix))
-
-
-@contextmanager
 def controller(request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenLog]:
     """A worker's log behind a controller that leads alone."""
     request.getfixturevalue("monkeypatch").setattr(proposer, "clock", request.getfixturevalue("time"))
@@ -75,10 +68,13 @@ def controller(request: pytest.FixtureRequest, directory: Path) -> Iterator[Open
 
 
 @contextmanager
-def members(request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenLog]:
+def members(
+    request: pytest.FixtureRequest, directory: Path, fixture: str = "raft_members"
+) -> Iterator[OpenLog]:
     """Workers' logs at three members, each the next one's; all tests of a module share one cluster."""
-    cluster: Any = request.getfixturevalue("raft_members")
+    cluster: Any = request.getfixturevalue(fixture)
     cluster.clock.follow(request.getfixturevalue("time"))
+    cluster.agree_on_time()
     try:
         with ExitStack() as stack:
             yield lambda: stack.enter_context(cluster.log())
@@ -89,7 +85,7 @@ def members(request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenLog
 KINDS: dict[str, Kind] = {
     "memory": memory,
     "local": local,
-    "etcd": etcd,
+    "etcd": partial(members, fixture="etcd_members"),
     "controller": controller,
     "members": members,
 }

@@ -1,6 +1,7 @@
 """Three real members of a cluster in one process: their disks, their ports on loopback, their hosts' sockets.
 
-All run on one loop in a thread of its own, so a test may block in a worker's log meanwhile.
+They vote, or agree through an etcd.  All run on one loop in a thread of its own, so a test may block in a
+worker's log meanwhile.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pathlib import Path
 
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.cluster.control.door import serve_host
-from danube.cluster.control.node import METADATA_DIRECTORY, Node, NodeSettings
+from danube.cluster.control.node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
+from danube.cluster.etcd.place import EtcdPlace
 from danube.cluster.links.transport import bind
-from danube.cluster.raft.raftos_engine import RaftosEngine
-from danube.core.cluster.commands import DeletePrefix, RevokeLease
+from danube.core.cluster.commands import AllocateId, DeletePrefix, RevokeLease
 from danube.core.metadata.commands import Change, Command, DeleteNamespace, DeleteTopic
 from danube.core.metadata.machine import Metadata
 from danube.core.metadata.ports import Clock
@@ -60,7 +61,8 @@ class MemberLog(ClusterLog):
 class RaftMembers(threading.Thread):
     """A cluster of three; ``log`` opens another worker's log, at the next member each time."""
 
-    def __init__(self, directory: Path, clock: LeadersClock) -> None:
+    def __init__(self, directory: Path, clock: LeadersClock, etcd: EtcdPlace | None = None) -> None:
+        self.etcd = etcd
         super().__init__(daemon=True, name="raft-members")
         self.clock = clock
         self.directories = [directory / f"n{place}" for place in range(SIZE)]
@@ -86,6 +88,11 @@ class RaftMembers(threading.Thread):
         directory = self.directories[next(self._turn) % SIZE]
         return MemberLog(directory / METADATA_DIRECTORY, address(directory))
 
+    def agree_on_time(self) -> None:
+        """Time went on while tests of other logs ran: let the machine know."""
+        with self.log() as log:
+            log.propose(AllocateId(counter="/turns"))
+
     def clear(self) -> None:
         """Take away what a test left; numbers that were given stay given."""
         with self.log() as log:
@@ -101,17 +108,19 @@ class RaftMembers(threading.Thread):
     async def _serve(self) -> None:
         doors = [bind("127.0.0.1", 0) for _ in range(SIZE)]
         seeds = tuple(f"127.0.0.1:{door.getsockname()[1]}" for door in doors)
+        make_engine = None if self.etcd is not None else raft_engine()
         nodes, hosts = [], []
         for directory, raft_addr in zip(self.directories, seeds, strict=True):
             settings = NodeSettings(
                 data_dir=directory,
                 cluster="test",
                 raft_addr=raft_addr,
-                seeds=seeds,
+                seeds=() if self.etcd is not None else seeds,
                 heartbeat_ms=HEARTBEAT_MS,
+                etcd=self.etcd,
             )
             directory.mkdir(parents=True)
-            nodes.append(Node(settings, RaftosEngine, self.failures.append))
+            nodes.append(Node(settings, make_engine, self.failures.append))
             hosts.append(await serve_host(listening(address(directory)), nodes[-1].asked))
         try:
             async with asyncio.timeout(START_S):
@@ -124,6 +133,12 @@ class RaftMembers(threading.Thread):
                 host.close()
             for node in nodes:
                 node.stop()
+
+
+def raft_engine() -> MakeEngine:
+    from danube.cluster.raft.raftos_engine import RaftosEngine
+
+    return RaftosEngine
 
 
 def leftovers(state: Metadata) -> list[Command]:

@@ -78,7 +78,7 @@ def _refuse_others(data_dir: Path) -> None:
     if (data_dir / NODE_FILE).exists() and (node := load_node(data_dir)).cluster_id:
         raise WrongState(
             f"{data_dir} belongs to a member of cluster {node.cluster_id} already",
-            hint="start it with --seed-nodes or --join as before",
+            hint="start it with --metadata, --seed-nodes or --join as before",
         )
     check_node_file(data_dir)
     if not (data_dir / METADATA_DIRECTORY / "metadata.log").exists():

@@ -20,10 +20,19 @@ from danube.broker.processes import last_resort
 from danube.cluster.control.cluster_log import copy_exists
 from danube.cluster.control.dismissal import EXIT_DISMISSED, dismissed
 from danube.cluster.control.door import serve_host
-from danube.cluster.control.node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
+from danube.cluster.control.node import (
+    JOURNAL_DIRECTORY,
+    JOURNAL_FILE,
+    METADATA_DIRECTORY,
+    MakeEngine,
+    Node,
+    NodeSettings,
+)
 from danube.cluster.control.node_files import NODE_FILE, load_node
-from danube.cluster.control.recovery import refuse_unsound
+from danube.cluster.control.recovery import refuse_unfinished, refuse_unsound
 from danube.cluster.control.registration import Local, Proposals, Registration
+from danube.cluster.control.survey import check_node_file
+from danube.cluster.etcd.place import check_place, place_of
 from danube.cluster.links.addresses import parse_addresses, split_address
 from danube.cluster.links.tls import TlsFiles, contexts
 from danube.cluster.links.transport import bind
@@ -50,13 +59,18 @@ _log = telemetry.events("controller")
 
 def run_controller(context: ControllerContext, config: BrokerConfig) -> int | None:
     """The main function of the controller's process; EXIT_DISMISSED when its node was removed."""
-    from danube.cluster.raft.raftos_engine import RaftosEngine
-
     telemetry.configure(config.log.level, config.log.format, process=NAME)
     cluster = config.cluster
     settings = node_settings(cluster, context.settings.data_dir, balance_settings(config.balance))
+    make_engine = None if settings.etcd is not None else _raft_engine()
     with asyncio.Runner() as runner:
-        return runner.run(Controller(context, settings, RaftosEngine, config).run())
+        return runner.run(Controller(context, settings, make_engine, config).run())
+
+
+def _raft_engine() -> MakeEngine:
+    from danube.cluster.raft.raftos_engine import RaftosEngine
+
+    return RaftosEngine
 
 
 def balance_settings(balance: BalanceConfig) -> BalanceSettings:
@@ -106,23 +120,43 @@ def node_settings(
         heartbeat_ms=cluster.heartbeat_ms,
         tls=contexts(files) if cluster.cert_file else None,
         balance=balance or BalanceSettings(),
+        etcd=place_of(cluster) if cluster.metadata else None,
     )
 
 
 def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
     """Raise ConfigInvalid, WrongState or Damage where a controller could not run, before one is started."""
-    from danube.cluster.raft.raftos_engine import check_installed
+    if not cluster.metadata:
+        from danube.cluster.raft.raftos_engine import check_installed
 
-    check_installed()
+        check_installed()
     node_settings(cluster, data_dir)
-    refuse_unsound(data_dir)
+    if cluster.metadata:
+        _refuse_journal(data_dir)
+    else:
+        refuse_unsound(data_dir)
     member = (data_dir / NODE_FILE).exists() and load_node(data_dir).cluster_id
     if copy_exists(data_dir / METADATA_DIRECTORY) and not member:
         raise WrongState(
             f"{data_dir} holds the topics of a broker that was alone",
             why="members of a cluster must all begin with the same",
             hint=f"`danube cluster adopt --data-dir {data_dir} --raft-addr {cluster.raft_addr}` makes it the"
-            " first member of a new cluster; a broker that joins one begins with an empty directory",
+            " first member of a new cluster; a broker that joins one, or uses etcd, begins with an empty"
+            " directory",
+        )
+    if cluster.metadata:
+        check_place(cluster, data_dir)
+
+
+def _refuse_journal(data_dir: Path) -> None:
+    """Raise WrongState where this node has voted: then the metadata is in journals, and not in etcd."""
+    refuse_unfinished(data_dir)
+    check_node_file(data_dir)
+    if (data_dir / JOURNAL_DIRECTORY / JOURNAL_FILE).exists():
+        raise WrongState(
+            f"{data_dir} belongs to a member of a cluster without etcd",
+            why="what its members have agreed on is in their journals",
+            hint="give --seed-nodes and --raft-addr as before, or start with an empty data directory",
         )
 
 
@@ -141,7 +175,7 @@ class Controller:
         self,
         context: ControllerContext,
         settings: NodeSettings,
-        make_engine: MakeEngine,
+        make_engine: MakeEngine | None,
         config: BrokerConfig | None = None,
     ) -> None:
         """Without a configuration it is a member only, and registers no broker."""

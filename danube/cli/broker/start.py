@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 )
 @click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster, alike on each.")
 @click.option("--join", metavar="A:P,...", help="Members of a cluster that this broker joins.")
+@click.option(
+    "--metadata",
+    metavar="URL",
+    help="etcd of a cluster in the place of --seed-nodes: etcd://host:2379,host:2379/prefix.",
+)
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
@@ -65,6 +70,7 @@ def start(
     raft_addr: str | None,
     seed_nodes: str | None,
     join: str | None,
+    metadata: str | None,
     detach: bool,
     output_bytes_max: int,
 ) -> int:
@@ -95,6 +101,7 @@ def start(
         "cluster.raft_addr": raft_addr,
         "cluster.seed_nodes": seed_nodes,
         "cluster.join": join,
+        "cluster.metadata": metadata,
         "log.level": log_level,
         "log.format": log_format,
     }

@@ -34,10 +34,11 @@ from danube.cluster.control.calls import (
 )
 from danube.cluster.control.formation import ASK_TIMEOUT_S, Formation, Formed, ask_to_join
 from danube.cluster.control.leadership import Leadership
-from danube.cluster.control.node_files import FORMING, MEMBER, check_journal, load_node, store_node
+from danube.cluster.control.node_files import ETCD, FORMING, MEMBER, check_journal, load_node, store_node
 from danube.cluster.control.roster import Roster
 from danube.cluster.control.to_leader import ToLeader
 from danube.cluster.control.waiting import Waiting, waiting_error
+from danube.cluster.etcd.place import EtcdFormation, EtcdPlace
 from danube.cluster.links.frames import Greeting, Lane
 from danube.cluster.links.link import LinkTimes
 from danube.cluster.links.tls import TlsContexts
@@ -45,7 +46,7 @@ from danube.cluster.links.transport import Identity, Transport
 from danube.cluster.log.applied_log import AppliedLog
 from danube.cluster.raft.engine import Engine, EngineStatus, Host, Machine, Members
 from danube.core.placement.balance import BalanceSettings
-from danube.errors import DanubeError, InvalidArgument, NotSupported, Unavailable, WrongState
+from danube.errors import DanubeError, InvalidArgument, NotSupported, Unavailable, WrongState, broken
 from danube.host import telemetry
 from danube.host.clock import elapsed_ns, wall_us
 
@@ -73,6 +74,7 @@ class NodeSettings:
     heartbeat_ms: int = 150
     tls: TlsContexts | None = None
     balance: BalanceSettings = field(default_factory=BalanceSettings)
+    etcd: EtcdPlace | None = None  # in the place of a journal, seeds and votes
 
 
 class MakeEngine(Protocol):
@@ -95,14 +97,19 @@ class Node:
     """See the module; ``failed`` is told when the member cannot go on and the process is to end."""
 
     def __init__(
-        self, settings: NodeSettings, make_engine: MakeEngine, failed: Callable[[BaseException], None]
+        self,
+        settings: NodeSettings,
+        make_engine: MakeEngine | None,
+        failed: Callable[[BaseException], None],
     ) -> None:
+        """``make_engine`` is None where the metadata is in etcd."""
         self._settings = settings
         self._make_engine = make_engine
         self._failed = failed
         self._record = load_node(settings.data_dir)
         self._directory = settings.data_dir / JOURNAL_DIRECTORY
-        check_journal(self._record, self._journal_exists, self._directory)
+        if settings.etcd is None:
+            check_journal(self._record, self._journal_exists, self._directory)
         self._machine = AppliedLog(settings.data_dir / METADATA_DIRECTORY, self._on_applied)
         if (self._machine.version or self._machine.damaged) and not self._journal_exists:
             self._machine.close()
@@ -120,7 +127,7 @@ class Node:
         self._engine: Engine | None = None
         self._leadership: Leadership | None = None
         self._to_leader: ToLeader | None = None
-        self._formation: Formation | None = None
+        self._formation: Formation | EtcdFormation | None = None
         self._not_added: DanubeError | None = None  # why a member refused this node
         self._leaderless_us = wall_us()  # since when no leader is known; 0 while one is
         self._leader_seen_ns = elapsed_ns()
@@ -148,7 +155,9 @@ class Node:
         return "" if self._engine is None else self._engine.status.leader_id
 
     async def ask_members(self) -> dict[str, Members]:
-        """By node id, what those others that answer say who is a member."""
+        """By node id, what those others that answer say who is a member; etcd speaks for all."""
+        if self._settings.etcd is not None:
+            return dict.fromkeys(self.members.voters, self.members)
         return await self._roster.ask_all()
 
     # -- life -------------------------------------------------------------------------------------
@@ -156,10 +165,17 @@ class Node:
     async def run(self, listener: socket.socket) -> None:
         """Take part; returns when the engine runs.  Raises DanubeError where it cannot start."""
         await self._transport.listen(listener)
-        if self._journal_exists:
+        settings = self._settings
+        if settings.etcd is not None:
+            found = EtcdFormation(
+                settings.etcd, self._record, settings.cluster, settings.raft_addr, self._machine
+            )
+            self._formation, self._make_engine = found, found.make_engine
+            known = await found.find()
+            formed = Formed(known.head.cluster_id, Members(known.members))
+        elif self._journal_exists:
             formed = Formed(self._record.cluster_id, Members({}))
         else:
-            settings = self._settings
             formation = Formation(self._transport, self._record, seeds=settings.seeds, join=settings.join)
             self._formation = formation
             formed = await formation.find()
@@ -172,13 +188,16 @@ class Node:
         if not self._record.cluster_id:
             self._record = replace(self._record, cluster_id=formed.cluster_id, state=FORMING)
             store_node(settings.data_dir, self._record)
+        if self._make_engine is None:
+            broken("a node has no engine", node_id=self.node_id)
         engine = self._engine = self._make_engine(
             self.node_id, self._directory, self._machine, self, cluster_id=formed.cluster_id,
             bootstrap=self._first_members(formed), heartbeat_ms=settings.heartbeat_ms,
         )  # fmt: skip
         self._journal_end = engine.status.last_index
-        if self._record.state != MEMBER:
-            self._record = replace(self._record, state=MEMBER)
+        state = MEMBER if settings.etcd is None else ETCD
+        if self._record.state != state:
+            self._record = replace(self._record, state=state)
             store_node(settings.data_dir, self._record)
         self._leadership = Leadership(engine, self._machine, self._on_failed, balance=settings.balance)
         self._to_leader = ToLeader(engine, self._machine, self._leadership, self._transport)
@@ -195,6 +214,9 @@ class Node:
 
     @property
     def _journal_exists(self) -> bool:
+        """Whether this node knows what was agreed on, or where that is."""
+        if self._settings.etcd is not None:
+            return self._record.state == ETCD
         return (self._directory / JOURNAL_FILE).exists()
 
     def _first_members(self, formed: Formed) -> Members | None:
@@ -378,6 +400,14 @@ class Node:
         if status.leader_id:
             return None
         since_us = self._leaderless_us = self._leaderless_us or wall_us()
+        if self._settings.etcd is not None:
+            endpoints = list(self._settings.etcd.endpoints)
+            why = (
+                f"no leader is known: etcd at {', '.join(endpoints)} does not answer, or none is elected yet"
+            )
+            return Waiting(
+                why, "most members of etcd must be up; the log of this broker tells more", since_us
+            )
         if not status.members.voters:
             refused = self._not_added
             why = f"this node is not added to the cluster yet{f': {refused}' if refused is not None else ''}"

@@ -1,7 +1,8 @@
 """Who this node is, and which cluster it is part of: the file ``node_id`` of a data directory.
 
     1234567890123456789          a random number, for good; it is the broker's id as well
-    cluster 7f3a... forming      only once it is part of a cluster; "member" once its journal exists
+    cluster 7f3a... forming      only once it is part of a cluster; "member" once its journal exists,
+                                 "etcd" once it is a member and the log is in etcd
     left 52c0...                 one for each cluster that it let go of: it has forgotten its votes there
 
 The file stands apart from the journal, so a journal that was lost is noticed: a member that forgot its
@@ -17,18 +18,19 @@ from pathlib import Path
 from typing import Final
 
 from danube.cluster.log import log_file
-from danube.errors import Damage, InvalidArgument, StorageFailed
+from danube.errors import Damage, InvalidArgument, StorageFailed, WrongState
 
 NODE_FILE: Final = "node_id"
 FORMING: Final = "forming"
 MEMBER: Final = "member"
+ETCD: Final = "etcd"
 _BYTES_MAX: Final = 4_096
 _NODE_ID_END: Final = 1 << 63  # it travels as a signed number in places
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """``cluster_id`` is "" before this node was part of a cluster; ``state`` is forming or member.
+    """``cluster_id`` is "" before this node was part of a cluster; ``state`` is forming, member or etcd.
 
     ``left``: clusters that it must never be part of again.
     """
@@ -60,7 +62,7 @@ def _parse(text: str, path: Path) -> NodeRecord:
     left = tuple(row[1] for row in rows if len(row) == 2 and row[0] == "left")
     words = rows[0] if rows and len(left) < len(rows) else []
     known = len(left) + bool(words) == len(rows) and (
-        not words or (len(words) == 3 and words[0] == "cluster" and words[2] in (FORMING, MEMBER))
+        not words or (len(words) == 3 and words[0] == "cluster" and words[2] in (FORMING, MEMBER, ETCD))
     )
     if not _sound(lines[0]) or not known:
         raise Damage(
@@ -112,9 +114,20 @@ def store_node(data_dir: Path, record: NodeRecord) -> None:
 
 def check_journal(record: NodeRecord, journal_exists: bool, directory: Path) -> None:
     """Refuse a member whose journal is gone: it may have voted in terms that it no longer knows."""
+    refuse_etcd(record, directory.parent)
     if record.state == MEMBER and not journal_exists:
         raise StorageFailed(
             f"the journal of node {record.node_id} is gone from {directory}",
             why="a member that forgot its votes could elect a second leader",
             hint=f"remove node {record.node_id} from the cluster, then start with an empty data directory",
+        )
+
+
+def refuse_etcd(record: NodeRecord, data_dir: Path) -> None:
+    """Raise WrongState where the metadata of this node's cluster is in etcd, and not here."""
+    if record.state == ETCD:
+        raise WrongState(
+            f"{data_dir} belongs to a broker whose cluster has its metadata in etcd",
+            why=f"it is part of cluster {record.cluster_id} there",
+            hint="start it with --metadata as before; what is in etcd is backed up and restored with etcd",
         )

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from danube.cluster.control.node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
-from danube.cluster.control.node_files import NODE_FILE, NodeRecord, load_node
+from danube.cluster.control.node_files import NODE_FILE, NodeRecord, load_node, refuse_etcd
 from danube.cluster.log import log_file
 from danube.cluster.log.applied_log import stamped
 from danube.cluster.raft.entry import COMMAND
@@ -125,6 +125,7 @@ def member(data_dir: Path) -> NodeRecord:
             why="it never was, or it has let go of the one that it was part of",
             hint="start it with --join or --seed-nodes",
         )
+    refuse_etcd(node, data_dir)
     return node
 
 

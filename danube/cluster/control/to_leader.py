@@ -131,7 +131,9 @@ class ToLeader:
                 pass  # look again
         if sent:
             raise OutcomeUnknown("it was not answered in time", why=why)
-        raise Unavailable("the cluster has no leader", why=why, hint="most of its voters must be up")
+        raise Unavailable(
+            "the cluster has no leader", why=why, hint="most of its voters, or its etcd, must be up"
+        )
 
     async def _try(self, request: Propose | Barrier | Change, left_s: float) -> Answer | None:
         """One leader's answer; None while none is known."""

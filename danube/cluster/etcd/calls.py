@@ -17,13 +17,24 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from danube.errors import ConfigInvalid, ConnectionFailed, OutcomeUnknown, StorageFull, Unavailable
+from danube.errors import (
+    ConfigInvalid,
+    ConnectionFailed,
+    DanubeError,
+    NotFound,
+    OutcomeUnknown,
+    StorageFull,
+    StorageIncompatible,
+    Unavailable,
+)
 
 TIMEOUT_S: Final = 5.0
 PAGE_KEYS: Final = 32
 _ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 _UNAUTHENTICATED: Final = 16
 _EXHAUSTED: Final = 8
+_NOT_FOUND: Final = 5
+_VERSION_LEAST: Final = (3, 4)
 # An etcd without a leader, or whose time ran out, says so; another endpoint may know better, and what was
 # asked may take effect all the same.  gRPC's cancelled, unknown, deadline, internal and unavailable.
 _UNDECIDED: Final = (1, 2, 4, 13, 14)
@@ -33,6 +44,22 @@ class KeyValue(NamedTuple):
     key: bytes
     value: bytes
     mod_revision: int
+    lease_id: int = 0
+
+
+class Guard(NamedTuple):
+    """A condition of a transaction: the key was last changed at this revision; 0: it is absent."""
+
+    key: bytes
+    mod_revision: int
+
+
+class Put(NamedTuple):
+    """A key to be set; with a lease it goes when the lease ends."""
+
+    key: bytes
+    value: bytes
+    lease_id: int = 0
 
 
 class EtcdCalls:
@@ -79,29 +106,76 @@ class EtcdCalls:
     def delete_range(self, start: bytes, end: bytes) -> None:
         self._ask("/v3/kv/deleterange", {"key": _text(start), "range_end": _text(end)}, again=True)
 
-    def put_if(self, guard: bytes, mod_revision: int, puts: Sequence[tuple[bytes, bytes]]) -> int | None:
-        """Put all where ``guard`` was last changed at this revision (0: is absent); the new revision.
+    def delete(self, key: bytes) -> None:
+        self._ask("/v3/kv/deleterange", {"key": _text(key)}, again=True)
 
-        None where it was not so.  Raises OutcomeUnknown where that is not known.
+    def put_if(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int | None:
+        """Put all where every guard holds; the new revision, or None where one does not hold.
+
+        Raises OutcomeUnknown where that is not known.
         """
-        compare = {
-            "key": _text(guard), "target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)
-        }  # fmt: skip
-        success = [{"request_put": {"key": _text(key), "value": _text(value)}} for key, value in puts]
-        answer = self._ask("/v3/kv/txn", {"compare": [compare], "success": success}, again=False)
+        compare = [
+            {"key": _text(one.key), "target": "MOD", "result": "EQUAL", "mod_revision": str(one.mod_revision)}
+            for one in guards
+        ]
+        success = [
+            {"request_put": {"key": _text(one.key), "value": _text(one.value), "lease": str(one.lease_id)}}
+            for one in puts
+        ]
+        answer = self._ask("/v3/kv/txn", {"compare": compare, "success": success}, again=False)
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+
+    def grant_lease(self, ttl_s: int) -> int:
+        """The id of a new lease; one whose answer was lost ends by itself."""
+        return int(self._ask("/v3/lease/grant", {"TTL": str(ttl_s)}, again=True)["ID"])
+
+    def keep_lease(self, lease_id: int) -> bool:
+        """Whether the lease is still there; then it is renewed."""
+        answer = self._ask("/v3/lease/keepalive", {"ID": str(lease_id)}, again=True)
+        return int(answer.get("result", {}).get("TTL", 0)) > 0
+
+    def revoke_lease(self, lease_id: int) -> None:
+        """End a lease and what hangs on it; one that is gone is as well."""
+        with suppress(NotFound):
+            self._ask("/v3/lease/revoke", {"ID": str(lease_id)}, again=True)
+
+    def compact_history(self, revision: int) -> None:
+        """Let etcd forget what values were before ``revision``; refused where it has done so."""
+        self._ask("/v3/kv/compaction", {"revision": str(revision)}, again=True)
+
+    def check_version(self) -> None:
+        """Raise StorageIncompatible for an etcd that is too old, or for what is no etcd."""
+        try:
+            connection = self._connected()
+            connection.request("GET", "/version")
+            told = connection.getresponse().read(_ANSWER_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionFailed("etcd cannot be reached", why=self._lost(error)) from error
+        _, host, port = self._endpoints[self._current]
+        needed = ".".join(map(str, _VERSION_LEAST))
+        try:
+            version = str(msgspec.json.decode(told)["etcdserver"])
+            numbers = tuple(int(part) for part in version.split(".")[:2])
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+            raise StorageIncompatible(
+                f"{host}:{port} is no etcd", why="it does not tell a version", hint="check cluster.metadata"
+            ) from None
+        if numbers < _VERSION_LEAST:
+            raise StorageIncompatible(
+                f"etcd {version[:20]} at {host}:{port} is too old", hint=f"etcd {needed} or later is needed"
+            )
 
     # A stream
 
-    def watched(self, key: bytes) -> Iterator[None]:
-        """Yield once when etcd tells of changes of a key from now on, then at each; ends with the connection.
+    def watched(self, start: bytes, end: bytes) -> Iterator[None]:
+        """Yield once when etcd tells of changes of keys from now on, then at each; ends with the connection.
 
         Uses this object for nothing else meanwhile; ``interrupt`` ends it from another thread.
         """
         self.close()
-        self.get(key)  # connects, and has a token that is good
+        self.get(start)  # connects, and has a token that is good
         connection = self._connected()
-        asked = {"create_request": {"key": _text(key)}}
+        asked = {"create_request": {"key": _text(start), "range_end": _text(end)}}
         try:
             headers = {"Authorization": self._token} if self._token else {}
             connection.request("POST", "/v3/watch", msgspec.json.encode(asked), headers)
@@ -110,6 +184,7 @@ class EtcdCalls:
                 raise Unavailable("etcd refuses to watch", why=f"status {response.status}")
             if connection.sock is not None:
                 connection.sock.settimeout(None)
+                _notice_silence(connection.sock)
             while response.readline(_ANSWER_BYTES_MAX):
                 yield
         except (OSError, http.client.HTTPException) as error:
@@ -127,7 +202,12 @@ class EtcdCalls:
     def _range(self, asked: dict[str, Any]) -> tuple[list[KeyValue], bool]:
         answer = self._ask("/v3/kv/range", asked, again=True)
         found = [
-            KeyValue(_bytes(one["key"]), _bytes(one.get("value", "")), int(one["mod_revision"]))
+            KeyValue(
+                _bytes(one["key"]),
+                _bytes(one.get("value", "")),
+                int(one["mod_revision"]),
+                int(one.get("lease", 0)),
+            )
             for one in answer.get("kvs", [])
         ]
         return found, bool(answer.get("more"))
@@ -183,6 +263,8 @@ class EtcdCalls:
         try:
             answer = msgspec.json.decode(answered)
         except msgspec.DecodeError as error:
+            if response.status == 400:  # so it says that it takes no certificate with a name
+                raise _Refused(400, {"message": answered.decode("utf-8", "replace").strip()}) from None
             raise http.client.HTTPException(f"status {response.status}, no JSON: {error}") from None
         if response.status == 200 and isinstance(answer, dict):
             return answer
@@ -223,12 +305,17 @@ class _Refused(Exception):
         self.code = int(said.get("code", 0)) or _CODE_OF_STATUS.get(status, 0)
         self.text = str(said.get("message") or said.get("error") or f"status {status}")[:300]
 
-    def error(self) -> Unavailable:
+    def error(self) -> DanubeError:
         if "space" in self.text and self.code == _EXHAUSTED:
             return StorageFull(
                 "etcd has no room for metadata", why=self.text, hint="compact and defragment it"
             )
-        return Unavailable("etcd refuses", why=self.text)
+        if self.code == _NOT_FOUND:
+            return NotFound("etcd has not what was asked for", why=self.text)
+        hint = "check cluster.etcd_user, its password and its role in etcd"
+        if "CommonName" in self.text:
+            hint = "with users, etcd takes only client certificates without a CommonName at its gateway"
+        return Unavailable("etcd refuses", why=self.text, hint=hint)
 
 
 def _place_of(endpoint: str) -> tuple[bool, str, int]:
@@ -236,6 +323,14 @@ def _place_of(endpoint: str) -> tuple[bool, str, int]:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise ConfigInvalid(f"{endpoint!r} is no etcd endpoint", hint="for example http://127.0.0.1:2379")
     return parts.scheme == "https", parts.hostname, parts.port or 2379
+
+
+def _notice_silence(waiting: socket.socket) -> None:
+    """Let a connection that only listens end some 20 s after its other side is gone without a word."""
+    waiting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            waiting.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _text(content: bytes) -> str:

@@ -1,393 +1,320 @@
-"""The metadata log in an external etcd: the Consensus port for those who run one already.
+"""A cluster's log of metadata in an etcd that the user runs: entries in one order, the leader, the members.
 
-Keys below a prefix (which ends in a slash):
+Keys below a prefix (which ends in a slash) that is this cluster's alone:
 
-    head                          MessagePack [format, version, snapshot version, its directory, its chunks]
-    entries/<first index>         16 bytes that name the writer's attempt, then a list of commands
+    head                          MessagePack [format, cluster id, name, index of the last entry, snapshot's
+                                  index, directory and chunks, term, leader's node id, 8 random bytes]
+    leader                        the leader's node id; hangs on an etcd lease, so it ends with the leader
+    members/<node id>             the address where the others reach it
+    entries/<index>               8 bytes term, 1 byte: 0 and the entry, or 1 and [directory, pieces] of it
+    pieces/<directory>/<n>        pieces of an entry that is too large for one request
     snapshots/<directory>/<n>     chunks of a snapshot of the machine
 
-Writers:  any process, in a race.  A transaction puts an entry and the head where the head is as it was
-          read; who loses reads what the others wrote, checks its commands again and tries again.
-Readers:  read the head, by quorum, then the entries behind what they have; one that lags behind the last
-          snapshot reads that.  ``refresh`` is one such read when nothing is new; with a watch of the head it
-          is none, for a second at a time.
-Unanswered:  a transaction whose answer was lost is looked for by its attempt, after the head was moved so
-          that it cannot take effect later.  Where even that is impossible: OutcomeUnknown.
-Growth:   entries are replaced by a snapshot when they have outgrown it.  etcd's own history is bounded by
-          its auto-compaction, which is its operator's to set.
+Order:       a transaction puts an entry and the head where the head is as the writer knows it.  Who is
+             elected changes the head, so whoever led before can store nothing more.
+Unanswered:  a transaction whose answer was lost is looked for, after the head was moved so that it cannot
+             take effect later.  Where even that is impossible: OutcomeUnknown.
+Growth:      entries that a snapshot holds are deleted.  What etcd keeps of earlier values is compacted, too.
 
-Indexes are 20 digits.  etcd takes requests up to 1.5 MiB, so an entry is smaller than in a local log.
+An object belongs to one thread at a time; it blocks.  Indexes are 20 digits and count entries from 1.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from danube.cluster.etcd.calls import EtcdCalls, KeyValue
-from danube.cluster.etcd.watch import EtcdWatch
-from danube.cluster.log.local_log import Accepted, accept
-from danube.core.metadata.commands import (
-    Change,
-    Command,
-    Outcome,
-    decode_commands,
-    join_commands,
-)
-from danube.core.metadata.machine import Metadata
-from danube.core.metadata.outcomes import outcome_of
-from danube.core.metadata.ports import Consensus
-from danube.errors import (
-    CallerError,
-    ClosedError,
-    ConfigInvalid,
-    Damage,
-    OutcomeUnknown,
-    Overloaded,
-    StorageIncompatible,
-    Unavailable,
-    broken,
-)
-from danube.host.clock import monotonic_ns
-from danube.limits import KIB, MIB, TOPICS_MAX
+from danube.cluster.etcd.calls import EtcdCalls, Guard, KeyValue, Put
+from danube.errors import Conflict, Damage, OutcomeUnknown, StorageIncompatible, Unavailable
+from danube.limits import KIB, MIB, RAFT_MEMBERS_MAX
 
-ENTRY_BYTES_MAX: Final = 1 * MIB + 256 * KIB
-COMPACT_BYTES_MIN: Final = 4 * MIB
-COMPACT_RATIO: Final = 4
-COMPACT_ENTRIES_MAX: Final = 10_000
+INLINE_BYTES_MAX: Final = 1 * MIB  # etcd takes requests up to 1.5 MiB
 CHUNK_BYTES: Final = 512 * KIB
-_FORMAT: Final = 1
-_TRIES_MAX: Final = 32
-_ATTEMPT_BYTES: Final = 16
-_CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
-_LEVEL_NS: Final = 1_000_000_000  # a watch that hangs hides no more than that
-_UNKNOWN_REVISION: Final = -1  # no key has it, so whoever compares with it reads again
+PAGE_BYTES: Final = 8 * MIB
+_FORMAT: Final = 2  # 1 was tried before a broker could use it
+_TERM_BYTES: Final = 8
+_TRIES_MAX: Final = 8
+_INLINE: Final = b"\0"
+_IN_PIECES: Final = b"\1"
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """All that decides: how far the log goes, from where on it can be read, and who may write."""
+
     format: int = _FORMAT
-    version: int = 0
-    snapshot_version: int = 0
+    cluster_id: str = ""
+    name: str = ""
+    index: int = 0
+    snapshot_index: int = 0
     snapshot_directory: str = ""
     snapshot_chunks: int = 0
+    term: int = 0
+    leader_id: str = ""
+    attempt: bytes = b""  # by which a writer knows a change of its own again
 
 
-class _Known(NamedTuple):
-    """The head as it was read, and etcd's revision of it: 0 where there is none yet."""
+class Known(NamedTuple):
+    """The keys that are watched, as of one moment; ``revision`` is that of the head, 0 without one."""
 
-    head: _Head
+    head: Head
     revision: int
-
-
-class EtcdLog(Consensus):
-    """The Consensus port over etcd; ``prefix`` is this cluster's alone.
-
-    It owns ``calls``, and ``watch_calls``, with which a thread watches.  It is a Leadership, too (see
-    danube.cluster.metadata_store): who watches needs its ``read_barrier``.
-    """
-
-    def __init__(
-        self,
-        calls: EtcdCalls,
-        prefix: str = "/danube/",
-        *,
-        watch_calls: EtcdCalls | None = None,
-        compact_bytes_min: int = COMPACT_BYTES_MIN,
-    ) -> None:
-        if not prefix.endswith("/"):
-            raise ConfigInvalid(f"etcd prefix {prefix!r} is not valid", why="it ends with '/'")
-        self._calls = calls
-        self._prefix = prefix
-        self._compact_bytes_min = compact_bytes_min
-        self._state = Metadata()
-        self._changes: list[Change] = []
-        self._known = _Known(_Head(), 0)
-        self._entry_count = self._entry_bytes = self._snapshot_bytes = 0
-        self._closed = False
-        self._watch = EtcdWatch(watch_calls, self._key("head")) if watch_calls is not None else None
-        self._seen_count = self._read_ns = -1
-        try:
-            if self._watch is not None:
-                self._watch.start()
-            self._catch_up()
-        except BaseException:
-            self.close()
-            raise
-        self._changes.clear()
-
-    @property
-    def state(self) -> Metadata:
-        """The machine as of the last propose or refresh; not to be kept, and never changed outside."""
-        return self._state
-
-    @property
-    def version(self) -> int:
-        return self._state.version
-
-    def close(self) -> None:
-        """Close the connection; what was answered is in etcd.  May be called twice."""
-        self._closed = True
-        self._calls.close()
-        if self._watch is not None:
-            self._watch.stop()
-
-    def __enter__(self) -> EtcdLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # Propose
-
-    def propose_many(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Like propose for each in turn; a refusal, or why it was not stored, takes its command's place."""
-        if len(self._changes) > _CHANGES_WAITING_MAX:
-            raise Overloaded("too many metadata changes wait to be taken", hint="call refresh")
-        self._check_open()
-        results: list[Outcome] = [None] * len(commands)
-        start = tries = 0
-        while start < len(commands):
-            try:
-                end = self._propose_from(start, commands, results)
-                tries = tries + 1 if end == start else 0
-                if tries == _TRIES_MAX:
-                    raise Overloaded(
-                        "others change the metadata all the time", why=f"{tries} tries were too late"
-                    )
-            except Unavailable as error:  # what was stored before is told all the same
-                results[start:] = [error] * (len(commands) - start)
-                return results
-            start = end
-        self._compact_if_grown()
-        return results
-
-    def _propose_from(self, start: int, commands: Sequence[Command], results: list[Outcome]) -> int:
-        """Store the commands of one entry; the place after them, or ``start`` where others were first."""
-        accepted, end = accept(self._state, commands, start, results, ENTRY_BYTES_MAX)
-        if self._propose_entry(accepted, results):
-            return end
-        self._catch_up()
-        return start
-
-    def _propose_entry(self, accepted: list[Accepted], results: list[Outcome]) -> bool:
-        """Store and apply one entry; False where another one was first.  Without commands: look whether."""
-        if not accepted:
-            return not self._behind()
-        try:
-            stored = self._append(join_commands([one.encoded for one in accepted]))
-        except Unavailable as error:
-            for one in accepted:
-                results[one.place] = error
-            return True
-        if stored:
-            for one in accepted:
-                changes = self._state.apply(self._state.version + 1, one.command)
-                self._changes += changes
-                results[one.place] = outcome_of(self._state, one.command, changes)
-            if self._state.version != self._known.head.version:
-                broken("the etcd log counts commands otherwise", version=self._state.version)
-        return stored
-
-    def _append(self, commands: bytes) -> bool:
-        """Put an entry of this content behind the known head, whose version then counts its commands."""
-        first_index = self._state.version + 1
-        head = msgspec.structs.replace(self._known.head, version=self._state.version + _count(commands))
-        content = secrets.token_bytes(_ATTEMPT_BYTES) + commands
-        puts = [(self._entry_key(first_index), content), (self._key("head"), _encode(head))]
-        try:
-            revision = self._calls.put_if(self._key("head"), self._known.revision, puts)
-        except OutcomeUnknown as error:
-            revision = self._look_for(first_index, content, error)
-        if revision is None:
-            return False
-        self._known = _Known(head, revision)
-        self._entry_count += 1
-        self._entry_bytes += len(content)
-        return True
-
-    def _look_for(self, first_index: int, content: bytes, error: OutcomeUnknown) -> int | None:
-        """What ``put_if`` would have answered; raises OutcomeUnknown."""
-        head_key, known = self._key("head"), self._known
-        try:
-            # The same head again: from then on the attempt is in, or can never be.
-            fenced = self._calls.put_if(head_key, known.revision, [(head_key, _encode(known.head))])
-            if fenced is not None:
-                self._known = known._replace(revision=fenced)
-                return None
-            found = self._calls.get(self._entry_key(first_index))
-            moved = self._read_head()
-        except Unavailable:
-            found, moved = None, _Known(_Head(version=first_index), 0)
-        if found is not None:
-            return _UNKNOWN_REVISION if found.value == content else None
-        if moved.head.version < first_index:
-            return None
-        raise OutcomeUnknown("etcd did not answer, and what became of it is not known", why=str(error))
-
-    # Leadership: etcd decides, so every writer may do what is for one to do
-
-    @property
-    def leading(self) -> bool:
-        return True
+    leader: KeyValue | None
+    members: dict[str, str]
 
     @property
     def leader_id(self) -> str:
-        return ""
+        """Who was elected and has not lost its lease."""
+        if self.leader is None or self.leader.value.decode("ascii", "replace") != self.head.leader_id:
+            return ""
+        return self.head.leader_id
 
-    def read_barrier(self) -> None:
-        """Read what was acknowledged before the call, whatever the watch has said."""
-        self._check_open()
-        self._catch_up()
 
-    # Refresh
+class Entry(NamedTuple):
+    number: int
+    term: int
+    content: bytes
 
-    def refresh(self) -> list[Change]:
-        """Take in what anyone committed since; return all changes since the last refresh, own ones too."""
-        self._check_open()
-        if not self._level():
-            self._catch_up()
-        changes, self._changes = self._changes, []
-        return changes
 
-    def _level(self) -> bool:
-        """Whether the watch says that there is nothing to read; notes what it has said so far."""
-        if self._watch is None:
-            return False
-        count, now_ns = self._watch.count, monotonic_ns()
-        if self._watch.connected and count == self._seen_count and now_ns - self._read_ns < _LEVEL_NS:
-            return True
-        self._seen_count, self._read_ns = count, now_ns
-        return False
+class EtcdLog:
+    """The log of one prefix; see the module.  ``known`` is what was read last."""
 
-    def _behind(self) -> bool:
-        return self._read_head().revision != self._known.revision
+    def __init__(self, calls: EtcdCalls, prefix: str) -> None:
+        self._calls = calls
+        self._prefix = prefix
+        self.known = Known(Head(), 0, None, {})
 
-    def _catch_up(self) -> None:
-        """Apply what is committed and not applied yet."""
-        former_revision = _UNKNOWN_REVISION
-        for _ in range(_TRIES_MAX):
-            known = self._read_head()
-            if known.revision == former_revision:
-                raise Damage(
-                    "metadata in etcd is not whole", why=f"{self._prefix}head names what is not there"
+    @property
+    def watched(self) -> tuple[bytes, bytes]:
+        """The keys from the head to the last member: whoever is told of them misses nothing."""
+        return self._key("head"), self._key("members0")
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # Reading
+
+    def read(self) -> Known:
+        """The head, the leader and the members as of now, by quorum.
+
+        Raises StorageIncompatible for what was not written by a broker of this version or an older one.
+        """
+        found, more = self._calls.get_range(*self.watched, RAFT_MEMBERS_MAX + 2)
+        by_name = {one.key.decode("utf-8", "replace").removeprefix(self._prefix): one for one in found}
+        head = by_name.get("head")
+        members = {
+            name.removeprefix("members/"): one.value.decode("utf-8", "replace")
+            for name, one in by_name.items()
+            if name.startswith("members/")
+        }
+        if more or (head is None and by_name):
+            raise StorageIncompatible(
+                f"{self._prefix} in etcd holds what is no cluster's",
+                hint="give the cluster a prefix of its own, as cluster.metadata etcd://host:2379/name",
+            )
+        if head is None:
+            return Known(Head(), 0, None, {})
+        known = Known(self._decoded(head.value), head.mod_revision, by_name.get("leader"), members)
+        self.known = known
+        return known
+
+    def _decoded(self, content: bytes) -> Head:
+        where = f"{self._prefix}head"
+        try:
+            first = msgspec.msgpack.decode(content)
+        except msgspec.DecodeError:
+            first = None
+        if not isinstance(first, list) or not first or not isinstance(first[0], int):
+            raise StorageIncompatible(
+                f"{where} in etcd is not of a cluster of Danube",
+                hint="give the cluster a prefix of its own, as cluster.metadata etcd://host:2379/name",
+            )
+        if first[0] != _FORMAT:
+            raise StorageIncompatible(
+                f"{where} in etcd has format {first[0]}",
+                why=f"this version reads format {_FORMAT}",
+                hint="install the version that wrote it, or a newer one",
+            )
+        try:
+            return msgspec.msgpack.decode(content, type=Head)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Damage(f"{where} in etcd cannot be read", why=str(error)) from None
+
+    def entries_after(self, index: int, end: int) -> list[Entry] | None:
+        """Some entries behind ``index`` up to ``end``, one at least; None where they are gone."""
+        start, stop = self._entry_key(index + 1), self._entry_key(end + 1)
+        entries: list[Entry] = []
+        size = 0
+        while True:
+            page, more = self._calls.get_range(start, stop)
+            for one in page:
+                if one.key != self._entry_key(index + 1 + len(entries)):
+                    return entries or None
+                entry = self._entry(index + 1 + len(entries), one.value)
+                if entry is None:
+                    return entries or None
+                entries.append(entry)
+                size += len(entry.content)
+            if not more or size > PAGE_BYTES:
+                return entries or None
+            start = self._entry_key(index + 1 + len(entries))
+
+    def _entry(self, index: int, value: bytes) -> Entry | None:
+        term = int.from_bytes(value[:_TERM_BYTES], "big")
+        kind, content = value[_TERM_BYTES : _TERM_BYTES + 1], value[_TERM_BYTES + 1 :]
+        if kind == _INLINE:
+            return Entry(index, term, content)
+        if kind != _IN_PIECES:
+            raise StorageIncompatible(
+                f"entry {index} in etcd is of a newer version", hint="install the version that wrote it"
+            )
+        try:
+            directory, count = msgspec.msgpack.decode(content, type=tuple[str, int])
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Damage(f"entry {index} in etcd cannot be read", why=str(error)) from None
+        pieces = self._pieces(f"pieces/{directory}", count)
+        return None if pieces is None else Entry(index, term, pieces)
+
+    def snapshot(self, head: Head) -> bytes | None:
+        """The snapshot that the head names; None where a newer one has replaced it."""
+        return self._pieces(f"snapshots/{head.snapshot_directory}", head.snapshot_chunks)
+
+    # Writing
+
+    def make_cluster(self, cluster_id: str, name: str) -> None:
+        """Begin a log where there is none; another node may have been first."""
+        head = Head(cluster_id=cluster_id, name=name)
+        key = self._key("head")
+        self._calls.put_if([Guard(key, 0)], [Put(key, _encode(head))])
+
+    def add_member(self, node_id: str, address: str) -> None:
+        """Note where a new node is reached; the next read tells whether it is a member.
+
+        Raises Conflict where another node is at that address, and where there are too many.
+        """
+        members = self.read().members
+        for other, taken in members.items():
+            if taken == address and other != node_id:
+                raise Conflict(
+                    f"node {other} is at {address} already",
+                    hint=f"give this broker another cluster.raft_addr; if the data of node {other} is gone,"
+                    f" `danube cluster remove-node --node-id {other}` at a member",
                 )
-            former_revision = known.revision
-            if known.head.snapshot_version > self._state.version and not self._take_snapshot(known.head):
-                continue  # a newer one has replaced it
-            if self._take_entries(known.head.version):
-                self._known = known
-                return
-        raise Overloaded("others change the metadata all the time", hint="try again")
+        if len(members) >= RAFT_MEMBERS_MAX:
+            raise Conflict(f"the cluster has {RAFT_MEMBERS_MAX} members, which is the most")
+        key = self._member(node_id)
+        self._calls.put_if([Guard(key, 0)], [Put(key, address.encode())])
 
-    def _read_head(self) -> _Known:
-        found = self._calls.get(self._key("head"))
-        if found is None:
-            if self._known.revision:
-                raise Damage("the metadata has gone from etcd", why=f"{self._prefix}head is not there")
-            return _Known(_Head(), 0)
+    def move_member(self, node_id: str, address: str) -> None:
+        """Note another address of a member; a node that was removed meanwhile stays removed."""
+        key = self._member(node_id)
+        found = self._calls.get(key)
+        if found is not None:
+            self._calls.put_if([Guard(key, found.mod_revision)], [Put(key, address.encode())])
+
+    def remove_member(self, node_id: str) -> None:
+        self._calls.delete(self._member(node_id))
+
+    def campaign(self, node_id: str, lease_id: int) -> bool:
+        """Become the leader where there is none and the head is as known: the next read tells, too."""
+        head = msgspec.structs.replace(self.known.head, term=self.known.head.term + 1, leader_id=node_id)
+        guards = [Guard(self._key("leader"), 0), Guard(self._key("head"), self.known.revision)]
+        puts = [
+            Put(self._key("leader"), node_id.encode(), lease_id),
+            Put(self._key("head"), _encode(head)),
+        ]
+        return self._calls.put_if(guards, puts) is not None
+
+    def append(self, term: int, content: bytes) -> bool:
+        """Put the next entry; False where somebody else has changed the head.  Raises OutcomeUnknown."""
+        known = self.known
+        index = known.head.index + 1
+        value = term.to_bytes(_TERM_BYTES, "big") + self._kept(index, content)
+        head = msgspec.structs.replace(known.head, index=index)
+        return self._change_head(head, Put(self._entry_key(index), value))
+
+    def _kept(self, index: int, content: bytes) -> bytes:
+        """What an entry's key holds: all of it, or where its pieces are."""
+        if len(content) <= INLINE_BYTES_MAX:
+            return _INLINE + content
+        directory = f"{index:020}-{secrets.token_hex(8)}"
+        count = self._put_pieces(self._calls, f"pieces/{directory}", content)
+        return _IN_PIECES + msgspec.msgpack.encode((directory, count))
+
+    def adopt_snapshot(self, index: int, directory: str, chunks: int) -> bool:
+        """Let the head name a snapshot that was put; False where somebody else has changed the head."""
+        head = msgspec.structs.replace(
+            self.known.head, snapshot_index=index, snapshot_directory=directory, snapshot_chunks=chunks
+        )
+        return self._change_head(head)
+
+    def _change_head(self, head: Head, *puts: Put) -> bool:
+        known, key = self.known, self._key("head")
+        head = msgspec.structs.replace(head, attempt=secrets.token_bytes(8))
         try:
-            head = msgspec.msgpack.decode(found.value, type=_Head)
-        except msgspec.DecodeError as error:
-            raise Damage("the metadata's head in etcd cannot be read", why=str(error)) from None
-        if head.format != _FORMAT:
-            raise StorageIncompatible("the metadata in etcd has a newer format", why=f"it is {head.format}")
-        if head.version < self._state.version:
-            raise Damage("the metadata in etcd went back", why=f"{head.version} after {self._state.version}")
-        return _Known(head, found.mod_revision)
-
-    def _take_entries(self, version: int) -> bool:
-        """Apply the entries up to ``version``; False where some are not there any more."""
-        end = self._key(f"entries/{version:020}") + b"\0"
-        more = self._state.version < version
-        while more:
-            page, more = self._calls.get_range(self._entry_key(self._state.version + 1), end)
-            for entry in page:
-                if entry.key != self._entry_key(self._state.version + 1):
-                    return False
-                self._apply_entry(entry)
-        return self._state.version == version
-
-    def _apply_entry(self, entry: KeyValue) -> None:
-        try:
-            for command in decode_commands(entry.value[_ATTEMPT_BYTES:]):
-                self._changes += self._state.apply(self._state.version + 1, command)
-        except CallerError as error:
-            raise Damage("a metadata command in etcd cannot be applied", why=str(error)) from error
-        self._entry_count += 1
-        self._entry_bytes += len(entry.value)
-
-    def _take_snapshot(self, head: _Head) -> bool:
-        """Become the snapshot that the head names; False where it is not there any more."""
-        chunks: list[bytes] = []
-        for number in range(head.snapshot_chunks):
-            found = self._calls.get(self._key(f"snapshots/{head.snapshot_directory}/{number:06}"))
-            if found is None:
-                return False
-            chunks.append(found.value)
-        snapshot = b"".join(chunks)
-        state = Metadata.restore(snapshot)
-        self._changes += state.changes_since(self._state)
-        self._state = state
-        self._entry_count = self._entry_bytes = 0
-        self._snapshot_bytes = len(snapshot)
+            revision = self._calls.put_if([Guard(key, known.revision)], [*puts, Put(key, _encode(head))])
+        except OutcomeUnknown as error:
+            revision = self._look_for(head, error)
+        if revision is None:
+            return False
+        self.known = known._replace(head=head, revision=revision)
         return True
 
-    # Compaction
-
-    def _compact_if_grown(self) -> None:
-        limit = max(self._compact_bytes_min, COMPACT_RATIO * self._snapshot_bytes)
-        if self._entry_bytes <= limit and self._entry_count <= COMPACT_ENTRIES_MAX:
-            return
+    def _look_for(self, head: Head, error: OutcomeUnknown) -> int | None:
+        """What ``put_if`` would have answered; raises OutcomeUnknown."""
+        known, key = self.known, self._key("head")
         try:
-            self._compact()
+            # The same head again: from then on the attempt is in, or can never be.
+            fenced = self._calls.put_if([Guard(key, known.revision)], [Put(key, _encode(known.head))])
+            if fenced is not None:
+                self.known = known._replace(revision=fenced)
+                return None
+            found = self._calls.get(key)
         except Unavailable:
-            # Everything is safe in the entries at hand; try again when as much has come again.
-            self._entry_bytes = self._entry_count = 0
+            found = None
+        if found is not None and self._decoded(found.value) == head:
+            return found.mod_revision
+        raise OutcomeUnknown("etcd did not answer, and what became of it is not known", why=str(error))
 
-    def _compact(self) -> None:
-        """Store a snapshot of what is applied, let the head name it, and delete what it replaces."""
-        former, version = self._known.head, self._state.version
-        snapshot = self._state.snapshot()
-        directory = f"{version:020}-{secrets.token_hex(8)}"
-        parts = [snapshot[start : start + CHUNK_BYTES] for start in range(0, len(snapshot), CHUNK_BYTES)]
-        for number, part in enumerate(parts):
-            self._calls.put(self._key(f"snapshots/{directory}/{number:06}"), part)
-        head = msgspec.structs.replace(
-            former, snapshot_version=version, snapshot_directory=directory, snapshot_chunks=len(parts)
-        )
-        revision = self._calls.put_if(
-            self._key("head"), self._known.revision, [(self._key("head"), _encode(head))]
-        )
-        self._entry_count = self._entry_bytes = 0
-        if revision is None:
-            self._delete_below(f"snapshots/{directory}/")
-            return
-        self._known, self._snapshot_bytes = _Known(head, revision), len(snapshot)
-        self._calls.delete_range(self._entry_key(0), self._entry_key(version + 1))
-        # Also what others left that died before their head was moved.
-        self._calls.delete_range(self._key("snapshots/"), self._key(f"snapshots/{directory}/"))
+    def put_snapshot(self, calls: EtcdCalls, index: int, snapshot: bytes) -> tuple[str, int]:
+        """Store a snapshot, in another thread; its directory and chunks, for ``adopt_snapshot``."""
+        directory = f"{index:020}-{secrets.token_hex(8)}"
+        return directory, self._put_pieces(calls, f"snapshots/{directory}", snapshot)
 
-    def _delete_below(self, name: str) -> None:
-        self._calls.delete_range(self._key(name), self._key(name[:-1] + "0"))  # "0" follows "/"
+    def delete_before(self, calls: EtcdCalls, head: Head) -> None:
+        """Delete what the head's snapshot replaces, also what others left that died at it."""
+        end = f"{head.snapshot_index + 1:020}"
+        calls.delete_range(self._key("entries/"), self._key(f"entries/{end}"))
+        calls.delete_range(self._key("pieces/"), self._key(f"pieces/{end}"))
+        calls.delete_range(self._key("snapshots/"), self._key(f"snapshots/{head.snapshot_directory}/"))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the metadata log was closed")
+    # Keys
 
-    def _entry_key(self, first_index: int) -> bytes:
-        return self._key(f"entries/{first_index:020}")
+    def _pieces(self, name: str, count: int) -> bytes | None:
+        parts: list[bytes] = []
+        for number in range(count):
+            found = self._calls.get(self._key(f"{name}/{number:06}"))
+            if found is None:
+                return None
+            parts.append(found.value)
+        return b"".join(parts)
+
+    def _put_pieces(self, calls: EtcdCalls, name: str, content: bytes) -> int:
+        starts = range(0, len(content), CHUNK_BYTES)
+        for number, start in enumerate(starts):
+            calls.put(self._key(f"{name}/{number:06}"), content[start : start + CHUNK_BYTES])
+        return len(starts)
+
+    def _member(self, node_id: str) -> bytes:
+        return self._key(f"members/{node_id}")
+
+    def _entry_key(self, index: int) -> bytes:
+        return self._key(f"entries/{index:020}")
 
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()
 
 
-def _encode(head: _Head) -> bytes:
+def _encode(head: Head) -> bytes:
     return msgspec.msgpack.encode(head)
-
-
-def _count(commands: bytes) -> int:
-    """How many commands a joined list holds."""
-    return len(msgspec.msgpack.decode(commands, type=list[msgspec.Raw]))

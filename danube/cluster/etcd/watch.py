@@ -1,8 +1,9 @@
-"""A thread that listens to etcd for changes of one key, so that nobody has to ask."""
+"""A thread that listens to etcd for changes of some keys, so that nobody has to ask."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from danube.cluster.etcd.calls import EtcdCalls
@@ -12,18 +13,17 @@ _RETRY_S: Final = 0.5
 
 
 class EtcdWatch:
-    """``count`` grows with every change, and whenever some may have been missed; it says not which.
+    """``told`` is called in the thread at every change, and whenever some may have been missed.
 
-    Only while ``connected`` does an unchanged count mean that nothing has changed.  Owns ``calls``.
+    It says not which.  Owns ``calls``.
     """
 
-    def __init__(self, calls: EtcdCalls, key: bytes) -> None:
+    def __init__(self, calls: EtcdCalls, start: bytes, end: bytes, told: Callable[[], None]) -> None:
         self._calls = calls
-        self._key = key
+        self._range = start, end
+        self._told = told
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="danube-etcd-watch", daemon=True)
-        self.count = 0
-        self.connected = False
 
     def start(self) -> None:
         self._thread.start()
@@ -38,14 +38,12 @@ class EtcdWatch:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                for _ in self._calls.watched(self._key):
-                    self.count += 1
-                    self.connected = True
+                for _ in self._calls.watched(*self._range):
+                    self._told()
                     if self._stopped.is_set():
                         break
             except DanubeError:
                 pass  # what it was is told to whoever reads; here it only means to listen again
-            self.connected = False
-            self.count += 1
+            self._told()
             self._stopped.wait(_RETRY_S)
         self._calls.close()

@@ -17,23 +17,48 @@ from danube.limits import METADATA_VALUE_BYTES_MAX
 from tests.unit.metadata_stores import KINDS, ManualClock, OpenLog
 
 if TYPE_CHECKING:
-    from tests.unit.raft_members import RaftMembers
+    from danube.cluster.etcd.place import EtcdPlace
+    from tests.etcd_server import EtcdServer
+    from tests.unit.raft_members import LeadersClock, RaftMembers
 
 
 @pytest.fixture(scope="module")
-def raft_members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaftMembers]:
-    """Three members, whose leader goes by the tests' clocks and lets the tests end leases."""
-    pytest.importorskip("raftos", reason="a cluster needs raftos; scripts/setup installs it")
+def leaders_clock() -> Iterator[LeadersClock]:
+    """Leaders go by the tests' clocks, and let the tests end leases."""
     from danube.cluster.control import duty_rounds, proposer
-    from tests.unit.raft_members import LeadersClock, RaftMembers
+    from tests.unit.raft_members import LeadersClock
 
     with pytest.MonkeyPatch.context() as patch:
         clock = LeadersClock()
         patch.setattr(proposer, "clock", clock)
         patch.setattr(duty_rounds, "LOOK_S", 3_600.0)
-        cluster = RaftMembers(tmp_path_factory.mktemp("members"), clock)
-        yield cluster
-        cluster.stop()
+        yield clock
+
+
+@pytest.fixture(scope="module")
+def raft_members(
+    tmp_path_factory: pytest.TempPathFactory, leaders_clock: LeadersClock
+) -> Iterator[RaftMembers]:
+    """Three members that vote."""
+    pytest.importorskip("raftos", reason="a cluster needs raftos; scripts/setup installs it")
+    yield from _members(tmp_path_factory.mktemp("members"), leaders_clock)
+
+
+@pytest.fixture(scope="module")
+def etcd_members(
+    tmp_path_factory: pytest.TempPathFactory, leaders_clock: LeadersClock, etcd_server: EtcdServer
+) -> Iterator[RaftMembers]:
+    """Three members that agree through a real etcd."""
+    place = etcd_server.place(etcd_server.new_prefix())
+    yield from _members(tmp_path_factory.mktemp("etcd"), leaders_clock, place)
+
+
+def _members(directory: Path, clock: LeadersClock, etcd: EtcdPlace | None = None) -> Iterator[RaftMembers]:
+    from tests.unit.raft_members import RaftMembers
+
+    cluster = RaftMembers(directory, clock, etcd)
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture(params=sorted(KINDS))

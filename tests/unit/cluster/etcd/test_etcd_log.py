@@ -1,44 +1,49 @@
-"""The metadata log over etcd beyond the store's contract: races, lost answers, compaction, damage."""
+"""A cluster's log in a real etcd: order, lost answers, who may write, growth, and what is refused."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 
 from danube.cluster.etcd import log as etcd_log
-from danube.cluster.etcd import watch as etcd_watch
-from danube.cluster.etcd.calls import EtcdCalls, KeyValue
-from danube.cluster.etcd.log import EtcdLog
-from danube.cluster.metadata_store import ConsensusStore
-from danube.core.cluster.commands import Allocated, AllocateId, CompareAndSet, KeyPut, PutKey, Skipped
-from danube.core.metadata.commands import encode_command, join_commands
-from danube.errors import (
-    ClosedError,
-    ConfigInvalid,
-    ConnectionFailed,
-    Damage,
-    DanubeError,
-    LimitExceeded,
-    OutcomeUnknown,
-    Overloaded,
-    StorageFull,
-    StorageIncompatible,
-    Unavailable,
-)
-from danube.limits import METADATA_COMMANDS_PER_ENTRY_MAX
-from tests.broker_process import free_port
+from danube.cluster.etcd.calls import EtcdCalls, Guard, Put
+from danube.cluster.etcd.log import Entry, EtcdLog, Head
+from danube.errors import Conflict, Damage, OutcomeUnknown, StorageIncompatible
 from tests.etcd_server import EtcdServer
-from tests.s3_server import NoServer
 
-COUNTER = AllocateId(counter="/n")
+LEASE_S = 60
+
+
+class LossyCalls(EtcdCalls):
+    """Loses the answers of transactions: before (0) or after (1) they are carried out; 2 answers."""
+
+    plan: Sequence[int] = ()
+
+    def put_if(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int | None:
+        what, self.plan = (self.plan[0], self.plan[1:]) if self.plan else (2, ())
+        answer = None if what == 0 else super().put_if(guards, puts)
+        if what == 2:
+            return answer
+        raise OutcomeUnknown("lost")
+
+
+class Writer:
+    """A log whose writer was elected."""
+
+    def __init__(self, server: EtcdServer, prefix: str, node_id: str = "1") -> None:
+        self.calls = LossyCalls([server.endpoint])
+        self.log = EtcdLog(self.calls, prefix)
+        self.log.make_cluster("c1", "test")
+        self.log.add_member(node_id, f"h:{node_id}")
+        self.lease_id = self.calls.grant_lease(LEASE_S)
+        self.log.read()
+        assert self.log.campaign(node_id, self.lease_id)
+        self.known = self.log.read()
+
+    def append(self, content: bytes) -> bool:
+        return self.log.append(self.known.head.term, content)
 
 
 @pytest.fixture
@@ -47,9 +52,20 @@ def prefix(etcd_server: EtcdServer) -> str:
 
 
 @pytest.fixture
-def log(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdLog]:
-    with etcd_server.log(prefix) as opened:
-        yield opened
+def writer(etcd_server: EtcdServer, prefix: str) -> Iterator[Writer]:
+    made = Writer(etcd_server, prefix)
+    yield made
+    made.log.close()
+
+
+def entries(server: EtcdServer, prefix: str) -> list[Entry]:
+    """All that a reader finds."""
+    log, found = server.log(prefix), []
+    end = log.read().head.index
+    while len(found) < end:
+        found += log.entries_after(len(found), end)
+    log.close()
+    return found
 
 
 def keys_below(server: EtcdServer, prefix: str) -> list[str]:
@@ -60,551 +76,182 @@ def keys_below(server: EtcdServer, prefix: str) -> list[str]:
     return [one.key.decode().removeprefix(prefix) for one in found]
 
 
-def number(outcome: object) -> int:
-    assert isinstance(outcome, Allocated)
-    return outcome.number
-
-
-def test_writers_that_race_give_each_number_once(etcd_server: EtcdServer, prefix: str) -> None:
-    numbers: list[int] = []
-
-    def take() -> None:
-        with etcd_server.log(prefix) as log:
-            for _ in range(20):
-                numbers.append(number(log.propose(COUNTER)))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(numbers) == list(range(1, 81))
-
-
-def test_commands_that_are_proposed_together_are_one_entry_and_refusals_change_nothing(
-    log: EtcdLog, etcd_server: EtcdServer, prefix: str
-) -> None:
-    wrong = CompareAndSet(key="/a", value=b"", revision=9)
-    outcomes = log.propose_many([COUNTER, wrong, COUNTER])
-    assert [type(one).__name__ for one in outcomes] == ["Allocated", "WrongState", "Allocated"]
-    assert keys_below(etcd_server, prefix) == ["entries/00000000000000000001", "head"]
-    assert isinstance(log.propose_many([wrong])[0], DanubeError)
-    assert log.version == 2
-
-
-def test_a_refusal_is_given_only_as_of_now(log: EtcdLog, etcd_server: EtcdServer, prefix: str) -> None:
-    with etcd_server.log(prefix) as other:
-        revision = other.propose(PutKey(key="/a", value=b"1")).mod_revision
-    done = log.propose(CompareAndSet(key="/a", value=b"2", revision=revision))
-    assert done is not None and log.version == 2
-
-
-def test_an_entry_is_bounded_by_what_etcd_takes(log: EtcdLog) -> None:
-    big = bytes(1 << 20)
-    outcomes = log.propose_many([PutKey(key=f"/{n}", value=big) for n in range(3)])
-    assert [type(one).__name__ for one in outcomes] == ["KeyRecord"] * 3
-    with pytest.raises(LimitExceeded):
-        log.propose(CompareAndSet(key="/0", value=big, expected=big))
-
-
-class LossyCalls(EtcdCalls):
-    """Loses the answer of transactions, before (0) or after (1) they were sent; 2 answers."""
-
-    def __init__(self, endpoint: str) -> None:
-        super().__init__([endpoint])
-        self.plan: list[int] = []
-        self.down = False
-
-    def put_if(self, guard: bytes, mod_revision: int, puts: Sequence[tuple[bytes, bytes]]) -> int | None:
-        if self.down:
-            raise ConnectionFailed("down")
-        what = self.plan.pop(0) if self.plan else 2
-        answer = None if what == 0 else super().put_if(guard, mod_revision, puts)
-        if what == 2:
-            return answer
-        raise OutcomeUnknown("lost")
-
-
-@pytest.fixture
-def lossy(etcd_server: EtcdServer, prefix: str) -> Iterator[tuple[EtcdLog, LossyCalls]]:
-    calls = LossyCalls(etcd_server.endpoint)
-    with EtcdLog(calls, prefix) as log:
-        yield log, calls
-
-
-@pytest.mark.parametrize("plan", [[0], [1], [0, 2, 0], [1, 2, 1]])
-def test_a_lost_answer_is_found_out(
-    lossy: tuple[EtcdLog, LossyCalls], etcd_server: EtcdServer, prefix: str, plan: list[int]
-) -> None:
-    log, calls = lossy
-    for done in (1, 3, 5):
-        calls.plan = list(plan)
-        assert number(log.propose(COUNTER)) == done
-        with etcd_server.log(prefix) as other:
-            assert other.state.snapshot() == log.state.snapshot()
-            assert number(other.propose(COUNTER)) == done + 1
-
-
-@pytest.mark.parametrize("plan", [[0, 0], [1, 0], [0, 1], [1, 1]])
-def test_what_cannot_be_found_out_is_said_and_the_log_goes_on(
-    lossy: tuple[EtcdLog, LossyCalls], etcd_server: EtcdServer, prefix: str, plan: list[int]
-) -> None:
-    log, calls = lossy
-    log.propose(PutKey(key="/a", value=b""))
-    calls.plan = list(plan)
-    with pytest.raises(OutcomeUnknown):
-        log.propose(COUNTER)
-    before = 1 if plan[0] else 0
-    assert number(log.propose(COUNTER)) == before + 1
-    with etcd_server.log(prefix) as other:
-        assert other.state.snapshot() == log.state.snapshot()
-
-
-def test_a_lost_answer_is_found_out_although_others_went_on(
-    lossy: tuple[EtcdLog, LossyCalls], etcd_server: EtcdServer, prefix: str
-) -> None:
-    log, calls = lossy
-    plain = EtcdCalls.put_if
-
-    def lose_and_let_another_write(guard: bytes, revision: int, puts: Any) -> int | None:
-        del calls.put_if  # type: ignore[method-assign]
-        plain(calls, guard, revision, puts)
-        with etcd_server.log(prefix) as other:
-            assert number(other.propose(COUNTER)) == 2
-        raise OutcomeUnknown("lost")
-
-    calls.put_if = lose_and_let_another_write  # type: ignore[method-assign]
-    assert number(log.propose(COUNTER)) == 1
-    assert number(log.propose(COUNTER)) == 3
-
-
-def test_racing_writers_with_lost_answers_agree_and_nothing_is_done_twice(
-    etcd_server: EtcdServer, prefix: str, seed: int
-) -> None:
-    numbers: list[int] = []
-    unknown: list[int] = []
-
-    def write(writer: int) -> None:
-        source = random.Random(seed + writer)
-        calls = LossyCalls(etcd_server.endpoint)
-        with EtcdLog(calls, prefix, compact_bytes_min=2_000) as log:
-            for _ in range(30):
-                calls.plan = [source.choice([0, 1, 2, 2, 2]) for _ in range(4)]
-                try:
-                    numbers.append(number(log.propose(COUNTER)))
-                except OutcomeUnknown:
-                    unknown.append(writer)
-
-    threads = [threading.Thread(target=write, args=[writer]) for writer in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(numbers) == len(set(numbers)) and len(numbers) + len(unknown) == 90
-    with etcd_server.log(prefix) as log:
-        last = log.state.cluster.keys.last_number("/n")
-        assert len(numbers) <= last <= len(numbers) + len(unknown) and last >= max(numbers)
-
-
-def test_an_attempt_that_was_overtaken_by_a_compaction_is_made_again(
-    lossy: tuple[EtcdLog, LossyCalls], etcd_server: EtcdServer, prefix: str
-) -> None:
-    log, calls = lossy
-    log.propose(COUNTER)
-    plain = EtcdCalls.put_if
-
-    def lose_while_another_compacts(guard: bytes, revision: int, puts: Any) -> int | None:
-        calls.put_if = lambda *asked: plain(calls, *asked)  # type: ignore[method-assign]
-        with etcd_server.log(prefix) as other:
-            other._compact()
-        raise OutcomeUnknown("lost")
-
-    calls.put_if = lose_while_another_compacts  # type: ignore[method-assign]
-    assert number(log.propose(COUNTER)) == 2
-
-
-def test_who_is_always_too_late_gives_up(log: EtcdLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(log._calls, "put_if", lambda *asked: None)
-        with pytest.raises(Overloaded):
-            log.propose(COUNTER)
-        patched.setattr(etcd_log, "_TRIES_MAX", 0)
-        with pytest.raises(Overloaded):
-            log.refresh()
-        patched.setattr(etcd_log, "_CHANGES_WAITING_MAX", -1)
-        with pytest.raises(Overloaded):
-            log.propose(COUNTER)
-    assert number(log.propose(COUNTER)) == 1
-
-
-def test_a_reader_whose_snapshot_was_replaced_under_it_takes_the_newer_one(
-    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with etcd_server.log(prefix) as writer:
-        heads = []
-        for _ in range(3):
-            heads.append(writer._read_head())
-            writer.propose(COUNTER)
-            writer._compact()
-        newest = EtcdLog._read_head
-        answers = heads[1:]
-        monkeypatch.setattr(EtcdLog, "_read_head", lambda log: answers.pop(0) if answers else newest(log))
-        with etcd_server.log(prefix) as late:
-            assert late.state.snapshot() == writer.state.snapshot()
-        answers = [heads[0]._replace(head=msgspec.structs.replace(heads[0].head, version=1))]
-        with etcd_server.log(prefix) as late:
-            assert late.state.snapshot() == writer.state.snapshot()
-
-
-def test_what_was_stored_before_etcd_went_away_is_told(lossy: tuple[EtcdLog, LossyCalls]) -> None:
-    log, calls = lossy
-    plain_get, plain_put = calls.get, calls.put_if
-    entries = 0
-
-    def put_if(guard: bytes, mod_revision: int, puts: Sequence[tuple[bytes, bytes]]) -> int | None:
-        nonlocal entries
-        entries += 1
-        if entries == 2:
-            calls.get = away  # type: ignore[method-assign]
-            return None  # another writer was first
-        return plain_put(guard, mod_revision, puts)
-
-    def away(key: bytes) -> KeyValue | None:
-        raise ConnectionFailed("away")
-
-    calls.put_if = put_if  # type: ignore[method-assign]
-    outcomes = log.propose_many([COUNTER] * (METADATA_COMMANDS_PER_ENTRY_MAX + 2))
-    stored, missing = outcomes[:METADATA_COMMANDS_PER_ENTRY_MAX], outcomes[METADATA_COMMANDS_PER_ENTRY_MAX:]
-    assert [number(one) for one in stored] == list(range(1, METADATA_COMMANDS_PER_ENTRY_MAX + 1))
-    assert len(missing) == 2 and all(isinstance(one, ConnectionFailed) for one in missing)
-    calls.get, calls.put_if = plain_get, plain_put  # type: ignore[method-assign]
-    assert number(log.propose(COUNTER)) == METADATA_COMMANDS_PER_ENTRY_MAX + 1
-
-
-def test_nothing_is_stored_while_it_cannot_be_reached(lossy: tuple[EtcdLog, LossyCalls]) -> None:
-    log, calls = lossy
-    calls.down = True
-    with pytest.raises(ConnectionFailed):
-        log.propose(COUNTER)
-    calls.down = False
-    assert number(log.propose(COUNTER)) == 1
-
-
-def test_entries_are_replaced_by_a_snapshot(etcd_server: EtcdServer, prefix: str) -> None:
-    with etcd_server.log(prefix) as lagging, etcd_server.log(prefix, compact_bytes_min=5_000) as log:
-        log.propose(PutKey(key="/0", value=b""))
-        lagging.refresh()
-        for n in range(1, 60):
-            log.propose(PutKey(key=f"/{n % 7}", value=bytes(300)))
-        names = keys_below(etcd_server, prefix)
-        assert len([name for name in names if name.startswith("entries/")]) < 40
-        assert len({name.split("/")[1] for name in names if name.startswith("snapshots/")}) == 1
-        with etcd_server.log(prefix) as late:
-            assert late.state.snapshot() == log.state.snapshot()
-        changes = lagging.refresh()
-        assert changes[0] == Skipped(int(next(n for n in names if n.startswith("snap")).split("/")[1][:20]))
-        assert KeyPut in map(type, changes) and lagging.state.snapshot() == log.state.snapshot()
-        assert number(lagging.propose(COUNTER)) == 1
-
-
-def test_a_snapshot_of_many_chunks_is_read_back(
-    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_log, "CHUNK_BYTES", 100)
-    with etcd_server.log(prefix, compact_bytes_min=1) as log:
-        log.propose(PutKey(key="/a", value=bytes(range(256)) * 3))
-        assert len([name for name in keys_below(etcd_server, prefix) if name.startswith("snap")]) > 5
-        with etcd_server.log(prefix) as late:
-            assert late.state.snapshot() == log.state.snapshot()
-
-
-def test_two_that_compact_at_once_leave_one_snapshot(etcd_server: EtcdServer, prefix: str) -> None:
-    with etcd_server.log(prefix) as one, etcd_server.log(prefix) as two:
-        one.propose(PutKey(key="/a", value=bytes(1_000)))
-        two.refresh()
-        one._compact()
-        two._compact()
-        one.propose(COUNTER)
-        one._compact()
-        assert len([name for name in keys_below(etcd_server, prefix) if name.startswith("snap")]) == 1
-        two.refresh()
-        assert two.state.snapshot() == one.state.snapshot()
-
-
-def test_a_compaction_that_fails_costs_nothing(lossy: tuple[EtcdLog, LossyCalls]) -> None:
-    log, calls = lossy
-    log._compact_bytes_min = 1
-    calls.plan = [2, 0, 2, 1]
-    assert [number(log.propose(COUNTER)) for _ in range(4)] == [1, 2, 3, 4]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < give_up, "it does not come"
-        time.sleep(0.005)
-
-
-class CountingCalls(EtcdCalls):
-    """Counts what is read."""
-
-    reads = 0
-
-    def get(self, key: bytes) -> Any:
-        self.reads += 1
-        return super().get(key)
-
-
-def test_with_a_watch_nothing_is_read_while_nothing_changes(
-    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_log, "_LEVEL_NS", 60_000_000_000)
-    calls = CountingCalls([etcd_server.endpoint])
-    with EtcdLog(calls, prefix, watch_calls=etcd_server.calls()) as log, etcd_server.log(prefix) as other:
-        watch = log._watch
-        assert watch is not None
-        wait_for(lambda: watch.connected)
-        log.refresh()
-        reads = calls.reads
-        for _ in range(50):
-            assert log.refresh() == []
-        assert calls.reads == reads
-        for done in range(1, 6):
-            other.propose(COUNTER)
-            wait_for(lambda: bool(log.refresh()))
-            assert log.state.cluster.keys.last_number("/n") == done
-        assert number(log.propose(COUNTER)) == 6
-        assert calls.reads < reads + 30
-        monkeypatch.setattr(etcd_log, "_LEVEL_NS", 0)
-        reads = calls.reads
-        log.refresh()
-        assert calls.reads == reads + 1
-    assert not watch._thread.is_alive()
-
-
-def test_a_watch_that_is_cut_is_taken_up_again_and_nothing_is_missed(
-    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_log, "_LEVEL_NS", 60_000_000_000)
-    monkeypatch.setattr(etcd_watch, "_RETRY_S", 0.05)
-    with etcd_server.log(prefix, watched=True) as log, etcd_server.log(prefix) as other:
-        for done in range(1, 6):
-            wait_for(lambda: bool(log._watch.connected))
-            log._watch._calls.interrupt()
-            other.propose(COUNTER)
-            wait_for(lambda: bool(log.refresh()))
-            assert log.state.cluster.keys.last_number("/n") == done
-
-
-def test_a_read_barrier_does_not_rely_on_the_watch(
-    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_log, "_LEVEL_NS", 60_000_000_000)
-    with etcd_server.log(prefix, watched=True) as log, etcd_server.log(prefix) as other:
-        store = ConsensusStore(log, leadership=log)
-        wait_for(lambda: bool(log._watch.connected))
-        for value in range(20):
-            other.propose(PutKey(key="/a", value=b"%d" % value))
-            store.read_barrier()
-            record = store.get("/a")
-            assert record is not None and record.value == b"%d" % value
-        assert store.leadership.leading and store.expire_leases() == 0
-    with pytest.raises(ClosedError):
-        log.read_barrier()
-
-
-def test_a_log_that_cannot_be_opened_leaves_no_thread() -> None:
-    endpoint = f"http://127.0.0.1:{free_port()}"
-    before = threading.active_count()
-    for _ in range(3):
-        with pytest.raises(ConnectionFailed):
-            EtcdLog(EtcdCalls([endpoint]), "/d/", watch_calls=EtcdCalls([endpoint]))
-    assert threading.active_count() == before
-
-
-def test_a_server_that_died_and_came_back_has_everything() -> None:
-    try:
-        EtcdServer.program()
-    except NoServer as error:
-        pytest.skip(str(error))
-    server = EtcdServer()
-    server.start()
-    try:
-        with server.log("/d/") as log:
-            log.propose(COUNTER)
-            server.kill()
-            with pytest.raises(ConnectionFailed):
-                log.refresh()
-            with pytest.raises(Unavailable):
-                log.propose(COUNTER)
-            server.start()
-            assert number(log.propose(COUNTER)) == 2
-            with pytest.raises(ConnectionFailed):
-                server.log("/d/", f"http://127.0.0.1:{free_port()}")
-    finally:
-        server.stop()
-
-
-def test_the_next_endpoint_is_asked_when_one_is_down(etcd_server: EtcdServer, prefix: str) -> None:
-    calls = EtcdCalls([f"http://127.0.0.1:{free_port()}", etcd_server.endpoint])
-    with EtcdLog(calls, prefix) as log:
-        assert number(log.propose(COUNTER)) == 1
-
-
 def put(server: EtcdServer, key: str, value: bytes) -> None:
     calls = server.calls()
     calls.put(key.encode(), value)
     calls.close()
 
 
-def test_what_is_damaged_is_said(etcd_server: EtcdServer, prefix: str) -> None:
-    with etcd_server.log(prefix) as log:
-        log.propose(COUNTER)
-        put(etcd_server, prefix + "head", msgspec.msgpack.encode([1, 0, 0, "", 0]))
-        with pytest.raises(Damage, match="went back"):
-            log.refresh()
-        put(etcd_server, prefix + "head", b"\xc1")
-        with pytest.raises(Damage):
-            log.refresh()
-        put(etcd_server, prefix + "head", msgspec.msgpack.encode([2, 5, 0, "", 0]))
-        with pytest.raises(StorageIncompatible):
-            log.refresh()
-        calls = etcd_server.calls()
-        calls.delete_range((prefix + "head").encode(), (prefix + "heae").encode())
-        calls.close()
-        with pytest.raises(Damage, match="gone"):
-            log.refresh()
-    other = etcd_server.new_prefix()
-    put(etcd_server, other + "head", msgspec.msgpack.encode([1, 1, 0, "", 0]))
-    with pytest.raises(Damage, match="not whole"):
-        etcd_server.log(other)
-    put(etcd_server, other + f"entries/{1:020}", bytes(16) + b"\x91\x81\xa4kind\xa3new")
-    with pytest.raises(StorageIncompatible):
-        etcd_server.log(other)
-    wrong = join_commands([encode_command(CompareAndSet(key="/a", value=b"", revision=7))])
-    put(etcd_server, other + f"entries/{1:020}", bytes(16) + wrong)
-    with pytest.raises(Damage, match="cannot be applied"):
-        etcd_server.log(other)
+def test_what_is_appended_is_read_in_order_whatever_its_size(
+    etcd_server: EtcdServer, prefix: str, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_log, "PAGE_BYTES", 1_000_000)
+    contents = [b"a", bytes(range(256)) * 12_000, b"", *(b"%d" % number for number in range(50))]
+    for content in contents:
+        assert writer.append(content)
+    assert entries(etcd_server, prefix) == [Entry(n, 1, one) for n, one in enumerate(contents, 1)]
+    assert len([name for name in keys_below(etcd_server, prefix) if name.startswith("pieces/")]) == 6
 
 
-def test_a_closed_log_is_closed(log: EtcdLog) -> None:
+def test_the_bytes_in_etcd_are_those_of_the_format(etcd_server: EtcdServer, prefix: str) -> None:
+    """docs/formats/metadata.md; what a broker has written is read by all later ones."""
+    written = bytes.fromhex("9a02a26331a16e0705a1640203a139c4083132333435363738")
+    head = Head(
+        cluster_id="c1", name="n", index=7, snapshot_index=5, snapshot_directory="d", snapshot_chunks=2,
+        term=3, leader_id="9", attempt=b"12345678",
+    )  # fmt: skip
+    assert msgspec.msgpack.encode(head) == written
+    put(etcd_server, prefix + "head", written)
+    put(etcd_server, f"{prefix}entries/{6:020}", bytes.fromhex("000000000000000300") + b"six")
+    reference = bytes.fromhex("00000000000000030192a16402")
+    put(etcd_server, f"{prefix}entries/{7:020}", reference)
+    for number, piece in enumerate((b"se", b"ven")):
+        put(etcd_server, f"{prefix}pieces/d/{number:06}", piece)
+        put(etcd_server, f"{prefix}snapshots/d/{number:06}", piece)
+    log = etcd_server.log(prefix)
+    assert log.read().head == head
+    assert log.entries_after(5, 7) == [Entry(6, 3, b"six"), Entry(7, 3, b"seven")]
+    assert log.snapshot(head) == b"seven"
     log.close()
-    log.close()
-    for ask in (log.refresh, lambda: log.propose(COUNTER)):
-        with pytest.raises(ClosedError):
-            ask()
-
-
-@pytest.mark.parametrize("endpoints", [[], ["127.0.0.1:2379"], ["ftp://a"], ["http://"], ["http://a/path"]])
-def test_what_is_no_endpoint_is_refused(endpoints: list[str]) -> None:
-    with pytest.raises(ConfigInvalid):
-        EtcdCalls(endpoints)
-    with pytest.raises(ConfigInvalid):
-        EtcdLog(EtcdCalls(["http://127.0.0.1"]), "/no-slash")
-
-
-Answer = Callable[[str, str], tuple[int, bytes]]
-
-
-@contextmanager
-def gateway(answer: Answer) -> Iterator[str]:
-    """A server that answers as ``answer`` says of path and authorization."""
-
-    class Gateway(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status, body = answer(self.path, self.headers.get("Authorization", ""))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_a_token_is_taken_and_taken_again_when_it_is_no_longer_good() -> None:
-    tokens = iter(["first", "second"])
-    good = ["first"]
-
-    def answer(path: str, authorization: str) -> tuple[int, bytes]:
-        if path == "/v3/auth/authenticate":
-            good[0] = next(tokens)
-            return 200, b'{"token": "%s"}' % good[0].encode()
-        if authorization != good[0]:
-            return 401, b'{"error": "invalid auth token", "code": 16}'
-        return 200, b"{}"
-
-    with gateway(answer) as endpoint:
-        calls = EtcdCalls([endpoint], user="u", password="p")
-        assert calls.get(b"a") is None
-        good[0] = "expired"
-        assert calls.get(b"a") is None and good[0] == "second"
-        calls.close()
-
-
-UNDECIDED = [
-    (503, b'{"error": "etcdserver: request timed out", "code": 14}'),
-    (503, b'{"error": "etcdserver: no leader", "code": 14}'),
-    (504, b'{"error": "context deadline exceeded", "code": 4}'),
-    (503, b'{"error": "upstream is away"}'),
-]
-
-
-@pytest.mark.parametrize("status, body", UNDECIDED)
-def test_a_transaction_that_etcd_gave_up_may_have_taken_effect(status: int, body: bytes) -> None:
-    """Its leader may have changed between the proposal and the answer."""
-    with gateway(lambda path, authorization: (status, body)) as endpoint:
-        calls = EtcdCalls([endpoint])
-        with pytest.raises(OutcomeUnknown):
-            calls.put_if(b"a", 0, [])
-        with pytest.raises(ConnectionFailed):
-            calls.get(b"a")
-        calls.close()
-
-
-@pytest.mark.parametrize("status, body", UNDECIDED)
-def test_a_read_goes_on_to_the_next_endpoint_when_one_has_no_leader(status: int, body: bytes) -> None:
-    with (
-        gateway(lambda path, authorization: (status, body)) as cut_off,
-        gateway(lambda path, authorization: (200, b"{}")) as sound,
-    ):
-        calls = EtcdCalls([cut_off, sound])
-        assert calls.get(b"a") is None
-        calls.close()
 
 
 @pytest.mark.parametrize(
-    "status, body, error",
+    "plan, stored",
+    [((0,), False), ((1,), True), ((0, 1), None), ((0, 0), None), ((1, 0), None), ((1, 1), True)],
+)
+def test_a_lost_answer_is_found_out_or_said_to_be_unknown(
+    etcd_server: EtcdServer, prefix: str, writer: Writer, plan: Sequence[int], stored: bool | None
+) -> None:
+    assert writer.append(b"before")
+    writer.calls.plan = plan
+    if stored is None or plan == (1, 1):
+        with pytest.raises(OutcomeUnknown):
+            writer.append(b"lost")
+    else:
+        assert writer.append(b"lost") is stored
+    writer.log.read()
+    assert writer.append(b"after")
+    contents = [one.content for one in entries(etcd_server, prefix)]
+    assert contents == [b"before", *([b"lost"] if plan[0] else []), b"after"]
+
+
+def test_an_attempt_that_arrives_late_is_not_taken_for_a_later_one(writer: Writer) -> None:
+    held: list[tuple[Sequence[Guard], Sequence[Put]]] = []
+    plain = EtcdCalls.put_if
+
+    def hold(guards: Sequence[Guard], puts: Sequence[Put]) -> None:
+        held.append((guards, puts))
+        raise OutcomeUnknown("lost")
+
+    def arrive_first(guards: Sequence[Guard], puts: Sequence[Put]) -> int | None:
+        writer.calls.put_if = lambda *asked: plain(writer.calls, *asked)  # type: ignore[method-assign]
+        assert plain(writer.calls, *held[0]) is not None
+        assert plain(writer.calls, guards, puts) is None
+        raise OutcomeUnknown("lost")
+
+    writer.calls.put_if = hold  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        writer.append(b"first")
+    writer.calls.put_if = arrive_first  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        writer.append(b"second")
+    writer.log.read()
+    assert [one.content for one in writer.log.entries_after(0, 1) or []] == [b"first"]
+
+
+def test_who_was_overtaken_stores_nothing(etcd_server: EtcdServer, prefix: str, writer: Writer) -> None:
+    assert writer.append(b"one")
+    assert not writer.log.campaign("1", writer.lease_id), "there is a leader"
+    writer.calls.revoke_lease(writer.lease_id)
+    assert writer.log.read().leader_id == "" and not writer.calls.keep_lease(writer.lease_id)
+    writer.calls.revoke_lease(writer.lease_id)
+    other = Writer(etcd_server, prefix, "2")
+    assert (other.known.leader_id, other.known.head.term) == ("2", 2)
+    assert not writer.log.append(1, b"late")
+    assert not writer.log.adopt_snapshot(1, "d", 1)
+    assert other.append(b"two")
+    assert [(one.term, one.content) for one in entries(etcd_server, prefix)] == [(1, b"one"), (2, b"two")]
+    other.log.close()
+
+
+def test_entries_are_replaced_by_a_snapshot_in_pieces(
+    etcd_server: EtcdServer, prefix: str, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_log, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(etcd_log, "INLINE_BYTES_MAX", 10)
+    snapshot = bytes(range(256)) * 3
+    calls = etcd_server.calls()
+    for number in range(6):
+        assert writer.append(b"%d" % number * 20)
+    writer.log.put_snapshot(calls, 3, b"its writer died")
+    for index in (4, 5):
+        assert writer.log.adopt_snapshot(index, *writer.log.put_snapshot(calls, index, snapshot))
+        writer.log.delete_before(calls, writer.log.known.head)
+    names = keys_below(etcd_server, prefix)
+    assert [name for name in names if name.startswith("entries/")] == [f"entries/{6:020}"]
+    assert {name.split("/")[1][:20] for name in names if name.startswith("pieces/")} == {f"{6:020}"}
+    assert {name.split("/")[1][:20] for name in names if name.startswith("snapshots/")} == {f"{5:020}"}
+    late = etcd_server.log(prefix)
+    head = late.read().head
+    assert late.entries_after(0, head.index) is None
+    assert (head.snapshot_index, late.snapshot(head)) == (5, snapshot)
+    assert late.entries_after(5, head.index) == [Entry(6, 1, b"5" * 20)]
+    assert late.snapshot(msgspec.structs.replace(head, snapshot_directory="gone")) is None
+    late.close()
+    calls.close()
+
+
+def test_members_come_move_and_go(
+    etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = etcd_server.log(prefix)
+    assert log.read().revision == 0
+    log.make_cluster("c1", "test")
+    log.make_cluster("c2", "test")
+    assert log.read().head.cluster_id == "c1", "whoever is first makes it"
+    log.add_member("1", "h:1")
+    log.add_member("2", "h:2")
+    with pytest.raises(Conflict, match="node 1 is at h:1"):
+        log.add_member("3", "h:1")
+    log.move_member("1", "h:9")
+    log.remove_member("2")
+    log.move_member("2", "h:8")
+    assert log.read().members == {"1": "h:9"}
+    monkeypatch.setattr(etcd_log, "RAFT_MEMBERS_MAX", 1)
+    with pytest.raises(Conflict, match="the most"):
+        log.add_member("4", "h:4")
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "name, value, error, says",
     [
-        (500, b'{"error": "etcdserver: mvcc: database space exceeded", "code": 8}', StorageFull),
-        (400, b'{"message": "no", "code": 3}', Unavailable),
-        (401, b'{"error": "invalid", "code": 16}', Unavailable),
-        (502, b"<html>", ConnectionFailed),
-        (200, b"[]", Unavailable),
+        ("leader", b"x", StorageIncompatible, "no cluster's"),
+        ("head", b"\xc1", StorageIncompatible, "not of a cluster"),
+        ("head", b"text", StorageIncompatible, "not of a cluster"),
+        ("head", msgspec.msgpack.encode([1, 0, 0, "", 0]), StorageIncompatible, "format 1"),
+        ("head", msgspec.msgpack.encode([3]), StorageIncompatible, "format 3"),
+        ("head", msgspec.msgpack.encode([2, 7]), Damage, "cannot be read"),
     ],
 )
-def test_what_etcd_refuses_is_an_error_of_ours(status: int, body: bytes, error: type[DanubeError]) -> None:
-    with gateway(lambda path, authorization: (status, body)) as endpoint:
-        for user in ("", "u"):
-            calls = EtcdCalls([endpoint], user=user)
-            with pytest.raises(error):
-                calls.get(b"a")
-            calls.close()
-        calls = EtcdCalls([endpoint])
-        with pytest.raises(OutcomeUnknown if error is ConnectionFailed else error):
-            calls.put_if(b"a", 0, [])
-        calls.close()
+def test_a_prefix_that_is_anothers_is_refused(
+    etcd_server: EtcdServer, prefix: str, name: str, value: bytes, error: type[Damage], says: str
+) -> None:
+    put(etcd_server, prefix + name, value)
+    log = etcd_server.log(prefix)
+    with pytest.raises(error, match=says):
+        log.read()
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "value, error", [(bytes(8) + b"\2", StorageIncompatible), (bytes(8) + b"\1\xc1", Damage)]
+)
+def test_an_entry_that_cannot_be_read_is_refused(
+    etcd_server: EtcdServer, prefix: str, writer: Writer, value: bytes, error: type[Damage]
+) -> None:
+    put(etcd_server, f"{prefix}entries/{1:020}", value)
+    with pytest.raises(error):
+        writer.log.entries_after(0, 1)
+    put(etcd_server, f"{prefix}entries/{1:020}", bytes(8) + b"\1" + msgspec.msgpack.encode(("gone", 1)))
+    assert writer.log.entries_after(0, 1) is None

@@ -18,36 +18,15 @@ from danube.cluster.control.door import serve_host
 from danube.cluster.control.node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
 from danube.cluster.etcd.place import EtcdPlace
 from danube.cluster.links.transport import bind
-from danube.core.cluster.commands import AllocateId, DeletePrefix, RevokeLease
+from danube.core.cluster.commands import DeletePrefix, RevokeLease
 from danube.core.metadata.commands import Change, Command, DeleteNamespace, DeleteTopic
 from danube.core.metadata.machine import Metadata
-from danube.core.metadata.ports import Clock
 
 SIZE = 3
 HEARTBEAT_MS = 100
 START_S = 30.0
 STOP_S = 10.0
-START_WALL_US = 1_700_000_000_000_000  # the tests' own: the first leader looks before it follows that
 OWN_NAMESPACES = ("default", "system")
-
-
-class LeadersClock:
-    """The clock of one test after the other, as one that never goes back."""
-
-    def __init__(self) -> None:
-        self._time: Clock | None = None
-        self._passed_ns = 0
-
-    def follow(self, time: Clock) -> None:
-        """Go on with this clock, as if no time had passed meanwhile."""
-        self._passed_ns = self.monotonic_ns() - time.monotonic_ns()
-        self._time = time
-
-    def monotonic_ns(self) -> int:
-        return self._passed_ns + (self._time.monotonic_ns() if self._time is not None else 0)
-
-    def wall_us(self) -> int:
-        return self._time.wall_us() if self._time is not None else START_WALL_US
 
 
 class MemberLog(ClusterLog):
@@ -61,10 +40,9 @@ class MemberLog(ClusterLog):
 class RaftMembers(threading.Thread):
     """A cluster of three; ``log`` opens another worker's log, at the next member each time."""
 
-    def __init__(self, directory: Path, clock: LeadersClock, etcd: EtcdPlace | None = None) -> None:
-        self.etcd = etcd
+    def __init__(self, directory: Path, etcd: EtcdPlace | None = None) -> None:
         super().__init__(daemon=True, name="raft-members")
-        self.clock = clock
+        self.etcd = etcd
         self.directories = [directory / f"n{place}" for place in range(SIZE)]
         self.failures: list[BaseException] = []
         self._turn = count()
@@ -87,11 +65,6 @@ class RaftMembers(threading.Thread):
         """A worker's log at one of the members."""
         directory = self.directories[next(self._turn) % SIZE]
         return MemberLog(directory / METADATA_DIRECTORY, address(directory))
-
-    def agree_on_time(self) -> None:
-        """Time went on while tests of other logs ran: let the machine know."""
-        with self.log() as log:
-            log.propose(AllocateId(counter="/turns"))
 
     def clear(self) -> None:
         """Take away what a test left; numbers that were given stay given."""

@@ -93,8 +93,8 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
     """The member of a cluster that this host runs; None where the broker is alone."""
-    from danube.cluster.control.node_files import NODE_FILE, load_node, refuse_etcd
     from danube.cluster.control.recovery import refuse_unfinished
+    from danube.cluster.log.node_files import NODE_FILE, load_node, refuse_etcd
 
     if not config.cluster.enabled:
         refuse_unfinished(config.data_dir)

@@ -15,7 +15,7 @@ from danube.broker.processes.listeners import BACKLOG, LOCAL
 from danube.broker.worker.places import Places
 from danube.cluster.control.calls import Answer, ClusterStatus, Request, Status
 from danube.cluster.control.door import ControllerClient
-from danube.cluster.control.waiting import Waiting, waiting_error
+from danube.cluster.log.waiting import Waiting, waiting_error
 from danube.core.protocol import native as wire
 from danube.errors import DanubeError, Unavailable
 from danube.host import clock, telemetry

@@ -28,7 +28,6 @@ from danube.cluster.control.node import (
     Node,
     NodeSettings,
 )
-from danube.cluster.control.node_files import NODE_FILE, load_node
 from danube.cluster.control.recovery import refuse_unfinished, refuse_unsound
 from danube.cluster.control.registration import Local, Proposals, Registration
 from danube.cluster.control.survey import check_node_file
@@ -36,6 +35,7 @@ from danube.cluster.etcd.place import check_place, place_of
 from danube.cluster.links.addresses import parse_addresses, split_address
 from danube.cluster.links.tls import TlsFiles, contexts
 from danube.cluster.links.transport import bind
+from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.placement.balance import BalanceSettings
 from danube.errors import WrongState
 from danube.host import telemetry

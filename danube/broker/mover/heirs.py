@@ -9,7 +9,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.broker.tiers.inheritance import Heir, inherit
-from danube.cluster.control.node_files import NODE_FILE, load_node
+from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.cluster.commands import Reservation
 from danube.errors import DanubeError, StoreUnavailable
 from danube.host import clock

@@ -14,7 +14,7 @@ import msgspec
 from danube.broker.operations import alone
 from danube.broker.operations.arguments import Args, flag, integer, text, texts
 from danube.broker.operations.paging import listed
-from danube.cluster.control.waiting import waiting_error
+from danube.cluster.log.waiting import waiting_error
 from danube.core.cluster.commands import (
     DeleteKey,
     ForgetBroker,

@@ -33,7 +33,7 @@ import msgspec
 
 from danube.broker.processes.directories import highest_incarnation, proof_of_use
 from danube.broker.processes.process import alive, identity_of
-from danube.cluster.control.node_files import NODE_FILE, load_node
+from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.batch.checksum import crc32c, key_hash
 from danube.core.placement.recovered import INCARNATIONS_AHEAD
 from danube.errors import AlreadyRunning, Damage, LimitExceeded, StorageFailed, StorageIncompatible

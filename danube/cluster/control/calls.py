@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.cluster.control.waiting import Waiting
 from danube.cluster.links.frames import UNREADABLE
+from danube.cluster.log.waiting import Waiting
 from danube.cluster.raft.engine import Members
 from danube.core.cluster.commands import Allocated, BrokerRecord, KeyRecord, Lease
 from danube.core.metadata.commands import Outcome, TopicRecord, in_full

@@ -28,9 +28,9 @@ from danube.cluster.control.calls import (
     encode,
     received_error,
 )
-from danube.cluster.control.node_files import NodeRecord, check_node_id
-from danube.cluster.control.waiting import Waiting
 from danube.cluster.links.transport import Transport
+from danube.cluster.log.node_files import NodeRecord, check_node_id
+from danube.cluster.log.waiting import Waiting
 from danube.cluster.raft.engine import Members
 from danube.errors import (
     ConfigInvalid,

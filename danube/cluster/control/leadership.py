@@ -20,10 +20,10 @@ from danube.cluster.control.calls import (
     encode_outcomes,
 )
 from danube.cluster.control.duty_rounds import DutyRounds
-from danube.cluster.control.node_files import check_node_id
 from danube.cluster.control.proposer import APPLY_POLL_S, Proposer
 from danube.cluster.links.addresses import split_address
 from danube.cluster.log.applied_log import AppliedLog
+from danube.cluster.log.node_files import check_node_id
 from danube.cluster.raft.engine import Engine, Members
 from danube.core.metadata.commands import decode_commands
 from danube.core.placement.balance import BalanceSettings

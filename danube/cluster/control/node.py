@@ -34,16 +34,16 @@ from danube.cluster.control.calls import (
 )
 from danube.cluster.control.formation import ASK_TIMEOUT_S, Formation, Formed, ask_to_join
 from danube.cluster.control.leadership import Leadership
-from danube.cluster.control.node_files import ETCD, FORMING, MEMBER, check_journal, load_node, store_node
 from danube.cluster.control.roster import Roster
 from danube.cluster.control.to_leader import ToLeader
-from danube.cluster.control.waiting import Waiting, waiting_error
 from danube.cluster.etcd.place import EtcdFormation, EtcdPlace
 from danube.cluster.links.frames import Greeting, Lane
 from danube.cluster.links.link import LinkTimes
 from danube.cluster.links.tls import TlsContexts
 from danube.cluster.links.transport import Identity, Transport
 from danube.cluster.log.applied_log import AppliedLog
+from danube.cluster.log.node_files import ETCD, FORMING, MEMBER, check_journal, load_node, store_node
+from danube.cluster.log.waiting import Waiting, waiting_error
 from danube.cluster.raft.engine import Engine, EngineStatus, Host, Machine, Members
 from danube.core.placement.balance import BalanceSettings
 from danube.errors import DanubeError, InvalidArgument, NotSupported, Unavailable, WrongState, broken

@@ -31,7 +31,9 @@ from typing import Final
 import msgspec
 
 from danube.cluster.control.node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
-from danube.cluster.control.node_files import (
+from danube.cluster.control.survey import Survey, check_node_file, member, read_journal, survey
+from danube.cluster.log import log_file
+from danube.cluster.log.node_files import (
     MEMBER,
     NODE_FILE,
     NodeRecord,
@@ -39,8 +41,6 @@ from danube.cluster.control.node_files import (
     load_node,
     store_node,
 )
-from danube.cluster.control.survey import Survey, check_node_file, member, read_journal, survey
-from danube.cluster.log import log_file
 from danube.cluster.raft.disk import DirectoryDisk
 from danube.cluster.raft.engine import Members
 from danube.cluster.raft.journal import Base, Identity, Journal, Promise

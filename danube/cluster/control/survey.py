@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from danube.cluster.control.node import JOURNAL_DIRECTORY, JOURNAL_FILE, METADATA_DIRECTORY
-from danube.cluster.control.node_files import NODE_FILE, NodeRecord, load_node, refuse_etcd
 from danube.cluster.log import log_file
 from danube.cluster.log.applied_log import stamped
+from danube.cluster.log.node_files import NODE_FILE, NodeRecord, load_node, refuse_etcd
 from danube.cluster.raft.entry import COMMAND
 from danube.cluster.raft.journal import Identity
 from danube.cluster.raft.prefix import Prefix, read_prefix

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from danube.cluster.control.node_files import ETCD, NODE_FILE, NodeRecord, load_node
-from danube.cluster.control.waiting import Waiting
 from danube.cluster.etcd.calls import TIMEOUT_S, EtcdCalls
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog, Known
+from danube.cluster.log.node_files import ETCD, NODE_FILE, NodeRecord, load_node
+from danube.cluster.log.waiting import Waiting
 from danube.errors import ConfigInvalid, Damage, DanubeError, Unavailable, WrongState
 from danube.host import telemetry
 from danube.host.clock import wall_us

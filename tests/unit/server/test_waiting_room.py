@@ -15,7 +15,7 @@ import danube
 from danube import app
 from danube.cluster.control import cluster_log
 from danube.cluster.control.calls import ClusterStatus
-from danube.cluster.control.waiting import Waiting
+from danube.cluster.log.waiting import Waiting
 from danube.config.loading import BrokerConfig
 from danube.errors import Unavailable
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb

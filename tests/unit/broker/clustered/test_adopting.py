@@ -16,9 +16,9 @@ from danube.broker.processes import unbroken
 from danube.broker.processes.copied import begin_history, note_place
 from danube.broker.processes.data_dir import DataDir
 from danube.broker.tiers.inheritance import LOG_EPOCHS, Heir, inherit, read_owner
-from danube.cluster.control.node_files import MEMBER, NodeRecord, load_node, store_node
 from danube.cluster.control.recovery import Plan, recover, unfinished
 from danube.cluster.log.local_log import LocalLog
+from danube.cluster.log.node_files import MEMBER, NodeRecord, load_node, store_node
 from danube.cluster.raft.disk import DirectoryDisk
 from danube.cluster.raft.journal import Journal
 from danube.config.loading import load

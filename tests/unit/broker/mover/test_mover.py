@@ -21,7 +21,7 @@ from danube.broker.mover import partition as mover_partition
 from danube.broker.mover.mover import Mover
 from danube.broker.processes import last_resort
 from danube.broker.processes.contexts import DrainSignal, MoverContext, Pulse, SupervisorSettings
-from danube.cluster.control.node_files import MEMBER, NodeRecord, store_node
+from danube.cluster.log.node_files import MEMBER, NodeRecord, store_node
 from danube.config.sections import StorageConfig
 from danube.core.partition import tier_plan
 from danube.core.partition.tier_plan import TierSettings

@@ -28,11 +28,11 @@ from danube.cluster.control.calls import (
 )
 from danube.cluster.control.cluster_log import ClusterLog, copy_exists
 from danube.cluster.control.door import serve_host
-from danube.cluster.control.node_files import MEMBER, NodeRecord, check_journal, load_node, store_node
 from danube.cluster.control.proposer import Proposer
 from danube.cluster.log import applied_log
 from danube.cluster.log.applied_log import AppliedLog
 from danube.cluster.log.local_log import LocalLog
+from danube.cluster.log.node_files import MEMBER, NodeRecord, check_journal, load_node, store_node
 from danube.core.cluster.commands import Agreed, Allocated, AllocateId, PutKey
 from danube.core.metadata.commands import (
     CreateNamespace,

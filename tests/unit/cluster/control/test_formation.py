@@ -11,8 +11,8 @@ from danube.cluster.control import formation
 from danube.cluster.control.calls import Change, Failed, Introduction, encode, sent_error
 from danube.cluster.control.formation import Formation
 from danube.cluster.control.leadership import changed_members
-from danube.cluster.control.node_files import NodeRecord
-from danube.cluster.control.waiting import waiting_error
+from danube.cluster.log.node_files import NodeRecord
+from danube.cluster.log.waiting import waiting_error
 from danube.cluster.raft.engine import Members
 from danube.errors import Conflict, ConnectionFailed
 

@@ -18,9 +18,9 @@ from danube.cluster.control.node import (
     Node,
     NodeSettings,
 )
-from danube.cluster.control.node_files import MEMBER, NodeRecord, store_node
 from danube.cluster.links.transport import bind
 from danube.cluster.log.local_log import LocalLog
+from danube.cluster.log.node_files import MEMBER, NodeRecord, store_node
 from danube.cluster.raft.engine import Engine, EngineStatus, Host, Machine, Members
 from danube.cluster.raft.raftos_engine import RaftosEngine
 from danube.core.metadata.commands import CreateNamespace

@@ -16,10 +16,10 @@ from danube.cli.terminal.services import Services
 from danube.cluster.control import recovery
 from danube.cluster.control.calls import Introduction
 from danube.cluster.control.formation import Formation
-from danube.cluster.control.node_files import MEMBER, NodeRecord, load_node, store_node
 from danube.cluster.control.recovery import recover, refuse_unsound, rejoin, unfinished
 from danube.cluster.control.survey import survey
 from danube.cluster.log.applied_log import AppliedLog
+from danube.cluster.log.node_files import MEMBER, NodeRecord, load_node, store_node
 from danube.cluster.raft.disk import DirectoryDisk
 from danube.cluster.raft.engine import Members
 from danube.cluster.raft.entry import COMMAND, NOTHING, Entry, members_entry

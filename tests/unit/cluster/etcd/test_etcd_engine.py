@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from danube.cluster.control.node_files import ETCD, NodeRecord
 from danube.cluster.etcd import engine as etcd_engine
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog
 from danube.cluster.etcd.place import EtcdFormation, EtcdPlace
+from danube.cluster.log.node_files import ETCD, NodeRecord
 from danube.cluster.raft.engine import EngineStatus, Members
 from danube.errors import (
     ConnectionFailed,

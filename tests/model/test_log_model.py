@@ -18,7 +18,7 @@ from danube.host import files
 from danube.wal.log.log import Log, LogIdentity, LogOptions
 from danube.wal.log.syncer import SealJob
 from danube.wal.segments.spare import SpareJob
-from danube.wal.verify.oracle import verify
+from tests.log_oracle import verify
 from tests.unit.wal_samples import records_in
 
 IDENTITY = LogIdentity(7, 1)

@@ -14,7 +14,7 @@ import pytest
 from danube.errors import StorageFailed, StorageFull
 from danube.host import files
 from danube.wal.log.log import Log
-from danube.wal.verify.oracle import verify as verify_directory
+from tests.log_oracle import verify as verify_directory
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.wal_samples import append, memory_directory, open_log, read_all, roll, sync
 

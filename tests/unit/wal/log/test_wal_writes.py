@@ -17,7 +17,7 @@ from danube.limits import MIB, WRITE_BYTES_MAX
 from danube.wal.log.log import LogOptions
 from danube.wal.segments.stored_segment import StoredSegment
 from danube.wal.segments.writer import footer_room
-from danube.wal.verify.oracle import verify as verify_directory
+from tests.log_oracle import verify as verify_directory
 from tests.unit.wal_samples import IDENTITY, append, batch_of, open_log, read_all
 
 LARGE = LogOptions(segment_bytes=64 * MIB, preallocate_first=MIB, preallocate_step_max=MIB)

@@ -18,8 +18,8 @@ from danube.wal.segments.merge import SealedRange, merge
 from danube.wal.segments.reading import offset_at_time, read_segment
 from danube.wal.segments.segment import HEADER_BYTES, file_name
 from danube.wal.verify.bytes import BytesSource, FindingKind
-from danube.wal.verify.oracle import verify
 from danube.wal.verify.segment import read_segment as read_independently
+from tests.log_oracle import verify
 from tests.unit.merge_samples import (
     Record,
     append_keyed,

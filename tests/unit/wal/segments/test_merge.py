@@ -14,8 +14,8 @@ from danube.wal.segments.merge import SealedRange, merge
 from danube.wal.segments.reading import offset_at_time, read_segment
 from danube.wal.segments.segment import HEADER_BYTES, file_name, read_summary
 from danube.wal.verify.bytes import BytesSource
-from danube.wal.verify.oracle import verify
 from danube.wal.verify.segment import read_segment as read_independently
+from tests.log_oracle import verify
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.merge_samples import opened_segment, random_segments, records_of, sealed_log, stored_records
 from tests.unit.wal_samples import IDENTITY, START_US, memory_directory

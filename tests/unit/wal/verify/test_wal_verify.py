@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from danube.wal.segments.segment import HEADER_BYTES, file_name
-from danube.wal.verify.oracle import read_batches, verify
+from tests.log_oracle import read_batches, verify
 from tests.unit.wal_samples import IDENTITY, append, open_log, read_all, records_in, roll, sync
 
 

@@ -208,8 +208,6 @@ class _Builder:
         "count",
         "flags",
         "key_bytes",
-        "listed",
-        "listed_place",
         "name_size",
         "names",
         "origin_size",
@@ -302,7 +300,6 @@ class _Builder:
             pieces.append(self._numbers(request_ids, "<u8", "request ids"))
             self.flags |= _REQUEST_IDS
         self.pieces[_COLUMNS:_COLUMNS] = pieces
-        self.listed_place += len(pieces)
         self.columns_size += sum(map(len, pieces))
 
     def _numbers(self, values: Any, dtype: str, what: str) -> bytes:

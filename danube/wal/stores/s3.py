@@ -1,40 +1,50 @@
 """An object store that speaks S3, through the ``minio`` client; the only door to it.
 
-The client signs and sends one request at a time.  Connections and time-outs are ours (``_pool``), retries
-are those of :mod:`danube.wal.stores.retries` and no others, parts are those of
-:mod:`danube.wal.stores.multipart`. A body is checked on its way in: its SHA-256 is signed over http, its
-MD5 is sent over https.  On its way out, status, range and length must be those asked for.
+minio signs, cuts files into parts and reads the answers.  Between it and the network lies :class:`_Requests`
+with our connections, time-outs and retries (:mod:`danube.wal.stores.retries`), of a part as of any request.
+An answer that is no success becomes an error of ours before minio sees it.  So nothing that a server wrote
+gets into an error, and no key or signature does.
 
-Nothing that a server or the client wrote gets into an error (:mod:`danube.wal.stores.s3_answers`), so no key
-or signature does.  Of the client one inner method is used, ``_execute``, since its public ones hide the
-requests of a multipart upload.
+A body is checked on its way in: its SHA-256 is signed over http, its MD5 is sent over https.  On its way out,
+status, range and length must be those asked for.
+
+An upload that was cut begins anew.  Its parts stay at the store until ``clean_uploads`` drops them, for which
+minio has no public call: the two inner ones there are the only ones that are used.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
+from xml.etree.ElementTree import ParseError
 
 import certifi
 import minio
 import urllib3
 from minio.credentials.credentials import Credentials as MinioCredentials
 from minio.credentials.providers import AssumeRoleProvider, IamAwsProvider, Provider
-from minio.error import InvalidResponseError, S3Error, ServerError
+from minio.deleteobjects import DeleteObject
+from minio.error import MinioException
 
 from danube.config.sections import StorageSettings
-from danube.errors import ConfigInvalid, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
+from danube.errors import (
+    ConfigInvalid,
+    DanubeError,
+    ObjectMissing,
+    StoreDamaged,
+    StoreRefused,
+    StoreUnavailable,
+)
 from danube.host.clock import wall_us
-from danube.wal.stores import s3_answers
-from danube.wal.stores import s3_answers as s3_errors
+from danube.limits import MIB
 from danube.wal.stores.credentials import CredentialSource
-from danube.wal.stores.multipart import FileUpload, part_size, run_parallel
 from danube.wal.stores.objects import (
     COPY_BYTES,
     PARALLEL,
@@ -48,12 +58,22 @@ from danube.wal.stores.objects import (
     write_exactly,
 )
 from danube.wal.stores.retries import Retries
-from danube.wal.stores.s3_answers import Answer, Upload
+from danube.wal.stores.s3_answers import code_of, content_range, failure, retry_after_s
 
 CONNECT_TIMEOUT_S: Final = 3.0
 READ_TIMEOUT_S: Final = 30.0
 REGION: Final = "us-east-1"  # what servers that know no regions expect
-DELETED_AT_ONCE: Final = 1_000
+PARTS_MAX: Final = 10_000
+PART_BYTES_LEAST: Final = 5 * MIB  # of every part but the last, says S3
+_SUCCESS: Final = (200, 204, 206)
+_RESULT: Final = re.compile(rb"\s*(<\?[^>]*>)?\s*<(\w+:)?\w+Result[\s/>]")
+_GONE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+_REASONS: Final = {
+    "ConnectTimeoutError": "no connection in time",
+    "NameResolutionError": "its name is not known",
+    "NewConnectionError": "the connection was refused",
+    "ReadTimeoutError": "no answer in time",
+}
 
 
 class MinioStore:
@@ -76,12 +96,22 @@ class MinioStore:
         self._prefix = prefix + "/" if prefix else ""
         self._parallel = settings.upload_parallel
         self._part_bytes = settings.part_bytes
-        pool = _pool(settings.upload_parallel, connect_timeout_s, read_timeout_s)
-        self._client = _client(settings, pool, os.environ if environ is None else environ)
+        options = {
+            "timeout": urllib3.Timeout(connect=connect_timeout_s, read=read_timeout_s),
+            "maxsize": 2 * settings.upload_parallel + 8,  # those of uploads, and as many for downloads
+            "cert_reqs": "CERT_REQUIRED",
+            "ca_certs": os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        }
+        self._requests = _Requests(self.retries, options)
+        self._make_client = _client_maker(settings, os.environ if environ is None else environ, options)
+        self._client = self._make_client(self._requests)
 
     def put(self, key: str, data: bytes) -> None:
-        body = bytes(data)
-        self.retries.run(lambda: self._ask("put", "PUT", check_key(key), body=body, headers=_binary()))
+        name, size = self._prefix + check_key(key), len(data)
+        with self._asking("put", key):
+            self._client.put_object(
+                self._bucket, name, BytesIO(data), size, part_size=max(size, PART_BYTES_LEAST)
+            )
 
     def put_file(
         self,
@@ -92,28 +122,32 @@ class MinioStore:
         parallel: int = PARALLEL,
         progress: Progress | None = None,
     ) -> None:
+        name = self._prefix + check_key(key)
         fd, size = open_source(path)
+        source = _Source(fd, size, path, progress)
+        client = self._make_client(_UploadRequests(self._requests, source))
         try:
-            data = read_exactly(fd, size, 0, path) if size <= part_size(size, part_bytes) else None
+            with self._asking("put", key):
+                client.put_object(
+                    self._bucket, name, source, size,  # type: ignore[arg-type]
+                    part_size=part_size(size, part_bytes), num_parallel_uploads=parallel,
+                )  # fmt: skip
+        except ObjectMissing as error:  # the upload: it was ended, or is complete and that answer was lost
+            found = self.head(key)
+            if found is None or found.size != size:
+                raise StoreUnavailable(
+                    f"the upload of {key} was ended by somebody else", why=error.what, key=key
+                ) from None
         finally:
             os.close(fd)
-        if data is not None:
-            self.put(key, data)
-            if progress is not None:
-                progress(size)
-            return
-        upload = FileUpload(
-            self, self.retries, check_key(key), path,
-            part_bytes=part_bytes, parallel=parallel, progress=progress,
-        )  # fmt: skip
-        upload.run()
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_range(start, end)
+        check_key(key)
         if start == end:
             return b""
         try:
-            return self.retries.run(lambda: self._get(check_key(key), start, end))
+            return self.retries.run(lambda: self._get(key, start, end))
         except StoreDamaged:
             found = self.head(key) if end is None else None
             if found is not None and found.size == start:
@@ -124,149 +158,80 @@ class MinioStore:
         check_range(start, end)
         check_key(key)
         step = max(self._part_bytes, -(-(end - start) // 1_000))
-        run_parallel(
-            (
-                partial(self._copy, key, first, min(first + step, end), fd, position + first - start)
-                for first in range(start, end, step)
-            ),
-            self._parallel,
-        )
+        copies = [
+            partial(self._copy, key, first, min(first + step, end), fd, position + first - start)
+            for first in range(start, end, step)
+        ]
+        _run_parallel(copies, self._parallel)
 
     def head(self, key: str) -> ObjectInfo | None:
+        """An answer to HEAD has no body, so a refused one gives no reason: one GET of a byte does."""
+        name = self._prefix + check_key(key)
         try:
-            response = self.retries.run(lambda: self._head(check_key(key)))
+            try:
+                with self._asking("head", key):
+                    found = self._client.stat_object(self._bucket, name)
+            except (StoreRefused, ObjectMissing):
+                self.retries.run(lambda: self._get_byte(key))
+                raise  # the GET is not refused: then all that is known is what HEAD said
         except ObjectMissing:
             return None
-        headers = response.headers
-        modified_us = s3_answers.http_moment_us(headers.get("Last-Modified", ""))
-        length = headers.get("Content-Length", "")
-        if not length.isdigit():
+        if "Content-Length" not in (found.metadata or {}):
             raise StoreUnavailable(f"store {self.name} did not say the length of {key}", store=self.name)
-        return ObjectInfo(key, int(length), headers.get("ETag", "").strip('"'), modified_us)
+        return _info(key, found)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        query = {"list-type": "2", "encoding-type": "url", "prefix": self._prefix + prefix}
-        if after:
-            query["start-after"] = self._prefix + after
-        while True:
-            answer = self._answer("list", "ListBucketResult", query, prefix)
-            for info in answer.objects():
-                key = info.key.removeprefix(self._prefix)
+        start_after = self._prefix + after if after else None
+        with self._asking("list", prefix):
+            for one in self._client.list_objects(
+                self._bucket, self._prefix + prefix, recursive=True, start_after=start_after
+            ):
+                key = one.object_name.removeprefix(self._prefix)
                 if key > after:
-                    yield info._replace(key=key)
-            token = answer.text("NextContinuationToken")
-            if not answer.truncated or not token:
-                return
-            query["continuation-token"] = token
+                    yield _info(key, one)
 
     def delete(self, keys: Iterable[str]) -> None:
-        names = [self._prefix + check_key(key) for key in keys]
-        for first in range(0, len(names), DELETED_AT_ONCE):
-            some = names[first : first + DELETED_AT_ONCE]
-            self.retries.run(partial(self._delete, some))
+        names = [DeleteObject(self._prefix + check_key(key)) for key in keys]
+        with self._asking("delete", ""):
+            for error in self._client.remove_objects(self._bucket, names):
+                if error.code not in _GONE:
+                    key = (error.name or "").removeprefix(self._prefix)
+                    raise failure(self.name, "delete", key, 200, error.code)
 
     def clean_uploads(self, older_than_us: int) -> int:
         bound_us = wall_us() - older_than_us
         count = 0
-        for upload in self._all_uploads():
-            if 0 < upload.begun_us <= bound_us:
-                key = upload.key.removeprefix(self._prefix)
+        for upload in self._unfinished():
+            if 0 < _us(upload.initiated_time) <= bound_us:
                 try:
-                    self.retries.run(partial(self.abort_upload, key, upload.upload_id))
+                    with self._asking("abort", upload.object_name.removeprefix(self._prefix)):
+                        self._client._abort_multipart_upload(
+                            self._bucket, upload.object_name, upload.upload_id
+                        )
                 except ObjectMissing:
                     continue  # completed or aborted meanwhile
                 count += 1
         return count
 
-    # The requests of a multipart upload: danube.wal.stores.multipart.PartCalls.
-
-    def find_uploads(self, key: str) -> Sequence[str]:
-        whole = self._prefix + key
-        found = [upload for upload in self._uploads(whole) if upload.key == whole]
-        return [upload.upload_id for upload in sorted(found, key=lambda one: -one.begun_us)]
-
-    def begin_upload(self, key: str) -> str:
-        response = self._ask("begin", "POST", key, query={"uploads": ""}, headers=_binary())
-        return Answer(response.data, "InitiateMultipartUploadResult").text("UploadId")
-
-    def stored_parts(self, key: str, upload_id: str) -> dict[int, tuple[str, int]]:
-        found: dict[int, tuple[str, int]] = {}
-        query = {"uploadId": upload_id, "max-parts": "1000"}
-        while True:
-            answer = Answer(
-                self._ask("list parts", "GET", key, query=query).data, "ListPartsResult", "ListPartsResponse"
-            )
-            found.update((number, (etag, size)) for number, etag, size in answer.parts())
-            if not answer.truncated:
-                return found
-            query["part-number-marker"] = answer.text("NextPartNumberMarker")
-
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
-        query = {"uploadId": upload_id, "partNumber": str(number)}
-        response = self._ask("put a part of", "PUT", key, query=query, body=data)
-        etag = response.headers.get("ETag", "").strip('"')
-        if not etag:
-            raise StoreUnavailable(f"store {self.name} gave part {number} of {key} no ETag", store=self.name)
-        return str(etag)
-
-    def complete_upload(self, key: str, upload_id: str, etags: Sequence[str]) -> None:
-        body = s3_answers.completion(etags)
-        headers = {"Content-Type": "application/xml"}
-        response = self._ask(
-            "complete", "POST", key, query={"uploadId": upload_id}, body=body, headers=headers
-        )
-        # S3 begins its answer with 200 before it knows; a failure is in the body then.
-        code = s3_answers.error_code(response.data)
-        if code:
-            raise s3_errors.failure(self.name, "complete", key, 500, code, response.headers)
-        Answer(response.data, "CompleteMultipartUploadResult")
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        self._ask("abort", "DELETE", key, query={"uploadId": upload_id})
-
-    def _uploads(self, prefix: str) -> Iterator[Upload]:
-        query = {"uploads": "", "encoding-type": "url", "max-uploads": "1000", "prefix": prefix}
-        while True:
-            answer = self._answer("list uploads of", "ListMultipartUploadsResult", query, prefix)
-            yield from answer.uploads()
-            if not answer.truncated:
-                return
-            query["key-marker"] = s3_answers.unquoted(answer.text("NextKeyMarker"))
-            query["upload-id-marker"] = answer.text("NextUploadIdMarker")
-
-    def _all_uploads(self) -> Iterator[Upload]:
-        """Of every key; a MinIO server finds uploads by a whole key or none, not by a prefix."""
+    def _unfinished(self) -> Iterator[Any]:
+        """Unfinished uploads below the prefix; a MinIO server finds them by a whole key or none."""
         found = [*self._uploads(self._prefix)]
         if not found and self._prefix:
             try:
                 found = [*self._uploads("")]
             except StoreRefused:
                 pass  # these credentials see the prefix alone
-        return (upload for upload in found if upload.key.startswith(self._prefix))
+        return (upload for upload in found if upload.object_name.startswith(self._prefix))
 
-    def _answer(self, doing: str, root: str, query: Mapping[str, str], what: str) -> Answer:
-        return self.retries.run(lambda: Answer(self._ask(doing, "GET", query=query, what=what).data, root))
-
-    def _delete(self, names: Sequence[str]) -> None:
-        body = s3_answers.deletion(names)
-        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-        headers = {"Content-MD5": digest, "Content-Type": "application/xml"}
-        response = self._ask("delete", "POST", query={"delete": ""}, body=body, headers=headers)
-        for name, code in Answer(response.data, "DeleteResult").failures():
-            if code not in ("NoSuchKey", "NoSuchVersion"):
-                key = name.removeprefix(self._prefix)
-                raise s3_errors.failure(self.name, "delete", key, 200, code, {})
-
-    def _head(self, key: str) -> Any:
-        """An answer to HEAD has no body, so a refused one gives no reason: one GET of a byte does."""
-        try:
-            return self._ask("head", "HEAD", key)
-        except (StoreRefused, ObjectMissing):
-            try:
-                self._ask("head", "GET", key, headers={"Range": "bytes=0-0"}, stream=True).close()
-            except StoreDamaged:
-                pass  # it is empty, so there is no such range
-            raise  # the GET is not refused: then all that is known is what HEAD said
+    def _uploads(self, prefix: str) -> Iterator[Any]:
+        marker = None
+        while True:
+            with self._asking("list uploads of", prefix):
+                page = self._client._list_multipart_uploads(self._bucket, prefix=prefix, key_marker=marker)
+            yield from page.uploads
+            marker = page.next_key_marker
+            if not page.is_truncated or not marker:
+                return
 
     def _get(self, key: str, start: int, end: int | None) -> bytes:
         with self._open(key, start, end) as (response, size):
@@ -275,6 +240,13 @@ class MinioStore:
                 pieces.append(self._read(response, key, size))
                 size -= len(pieces[-1])
             return b"".join(pieces)
+
+    def _get_byte(self, key: str) -> None:
+        try:
+            with self._asking("head", key):
+                self._client.get_object(self._bucket, self._prefix + key, 0, 1).close()
+        except StoreDamaged:
+            pass  # it is empty, so there is no such range
 
     def _copy(self, key: str, start: int, end: int, fd: int, position: int) -> None:
         """Copy a range; after a failure half-way the rest is asked for, of the same content."""
@@ -297,10 +269,9 @@ class MinioStore:
     @contextmanager
     def _open(self, key: str, start: int, end: int | None) -> Iterator[tuple[Any, int]]:
         """The answer to a GET and how many bytes it holds; the connection is kept if all were read."""
-        headers = (
-            {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
-        )
-        response = self._ask("get", "GET", key, headers=headers, stream=True)
+        with self._asking("get", key):
+            length = 0 if end is None else end - start
+            response = self._client.get_object(self._bucket, self._prefix + key, start, length)
         try:
             yield response, self._length(response, key, start, end)
         except BaseException:
@@ -317,7 +288,7 @@ class MinioStore:
         wanted = None if end is None else end - start
         if given is None and start == 0 and wanted in (None, size):
             return size
-        found = s3_answers.content_range(given or "")
+        found = content_range(given or "")
         if found is None or found[0] != start or found[1] - start != size:
             raise StoreUnavailable(
                 f"store {self.name} answered another range of {key}",
@@ -334,114 +305,187 @@ class MinioStore:
         try:
             data: bytes = response.read(min(COPY_BYTES, size))
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable("get", key, error) from None
+            raise self._in_words(_unreachable(error), "get", key) from None
         if not data:
             raise StoreUnavailable(f"the body of {key} ended early", store=self.name, key=key)
         return data
 
-    def _ask(
-        self,
-        doing: str,
-        method: str,
-        key: str = "",
-        *,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        stream: bool = False,
-        what: str = "",
-    ) -> Any:
-        """One request, once; whatever is no success leaves as a DanubeError."""
-        what = what or key
+    @contextmanager
+    def _asking(self, doing: str, what: str) -> Iterator[None]:
+        """Whatever is no success leaves as a DanubeError that says what was asked for."""
         try:
-            return self._client._execute(
-                method,
-                bucket_name=self._bucket,
-                object_name=self._prefix + key if key else None,
-                body=body,
-                headers=dict(headers or {}),
-                query_params=dict(query or {}),
-                preload_content=not stream,
-            )
-        except S3Error as error:
-            response = error.response
-            self._fail(doing, what, response.status, error.code or "", response.headers)
-        except InvalidResponseError as error:
-            self._fail(doing, what, error._code, "", {})
-        except ServerError as error:
-            self._fail(doing, what, error.status_code, "", {})
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(doing, what, error) from None
-        except ValueError as error:
-            # A document of the client's own parsers: credentials of a role, or an error that is cut XML.
+            yield
+        except DanubeError as error:
+            raise self._in_words(error, doing, what) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:  # of who gives credentials
+            raise self._in_words(_unreachable(error), doing, what) from None
+        except (MinioException, ParseError, ValueError) as error:
+            # A document of the client's own parsers: credentials of a role, or an answer that is cut XML.
             raise StoreUnavailable(
                 f"store {self.name} answered what cannot be read to {doing} {what}",
                 why=type(error).__name__, store=self.name, key=what,
             ) from None  # fmt: skip
 
-    def _fail(self, doing: str, what: str, status: int, code: str, headers: Mapping[str, str]) -> NoReturn:
-        raise s3_errors.failure(self.name, doing, what, status, code, headers) from None
-
-    def _unreachable(self, doing: str, what: str, error: Exception) -> StoreUnavailable | StoreRefused:
-        """In words of ours: messages of the library below hold addresses of objects in memory."""
-        message = f"store {self.name} cannot be reached to {doing} {what}"
-        if isinstance(error, urllib3.exceptions.SSLError):
-            return StoreRefused(
-                message, why="TLS failed", hint="check storage.endpoint and SSL_CERT_FILE", store=self.name
-            )
-        reason = _REASONS.get(type(error).__name__, "the connection broke")
-        return StoreUnavailable(message, why=reason, store=self.name, key=what)
+    def _in_words(self, error: DanubeError, doing: str, what: str) -> DanubeError:
+        """An error of a request, told with the store and what it was asked for."""
+        facts = error.facts
+        if "http_status" in facts and not facts["store"]:
+            wish_s = facts.get("retry_after_s", 0.0)
+            return failure(self.name, doing, what, facts["http_status"], facts["s3_code"], wish_s)
+        if "unreachable" in facts:
+            told = f"store {self.name} cannot be reached to {doing} {what}"
+            return type(error)(told, why=error.why, hint=error.hint, store=self.name, key=what)
+        return error
 
 
-_REASONS: Final = {
-    "ConnectTimeoutError": "no connection in time",
-    "NameResolutionError": "its name is not known",
-    "NewConnectionError": "the connection was refused",
-    "ReadTimeoutError": "no answer in time",
-}
+class _Requests(urllib3.PoolManager):
+    """Requests of one store.  One whose answer is read as a stream is tried again by whoever reads it."""
+
+    def __init__(self, retries: Retries, options: dict[str, Any]) -> None:
+        super().__init__(retries=False, **options)
+        self._retries = retries
+
+    def urlopen(self, method: str, url: str, *_: Any, **options: Any) -> Any:
+        once = partial(self._once, method, url, options)
+        return self._retries.run(once) if options.get("preload_content", True) else once()
+
+    def _once(self, method: str, url: str, options: dict[str, Any]) -> Any:
+        """A success; the facts of another answer are complete but for the store."""
+        try:
+            response = super().urlopen(method, url, redirect=False, **options)
+            status = response.status
+            body = b"" if status in _SUCCESS and method != "POST" else response.data
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _unreachable(error) from None
+        if status == 200 and method == "POST" and not _RESULT.match(body):
+            status = 500  # S3 begins its answer with 200 before it knows
+        if status in _SUCCESS:
+            return response
+        raise failure("", "", "", status, code_of(body), retry_after_s(response.headers))
 
 
-def _binary() -> dict[str, str]:
-    return {"Content-Type": "application/octet-stream"}
+class _Source:
+    """A file that minio reads and cuts into parts.
+
+    A read that fails gives zeros and is told by the next request of its upload.  From a failing read minio
+    would leave its pool of threads behind, each with a part.
+    """
+
+    def __init__(self, fd: int, size: int, path: Path, progress: Progress | None) -> None:
+        self.failed: Exception | None = None
+        self._fd, self._size, self._path, self._progress = fd, size, path, progress
+        self._position = 0
+
+    def read(self, size: int) -> bytes:
+        size = min(size, self._size - self._position)
+        if self.failed is None:
+            try:
+                data = read_exactly(self._fd, size, self._position, self._path)
+                self._position += size
+                if self._progress is not None and size:
+                    self._progress(size)
+                return data
+            except Exception as error:
+                self.failed = error
+        return bytes(size)
 
 
-def _pool(parallel: int, connect_timeout_s: float, read_timeout_s: float) -> urllib3.PoolManager:
-    """Connections kept: those of uploads, and as many for downloads beside them."""
-    return urllib3.PoolManager(
-        timeout=urllib3.Timeout(connect=connect_timeout_s, read=read_timeout_s),
-        maxsize=2 * parallel + 8,
-        cert_reqs="CERT_REQUIRED",
-        ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
-        retries=False,
-    )
+class _UploadRequests(urllib3.PoolManager):
+    """Requests of one upload: none but that which aborts it goes out once its file cannot be read.
+
+    An abort that fails hides no error: the parts stay for ``clean_uploads``.
+    """
+
+    def __init__(self, requests: _Requests, source: _Source) -> None:
+        super().__init__()
+        self._requests = requests
+        self._source = source
+
+    def urlopen(self, method: str, url: str, *_: Any, **options: Any) -> Any:
+        if self._source.failed is not None and method != "DELETE":
+            raise self._source.failed
+        try:
+            return self._requests.urlopen(method, url, **options)
+        except DanubeError:
+            if method != "DELETE":
+                raise
+            return urllib3.HTTPResponse(status=204)
 
 
-def _client(settings: StorageSettings, pool: urllib3.PoolManager, environ: Mapping[str, str]) -> minio.Minio:
+def part_size(size: int, wanted: int) -> int:
+    """Bytes of a part: as wanted, but within what a store allows for a file of ``size`` bytes."""
+    least = -(-size // PARTS_MAX)
+    return max(wanted, PART_BYTES_LEAST, -(-least // MIB) * MIB)
+
+
+def _run_parallel(calls: Sequence[Callable[[], None]], parallel: int) -> None:
+    """Run the calls, ``parallel`` at a time; after one failed no further one begins, and it is raised."""
+    if len(calls) == 1:
+        return calls[0]()
+    with ThreadPoolExecutor(parallel, thread_name_prefix="store") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _unreachable(error: Exception) -> StoreUnavailable | StoreRefused:
+    """In words of ours: messages of the library below hold addresses of objects in memory."""
+    if isinstance(error, urllib3.exceptions.SSLError):
+        hint = "check storage.endpoint and SSL_CERT_FILE"
+        return StoreRefused("unreachable", why="TLS failed", hint=hint, unreachable=True)
+    why = _REASONS.get(type(error).__name__, "the connection broke")
+    return StoreUnavailable("unreachable", why=why, unreachable=True)
+
+
+def _info(key: str, found: Any) -> ObjectInfo:
+    return ObjectInfo(key, found.size, found.etag or "", _us(found.last_modified))
+
+
+def _us(moment: Any) -> int:
+    return 0 if moment is None else round(moment.timestamp() * 1_000_000)
+
+
+def _client_maker(
+    settings: StorageSettings, environ: Mapping[str, str], options: dict[str, Any]
+) -> Callable[[urllib3.PoolManager], minio.Minio]:
+    """What makes clients with the same credentials; ConfigInvalid when none can be made."""
     source = CredentialSource(settings, environ)
     region = source.region() or REGION
     endpoint = settings.endpoint or f"https://s3.{region}.amazonaws.com"
     scheme, _, host = endpoint.partition("://")
-    provider = None if settings.anonymous else _provider(settings, source, pool, endpoint, region)
-    try:
+    provider = None if settings.anonymous else _provider(settings, source, options, endpoint, region)
+
+    def make(requests: urllib3.PoolManager) -> minio.Minio:
         client = minio.Minio(
-            host, secure=scheme == "https", region=region, credentials=provider, http_client=pool
+            host, secure=scheme == "https", region=region, credentials=provider, http_client=requests
         )
+        if settings.virtual_host_style:
+            client.enable_virtual_style_endpoint()  # type: ignore[no-untyped-call]
+        elif settings.endpoint:
+            client.disable_virtual_style_endpoint()  # type: ignore[no-untyped-call]
+        return client
+
+    try:
+        make(urllib3.PoolManager())
     except ValueError:
         raise ConfigInvalid(
             f"storage.endpoint {endpoint!r} or storage.region {region!r} cannot be used", hint="correct them"
         ) from None
-    if settings.virtual_host_style:
-        client.enable_virtual_style_endpoint()  # type: ignore[no-untyped-call]
-    elif settings.endpoint:
-        client.disable_virtual_style_endpoint()  # type: ignore[no-untyped-call]
-    return client
+    return make
 
 
 def _provider(
-    settings: StorageSettings, source: CredentialSource, pool: urllib3.PoolManager, endpoint: str, region: str
+    settings: StorageSettings, source: CredentialSource, options: dict[str, Any], endpoint: str, region: str
 ) -> Provider:
     found = source.current()
-    if found is not None and settings.role_arn:
+    if found is not None and not settings.role_arn:
+        return _Renewed(source)
+    pool = urllib3.PoolManager(retries=urllib3.Retry(3, backoff_factor=0.2), **options)
+    if found is not None:
         return AssumeRoleProvider(
             sts_endpoint=settings.endpoint or f"https://sts.{region}.amazonaws.com",
             access_key=found.access_key,
@@ -451,8 +495,6 @@ def _provider(
             region=region,
             http_client=pool,
         )
-    if found is not None:
-        return _Renewed(source)
     if settings.endpoint:
         raise StoreRefused(
             f"there are no credentials for {settings.endpoint}",

@@ -1,15 +1,13 @@
-"""What S3 answers, word by word: documents, refusals, headers."""
+"""Answers of S3 word by word: refusals, headers; and the sizes of parts."""
 
 from __future__ import annotations
 
 import pytest
 
+from danube import limits
 from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
 from danube.wal.stores import s3_answers
-from danube.wal.stores import s3_answers as s3_errors
-from danube.wal.stores.s3_answers import Answer
-
-NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+from danube.wal.stores.s3 import PART_BYTES_LEAST, PARTS_MAX, part_size
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
     ],
 )
 def test_each_refusal_has_its_error(status: int, code: str, expected: type[DanubeError]) -> None:
-    error = s3_errors.failure("s3://b", "get", "key", status, code, {})
+    error = s3_answers.failure("s3://b", "get", "key", status, code)
     assert type(error) is expected
     assert error.facts["http_status"] == status
     if expected is StoreRefused:
@@ -54,7 +52,7 @@ def test_each_refusal_has_its_error(status: int, code: str, expected: type[Danub
 
 
 def test_what_is_no_code_is_not_repeated() -> None:
-    error = s3_errors.failure("s3://b", "get", "key", 403, "<AWSAccessKeyId>AKIA1234", {})
+    error = s3_answers.failure("s3://b", "get", "key", 403, "<AWSAccessKeyId>AKIA1234")
     assert "AKIA" not in f"{error} {error.hint} {error.facts}"
 
 
@@ -62,54 +60,9 @@ def test_what_is_no_code_is_not_repeated() -> None:
     ("text", "seconds"), [("3", 3.0), ("0", 0.0), ("900", 60.0), ("", 0.0), ("Fri, 31 Dec 1999", 0.0)]
 )
 def test_a_wish_for_a_pause_is_bounded(text: str, seconds: float) -> None:
-    error = s3_errors.failure("s3://b", "put", "key", 503, "SlowDown", {"Retry-After": text})
+    wish_s = s3_answers.retry_after_s({"Retry-After": text})
+    error = s3_answers.failure("s3://b", "put", "key", 503, "SlowDown", wish_s)
     assert error.facts["retry_after_s"] == seconds
-
-
-@pytest.mark.parametrize("namespace", [NAMESPACE, ""])
-def test_a_list_of_objects_is_read(namespace: str) -> None:
-    text = (
-        f"<ListBucketResult {namespace}><IsTruncated>true</IsTruncated><EncodingType>url</EncodingType>"
-        "<NextContinuationToken>t=1</NextContinuationToken>"
-        "<Contents><Key>a%2Fb+c</Key><Size>7</Size><ETag>&quot;e1&quot;</ETag>"
-        "<LastModified>2025-01-31T12:00:00.500Z</LastModified></Contents></ListBucketResult>"
-    )
-    answer = Answer(text.encode(), "ListBucketResult")
-    assert [tuple(info) for info in answer.objects()] == [("a/b c", 7, "e1", 1_738_324_800_500_000)]
-    assert answer.truncated
-    assert answer.text("NextContinuationToken") == "t=1"
-
-
-def test_keys_that_are_not_encoded_are_taken_as_they_are() -> None:
-    text = "<ListBucketResult><Contents><Key>a%2Fb+c</Key><Size>7</Size></Contents></ListBucketResult>"
-    assert [info.key for info in Answer(text.encode(), "ListBucketResult").objects()] == ["a%2Fb+c"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "not xml",
-        "<ListBucketResult><Contents>",
-        "<html></html>",
-        "<Error><Code>SlowDown</Code></Error>",
-        "<ListBucketResult><Contents><Key>a</Key><Size>many</Size></Contents></ListBucketResult>",
-    ],
-)
-def test_another_document_is_an_answer_to_ask_again_for(text: str) -> None:
-    with pytest.raises(StoreUnavailable):
-        list(Answer(text.encode(), "ListBucketResult").objects())
-
-
-def test_bodies_that_are_sent_are_read_back() -> None:
-    body = s3_answers.completion(["e1", "e2"])
-    assert [(number, etag) for number, etag, _ in _parts(body)] == [(1, "e1"), (2, "e2")]
-    assert b"<Quiet>true</Quiet><Object><Key>a&amp;b</Key></Object>" in s3_answers.deletion(["a&b"])
-
-
-def _parts(body: bytes) -> list[tuple[int, str, int]]:
-    sized = body.replace(b"</Part>", b"<Size>0</Size></Part>")
-    return list(Answer(sized, "CompleteMultipartUpload").parts())
 
 
 @pytest.mark.parametrize(
@@ -127,10 +80,17 @@ def test_content_range(text: str, found: tuple[int, int, int] | None) -> None:
     assert s3_answers.content_range(text) == found
 
 
-def test_times_that_cannot_be_read_are_zero() -> None:
-    assert s3_answers.moment_us("yesterday") == 0
-    assert s3_answers.http_moment_us("yesterday") == 0
-    assert s3_answers.http_moment_us("Fri, 31 Jan 2025 12:00:00 GMT") == 1_738_324_800_000_000
-    assert s3_answers.error_code(b"<Error><Code>SlowDown</Code></Error>") == "SlowDown"
-    assert s3_answers.error_code(b"<Other><Code>SlowDown</Code></Other>") == ""
-    assert s3_answers.error_code(b"") == ""
+def test_a_code_is_read_from_an_error_alone() -> None:
+    error = b"<Error><Code>SlowDown</Code></Error>"
+    assert s3_answers.code_of(error) == s3_answers.code_of(b'<?xml version="1.0"?>\n' + error) == "SlowDown"
+    assert s3_answers.code_of(b"<Error><Code><b>AKIA</b></Code></Error>") == ""
+    assert s3_answers.code_of(b"<Other><Code>SlowDown</Code></Other>") == ""
+    assert s3_answers.code_of(b"") == ""
+
+
+def test_part_sizes_keep_to_what_stores_allow() -> None:
+    assert part_size(100, 1) == PART_BYTES_LEAST
+    assert part_size(10 * limits.GIB, 16 * limits.MIB) == 16 * limits.MIB
+    huge = 5 * 1024 * limits.GIB
+    assert part_size(huge, 16 * limits.MIB) * PARTS_MAX >= huge
+    assert part_size(huge, 16 * limits.MIB) % limits.MIB == 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from danube.config.loading import Problem
+from danube.config.problems import Problem
 from danube.limits import RECORD_BYTES_MAX
 
 _STORE_KEYS: Final = {

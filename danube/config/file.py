@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import yaml
 
 from danube.config import aliases as config_aliases
-from danube.config.loading import FILE_BYTES_MAX, Problem, suggestion
+from danube.config.problems import Problem, suggestion
 from danube.config.sections import Setting
 from danube.errors import ConfigInvalid
+from danube.limits import MIB
 
+FILE_BYTES_MAX: Final = 1 * MIB
 _NULL_TAG = "tag:yaml.org,2002:null"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube import limits
+from danube.config.problems import Problem, suggestion
 from danube.config.sections import (
     AUTOMATIC,
     AdminConfig,
@@ -45,7 +46,6 @@ from danube.host import local_socket
 from danube.host.files import user_directory
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
-FILE_BYTES_MAX: Final = 1 * limits.MIB
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -146,15 +146,6 @@ class _Given:
     key: str
     text: str
     origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with the configuration."""
-
-    origin: str
-    what: str
-    hint: str = ""
 
 
 def cpu_quota() -> float | None:
@@ -401,14 +392,6 @@ def _etcd_contradictions(cluster: ClusterConfig, origins: Mapping[str, str]) -> 
             what = f"cluster.etcd_{name} is given, and cluster.metadata speaks no TLS"
             hint = "write cluster.metadata as etcds://host:2379"
             yield Problem(origins[f"cluster.etcd_{name}"], what, hint)
-
-
-def suggestion(wrong: str, known: list[str]) -> str:
-    """A did-you-mean for a misspelt word, or an empty text."""
-    import difflib
-
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def _from_environment(

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from danube.cli.topics.topics import update
 from danube.config import loading as config
-from danube.config.loading import BrokerConfig, Problem, load
+from danube.config.file import FILE_BYTES_MAX
+from danube.config.loading import BrokerConfig, load
+from danube.config.problems import Problem
 from danube.config.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
 from danube.core.batch.payloads import larger_record_hint
 from danube.core.partition.policy import TopicPolicy
@@ -151,7 +153,7 @@ def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="cannot be read"):
         load(tmp_path / "absent.yml", {}, {})
     with pytest.raises(ConfigInvalid, match="larger than"):
-        load(written(tmp_path, "#" * (config.FILE_BYTES_MAX + 1)), {}, {})
+        load(written(tmp_path, "#" * (FILE_BYTES_MAX + 1)), {}, {})
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -22,13 +22,10 @@ from danube.host import clock
 from danube.server.grpc.methods import Method, MethodKind
 from danube.server.grpc.placing import HeldCall, Unplaced
 from danube.server.grpc.request_stream import RequestStream, check_framing
-from danube.server.grpc.socket import GrpcSocket
+from danube.server.grpc.socket import GrpcSocket, SocketDoor
 from danube.server.grpc.statuses import trailers_of
 from danube.server.messages.consuming import GrpcConsumer
 from danube.server.services.calls import Call
-
-if TYPE_CHECKING:
-    from danube.server.grpc.door import GrpcDoor
 
 ASSEMBLING_BYTES_MAX = 64 * 1024 * 1024  # sixteen of the largest messages that topics take by default
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
@@ -57,7 +54,7 @@ class _Whole(NamedTuple):
 class GrpcConnection(GrpcSocket):
     """See the module."""
 
-    def __init__(self, door: GrpcDoor) -> None:
+    def __init__(self, door: SocketDoor) -> None:
         super().__init__(door)
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._headed: set[Stream] = set()  # streams whose headers were sent before their end

@@ -6,7 +6,7 @@ Whatever the machine tells of calls is :mod:`danube.server.grpc.connection`'s.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from danube.core.http2.connection import ServerConnection
 from danube.errors import DanubeError
@@ -17,7 +17,13 @@ from danube.server.half_open import tune_socket
 from danube.server.native import HIGH_WATER_BYTES
 
 if TYPE_CHECKING:
-    from danube.server.grpc.door import GrpcDoor
+    from collections.abc import Callable
+
+    from danube.broker.api import Turns
+    from danube.core.http2.frames import Http2Settings
+    from danube.server.grpc.methods import Method
+    from danube.server.grpc.placing import Placing
+    from danube.server.messages.consuming import GrpcConsumer
 
 _log = telemetry.events("grpc")
 NEVER_NS = 1 << 63
@@ -26,12 +32,31 @@ LAST_WORDS_NS_MAX = 3_000_000_000  # to read why it was refused
 UNREAD_NS_MAX = 300_000_000_000  # a peer that takes less than HIGH_WATER_BYTES in this time is given up
 
 
+class SocketDoor(Protocol):
+    """The port as its connections see it: :class:`danube.server.grpc.door.GrpcDoor`."""
+
+    methods: dict[str, Method]
+    message_bytes_max: int
+    http2_settings: Http2Settings
+    scratch: memoryview
+    turns: Turns
+    count: Callable[[str, int], None]
+    draining: bool
+    placing: Placing | None
+
+    def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None: ...
+    def closed(self, connection: GrpcSocket) -> None: ...
+    def leave(self, consumer: GrpcConsumer) -> None: ...
+    def writable(self, connection: GrpcSocket) -> None: ...
+    def has_output(self, connection: GrpcSocket) -> None: ...
+
+
 class GrpcSocket(asyncio.BufferedProtocol):
     """See the module; who inherits has the machine tell it of calls."""
 
     _http2: ServerConnection
 
-    def __init__(self, door: GrpcDoor) -> None:
+    def __init__(self, door: SocketDoor) -> None:
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._rest = b""  # the beginning of a frame

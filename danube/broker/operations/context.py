@@ -1,8 +1,7 @@
-"""What any worker answers itself: one table of operations for native ADMIN frames and gRPC calls.
+"""The context of operations: what they act on, and how they answer.
 
 An operation takes plain values and answers one, or an error, on the loop: at once, or when a command
-was committed or a definition examined.  Operations of a partition's owner are in
-:mod:`danube.broker.shard.admin`.
+was committed or a definition examined.  :mod:`danube.broker.operations.table` lists them all.
 """
 
 from __future__ import annotations
@@ -10,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.operations import cluster as cluster_operations
-from danube.broker.operations import roles as access_operations
-from danube.broker.operations import schemas as schema_operations
-from danube.broker.operations import storage as storage_operations
-from danube.broker.operations import topics as topic_operations
 from danube.broker.operations.arguments import Args
 from danube.cluster.control.cluster_log import ClusterLog
-from danube.errors import DanubeError, InvalidArgument
+from danube.errors import DanubeError
 from danube.ids import check_topic_name
 
 if TYPE_CHECKING:
@@ -34,14 +28,6 @@ Answer = Callable[[Any], None]
 
 Operation = Callable[["Operations", Args, Answer], None]
 AskOwner = Callable[[str, str, Args, Answer], None]
-
-_TABLE: dict[str, Operation] = {
-    **topic_operations.TABLE,
-    **schema_operations.TABLE,
-    **access_operations.TABLE,
-    **storage_operations.TABLE,
-    **cluster_operations.TABLE,
-}
 
 
 class Operations:
@@ -72,13 +58,6 @@ class Operations:
         self._metadata = metadata
         self._proposals = proposals
         self._metadata_changed = metadata_changed
-
-    def carry_out(self, op: str, args: Args, answer: Answer) -> None:
-        """Do what ``op`` says; raises the error of a request that cannot be taken, answers all others."""
-        operation = _TABLE.get(op)
-        if operation is None:
-            raise InvalidArgument(f"operation {op[:80]!r} is not known", hint="the client may be newer")
-        operation(self, args, answer)
 
     @property
     def state(self) -> Metadata:

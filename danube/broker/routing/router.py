@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from danube.broker.api import Session
 from danube.broker.operations.context import Answer, Operations
 from danube.broker.operations.schema_gate import SchemaGate
+from danube.broker.operations.table import carry_out
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
 from danube.broker.routing.remote import RecordKind, RemoteSessions
@@ -316,7 +317,7 @@ class Router:
     # -- operations that any worker answers -------------------------------------------------------
 
     def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
-        self.operations.carry_out(request.op, request.args, self._answer_to(session, correlation))
+        carry_out(self.operations, request.op, request.args, self._answer_to(session, correlation))
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
         """Sends a value or an error to whoever asked, if it is still there."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from danube.core.partition.exposure import NOTHING, Pending, together
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
 from danube.host import clock, telemetry
-from danube.wal.cold.cache import Ticket
+from danube.wal.cold.reads import Ticket
 from danube.wal.cold.segment import BLOCK_BYTES, ColdSegment, Missing
 from danube.wal.segments.reading import Chunk, OffsetRange
 from danube.wal.segments.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES

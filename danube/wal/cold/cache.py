@@ -26,7 +26,7 @@ from typing import Any, Final
 from danube.errors import DanubeError, StorageFailed, StoreDamaged, StoreUnavailable
 from danube.host import files
 from danube.limits import MIB
-from danube.wal.cold.reads import WaitingRead, WaitingReads
+from danube.wal.cold.reads import Ticket, WaitingRead, WaitingReads
 from danube.wal.cold.segment import BLOCK_BYTES, ColdSegment, Missing
 from danube.wal.segments.descriptors import descriptors
 from danube.wal.segments.index import index_cache
@@ -43,15 +43,6 @@ ANSWER_MAX_NS: Final = 120_000_000_000
 PAUSE_FIRST_NS: Final = 200_000_000
 PAUSE_MAX_NS: Final = 30_000_000_000
 _PAUSE_FOR_GOOD_NS: Final = 5_000_000_000  # what only an operator can mend is not asked for more often
-
-
-class Ticket:
-    """``done`` becomes true when it is worth reading again."""
-
-    __slots__ = ("done",)
-
-    def __init__(self, *, done: bool = False) -> None:
-        self.done = done
 
 
 class Fetch:

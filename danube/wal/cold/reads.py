@@ -14,13 +14,21 @@ from collections.abc import Callable, Container, Hashable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from danube.wal.cold.cache import Ticket
     from danube.wal.cold.segment import ColdSegment
 
 KEPT_NS: Final = 2_000_000_000
 
 Block = tuple[str, int]  # key of the object, number
 Name = tuple[str, Hashable]  # key of the object, who reads
+
+
+class Ticket:
+    """``done`` becomes true when it is worth reading again."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, *, done: bool = False) -> None:
+        self.done = done
 
 
 class WaitingRead:

@@ -15,7 +15,8 @@ from danube.host import files
 from danube.wal.cold import cache as cold_cache
 from danube.wal.cold import reads as cold_reads
 from danube.wal.cold import segment as cold_segment
-from danube.wal.cold.cache import ANSWER_MAX_NS, ColdCache, Fetch, Ticket
+from danube.wal.cold.cache import ANSWER_MAX_NS, ColdCache, Fetch
+from danube.wal.cold.reads import Ticket
 from danube.wal.cold.segment import ColdReading, ColdSegment, Missing
 from danube.wal.segments.segment import LogIdentity
 from danube.wal.segments.stored_segment import StoredSegment

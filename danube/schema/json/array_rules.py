@@ -9,7 +9,7 @@ from danube.schema.json.shape import Inner, Shape, Together, difference, flat, l
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
-    from danube.schema.json.compatibility import Comparison
+    from danube.schema.json.comparison import Comparison
 
 
 def array_rules(comparison: Comparison, writer: Together, shape: Shape) -> list[Difference]:

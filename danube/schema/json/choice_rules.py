@@ -9,7 +9,7 @@ from danube.schema.json.shape import NUMBERS, Shape, Together, difference, under
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
-    from danube.schema.json.compatibility import Comparison
+    from danube.schema.json.comparison import Comparison
 
 DISJOINT_DEPTH_MAX = 4
 """How many levels of properties are searched for something that tells two schemas apart."""

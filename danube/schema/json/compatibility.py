@@ -11,120 +11,32 @@ How: the writer's schemas that hold at once (``$ref``, ``allOf``) are taken toge
 the reader must follow from them.  Where it does not, the writer's alternatives are tried one by one.
 Recursive schemas are compared by assuming what is being proven, for values inside the value only.
 The work is bounded by STEPS_MAX comparisons.
-
-Whether two schemas assert the same, word for word, with references followed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from danube.schema.json.dialect import DRAFT_6, DRAFT_7
-from danube.schema.json.document import Document, Node
-from danube.schema.json.rules import rules
-from danube.schema.json.shape import Inner, Matches, Shape, Together, flat
+from danube.schema.json.array_rules import array_rules
+from danube.schema.json.choice_rules import choice_rules
+from danube.schema.json.comparison import Comparison, Definitions, Entangled
+from danube.schema.json.document import Node
+from danube.schema.json.object_rules import object_rules
+from danube.schema.json.shape import NUMBERS, Shape, Together, difference, flat, kind_of, limit_rules, short
 from danube.schema.json_text import canonical
 from danube.schema.model import Difference
 
-_PLAIN: Final = (
-    "type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
-    "maxLength", "pattern", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "required",
-    "minProperties", "maxProperties", "dependentRequired",
-)  # fmt: skip
-_CONTENT: Final = ("contentEncoding", "contentMediaType")
-_BELOW: Final = (
-    "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "patternProperties",
-    "additionalProperties", "propertyNames", "dependentSchemas", "dependencies", "items", "prefixItems",
-    "additionalItems", "contains", "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
-
-
-def same(one: Node, other: Node, known: Mapping[tuple[Node, Node], bool]) -> tuple[bool, int]:
-    """Whether two schemas allow the same because they are written the same, and how many pairs it took.
-
-    Titles and the like do not count.  Recursive schemas are the same when no difference is found on the way
-    round.  ``known`` are earlier answers.
-    """
-    seen: set[tuple[Node, Node]] = set()
-    waiting = [(one, other)]
-    while waiting:
-        pair = waiting.pop()
-        if pair in seen or pair[0] is pair[1] or known.get(pair):
-            continue
-        seen.add(pair)
-        inner = _pairs(*pair) if pair not in known and _signature(pair[0]) == _signature(pair[1]) else None
-        if inner is None:
-            return False, len(seen)
-        waiting += inner
-    return True, len(seen)
-
-
-def _signature(node: Node) -> bytes:
-    """All that a schema asserts by itself, as one text; made once for each schema."""
-    if not node.signature:
-        node.signature = canonical(_asserted(node))
-    return node.signature
-
-
-def _asserted(node: Node) -> Any:
-    if isinstance(node.schema, bool):
-        return [node.schema, node.outside]
-    draft = node.document.draft
-    words = _PLAIN + _CONTENT if draft in (DRAFT_6, DRAFT_7) else _PLAIN
-    found = {word: node.get(word) for word in words if node.get(word) is not None}
-    # A const of null is something else than none, and so is a list among the dependencies.
-    silenced = "$ref" in node.schema and draft <= DRAFT_7
-    if draft >= DRAFT_6 and "const" in node.schema and not silenced:
-        found["const"] = node.schema["const"]
-    lists = {name: one for name, one in (node.get("dependencies") or {}).items() if isinstance(one, list)}
-    return [draft, found, lists]
-
-
-def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]] | None:
-    """The sub-schemas that must be the same too; None when they do not stand in the same places."""
-    if len(one.references) != len(other.references):
-        return None
-    found = list(zip(one.references, other.references, strict=True))
-    for keyword in _BELOW:
-        mine, theirs = one.below(keyword), other.below(keyword)
-        if mine.keys() != theirs.keys():
-            return None
-        found += [(node, theirs[name]) for name, node in mine.items()]
-    return found
-
-
-STEPS_MAX: Final = 300_000
-"""Schemas looked at; each takes a microsecond or two."""
+_ANY_TEXT: Final = frozenset({"", ".*", "^", "$", "^.*", ".*$"})
+"""Patterns that every text matches: a pattern is searched for, not held against the whole."""
 
 FRAMES_MAX: Final = 5_000
 """Calls inside each other: ten for each level of objects and arrays that references lead through."""
 
-DIFFERENCES_MAX: Final = 100
-SPLITS_MAX: Final = 4
-
-Accepts = Callable[[Node, Any], bool]
-
-
-class Definitions(msgspec.Struct, frozen=True):
-    """Two documents, and the validator's own word about a single value or name."""
-
-    reader: Document
-    writer: Document
-    accepts: Accepts
-    matches: Matches
-
-
-class Entangled(Exception):
-    """The comparison took more steps than are given to it."""
-
 
 def strict_differences(definitions: Definitions) -> list[Difference]:
     """Every reason why the reader may refuse what the writer allows; at most DIFFERENCES_MAX of them."""
-    comparison = Comparison(definitions)
+    comparison = Comparison(definitions, rules)
     frames = sys.getrecursionlimit()
     sys.setrecursionlimit(max(frames, FRAMES_MAX))
     try:
@@ -141,170 +53,222 @@ def strict_differences(definitions: Definitions) -> list[Difference]:
         sys.setrecursionlimit(frames)
 
 
-class Comparison:
-    """One comparison of two documents: what was proven, what is being proven, what it may still cost."""
+def rules(comparison: Comparison, writer: Together, reader: Node) -> list[Difference]:
+    """Why a reader may refuse what the writer allows; paths are relative to the reader's schema."""
+    if not writer.kinds or any(shape.node is reader for shape in writer.shapes):
+        return []
+    if writer.values is not None:
+        refused = _refused_values(comparison, writer, reader)
+        if not refused:
+            return []
+        return _why_values(comparison, writer, reader, refused)
+    found: list[Difference] = []
+    for node in flat(reader):
+        if any(shape.node is node for shape in writer.shapes):
+            continue
+        differing = _one(comparison, writer, node)
+        if differing and not any(
+            shape.node is not None and comparison.same(shape.node, node) for shape in writer.shapes
+        ):
+            found += differing
+    return found
 
-    def __init__(self, definitions: Definitions) -> None:
-        self.accepts = definitions.accepts
-        self.matches = definitions.matches
-        self._shapes: dict[Node, Shape] = {}
-        self._assumed_shapes: dict[Any, Shape] = {}
-        self._known: dict[Any, list[Difference]] = {}
-        self._open: dict[Any, int] = {}  # claim being proven -> how deep inside the value it was begun
-        self._proven: list[Any] = []  # claims proven, oldest first; some lean on claims still open
-        self._same: dict[tuple[Node, Node], bool] = {}
-        self._depth = 0
-        self._steps = 0
 
-    # What the rules ask for.
-
-    def nodes(self, writers: Iterable[Node], reader: Node) -> list[Difference]:
-        """Differences between writers that all hold and a reader, for the same value."""
-        return self.differences(self.together(writers), reader)
-
-    def inside(self, parent: Together, inner: Inner, reader: Node) -> list[Difference]:
-        """The same for a value inside the value that ``parent`` is about."""
-        return self.inner_differences(self.inner(parent, inner), reader)
-
-    def inner(self, parent: Together, inner: Inner) -> Together:
-        """What is known of a value inside."""
-        return Together(
-            self.shapes(inner.certain),
-            self.matches,
-            listed=parent.listed,
-            possible=inner.possible,
-            spend=self.step,
+def _one(comparison: Comparison, writer: Together, node: Node) -> list[Difference]:
+    comparison.step(10)
+    if node.outside:
+        if any(shape.node is not None and shape.node.outside == node.outside for shape in writer.shapes):
+            return []
+        return [
+            difference(
+                "cannot_decide", node.outside, None, "the reader holds the value against a meta-schema"
+            )
+        ]
+    shape = Shape(node)
+    refused = writer.kinds - shape.kinds
+    if refused:
+        return [_kinds_differ(writer, shape, node)]
+    found = []
+    if shape.values is not None:
+        word = "const_added" if node.get("const") is not None else "enum_added"
+        found.append(
+            difference(
+                word,
+                shape.values,
+                None,
+                "the reader takes these values only, the writer others too",
+                "list every value that is still written",
+            )
         )
+    if writer.kinds & NUMBERS:
+        found += _number_rules(writer, shape)
+    if "string" in writer.kinds:
+        found += _string_rules(writer, shape)
+    if "array" in writer.kinds:
+        found += array_rules(comparison, writer, shape)
+    if "object" in writer.kinds:
+        found += object_rules(comparison, writer, shape)
+    return found + choice_rules(comparison, writer, shape)
 
-    def inner_differences(self, writer: Together, reader: Node) -> list[Difference]:
-        """The same for a writer that is put together already, as for the names of an object."""
-        self._depth += 1
-        try:
-            return self.differences(writer, reader)
-        finally:
-            self._depth -= 1
 
-    def unlisted_within(self, writers: Iterable[Node], reader: Node) -> bool:
-        """Whether every value of some schemas, names that they do not list included, keeps to another."""
-        return self.holds(self.together(writers, listed=False), reader)
+def _kinds_differ(writer: Together, shape: Shape, node: Node) -> Difference:
+    written = _words(writer.kinds)
+    if node.schema is False:
+        return difference("value_refused", False, written, "the reader takes no value here")
+    read = node.get("type")
+    narrowed = bool(writer.kinds & shape.kinds)
+    return difference(
+        "type_narrowed" if narrowed else "type_changed",
+        read,
+        written,
+        f"the reader takes {_listed(_words(shape.kinds))}, the writer may write {_listed(written)}",
+        "list every type that is still written",
+    )
 
-    def unlisted_inside(self, writers: Iterable[Node], reader: Node) -> list[Difference]:
-        """The differences for a value inside, names that are not listed included."""
-        return self.inner_differences(self.together(writers, listed=False), reader)
 
-    def together(self, writers: Iterable[Node], *, listed: bool = True) -> Together:
-        return Together(self.shapes(writers), self.matches, listed=listed, spend=self.step)
-
-    def shapes(self, nodes: Iterable[Node]) -> list[Shape]:
-        return [self._shape(one) for node in nodes for one in flat(node)]
-
-    def assumed(
-        self, *, kinds: frozenset[str] | None = None, required: str = "", excluded: Node | None = None
-    ) -> Shape:
-        """A shape for what is known in one case of a proof."""
-        key = (kinds, required, excluded)
-        if key not in self._assumed_shapes:
-            if kinds is not None:
-                shape = Shape(kinds=kinds)
-            else:
-                shape = Shape(required=frozenset({required} if required else ()), excluded=excluded)
-            self._assumed_shapes[key] = shape
-        return self._assumed_shapes[key]
-
-    def holds(self, writer: Together, reader: Node) -> bool:
-        """Whether the reader takes all that the writer allows."""
-        return not self.differences(writer, reader)
-
-    def same(self, one: Node, other: Node) -> bool:
-        """Whether two schemas are written the same."""
-        if (one, other) not in self._same:
-            alike, count = same(one, other, self._same)
-            self._same[one, other] = alike
-            self.step(4 * count)
-        return self._same[one, other]
-
-    def step(self, count: int = 1) -> None:
-        self._steps += count
-        if self._steps > STEPS_MAX:
-            raise Entangled
-
-    # One claim.
-
-    def differences(self, writer: Together, reader: Node) -> list[Difference]:
-        """Paths are relative to the reader's schema."""
-        key = (writer.key, reader)
-        if key in self._known:
-            return self._known[key]
-        if key in self._open:
-            if self._open[key] < self._depth:
-                return []  # The same claim about a smaller value.
-            return [
-                Difference(
-                    path="", rule="cannot_decide", message="the schemas refer to each other in a circle"
+def _number_rules(writer: Together, shape: Shape) -> list[Difference]:
+    found = []
+    whole = not writer.kinds & {"fraction"}
+    for word, mine, others in (
+        ("minimum", shape.lower(), [one.lower() for one in writer.shapes]),
+        ("maximum", shape.upper(), [one.upper() for one in writer.shapes]),
+    ):
+        if mine is None:
+            continue
+        sign = 1 if word == "minimum" else -1
+        known = [_edge(one, sign, whole) for one in others if one is not None]
+        if not known or max(known) < _edge(mine, sign, whole):
+            rule = "minimum_raised" if word == "minimum" else "maximum_lowered"
+            limits = [one[0] for one in others if one is not None]
+            best = (max(limits) if sign > 0 else min(limits)) if limits else None
+            found.append(
+                difference(
+                    rule,
+                    mine[0],
+                    best,
+                    f"the reader's {word} is {_bound(mine)}, the writer's is "
+                    f"{'not set' if best is None else best}",
+                    "keep the wider range",
                 )
-            ]
-        self.step(10 + len(writer.shapes))
-        mark = len(self._proven)
-        self._open[key] = self._depth
-        try:
-            found = self._examine(writer, reader)[:DIFFERENCES_MAX]
-        finally:
-            del self._open[key]
-        self._known[key] = found
-        if found:
-            # What was proven on the way may have leaned on this claim, which is wrong.
-            for claim in self._proven[mark:]:
-                self._known.pop(claim, None)
-            del self._proven[mark:]
-        else:
-            self._proven.append(key)
-        return found
-
-    def _examine(self, writer: Together, reader: Node) -> list[Difference]:
-        found = rules(self, writer, reader)
-        if not found or writer.values is not None or len(writer.split) >= SPLITS_MAX:
-            return found
-        for part in self._parts(writer):
-            inner = [one for case in part for one in self.differences(case, reader)]
-            if not inner:
-                return []
-            return _distinct(inner)
-        return found
-
-    def _parts(self, writer: Together) -> Iterable[list[Together]]:
-        """The cases of the writer's first alternatives that were not told apart yet."""
-        for shape in writer.shapes:
-            for keyword in ("anyOf", "oneOf"):
-                branches = list(shape.below(keyword).values())
-                if branches and (shape, keyword) not in writer.split:
-                    mark = frozenset({(shape, keyword)})
-                    yield [
-                        writer.plus(
-                            [
-                                *self.shapes([branch]),
-                                *(self._others(branches, branch) if keyword == "oneOf" else ()),
-                            ],
-                            mark,
-                        )
-                        for branch in branches
-                    ]
-            condition = shape.below("if").get("")
-            if condition is not None and (shape, "if") not in writer.split:
-                then, otherwise = shape.below("then").values(), shape.below("else").values()
-                mark = frozenset({(shape, "if")})
-                yield [
-                    writer.plus(self.shapes([condition, *then]), mark),
-                    writer.plus([*self.shapes(otherwise), self.assumed(excluded=condition)], mark),
-                ]
-
-    def _others(self, branches: list[Node], taken: Node) -> list[Shape]:
-        return [self.assumed(excluded=branch) for branch in branches if branch is not taken]
-
-    def _shape(self, node: Node) -> Shape:
-        if node not in self._shapes:
-            self._shapes[node] = Shape(node)
-        return self._shapes[node]
+            )
+    step = shape.get("multipleOf")
+    if step is not None and not _divides(writer, step, whole):
+        steps = writer.known("multipleOf")
+        found.append(
+            difference(
+                "multiple_of_changed",
+                step,
+                steps[0] if steps else None,
+                f"the reader takes multiples of {step} only",
+            )
+        )
+    return found
 
 
-def _distinct(found: list[Difference]) -> list[Difference]:
-    return list({(one.path, one.rule): one for one in reversed(found)}.values())[::-1]
+def _edge(bound: tuple[Any, bool], sign: int, whole: bool) -> tuple[Any, bool]:
+    """A bound as a place on a line where greater means tighter."""
+    limit, strict = bound
+    if whole and strict and isinstance(limit, int):
+        return sign * (limit + sign), False
+    return sign * limit, strict
+
+
+def _bound(bound: tuple[Any, bool]) -> str:
+    return f"{bound[0]} (excluded)" if bound[1] else str(bound[0])
+
+
+def _divides(writer: Together, step: Any, whole: bool) -> bool:
+    for other in writer.known("multipleOf"):
+        if other == step or (type(other) is int and type(step) is int and other % step == 0):
+            return True
+    return step == 1 and whole
+
+
+def _string_rules(writer: Together, shape: Shape) -> list[Difference]:
+    found = limit_rules(
+        writer, shape, "Length", "length", writer.least("minLength"), writer.most("maxLength")
+    )
+    pattern = shape.get("pattern")
+    if pattern is not None and pattern not in _ANY_TEXT and pattern not in writer.known("pattern"):
+        known = writer.known("pattern")
+        found.append(
+            difference(
+                "pattern_changed" if known else "pattern_added",
+                pattern,
+                known[0] if known else None,
+                "the reader's pattern is not the writer's, and patterns are not compared further",
+                "keep the pattern, or check it where the value is used",
+            )
+        )
+    content = shape.content()
+    if content != (None, None) and all(one.content() != content for one in writer.shapes):
+        found.append(
+            difference(
+                "content_changed", [*content], None, "the reader asserts another encoding or media type"
+            )
+        )
+    return found
+
+
+def _refused_values(comparison: Comparison, writer: Together, reader: Node) -> list[Any]:
+    """Of the writer's known values, those that it allows and the reader refuses."""
+    schemas = [shape.node for shape in writer.shapes if shape.node is not None and not shape.node.outside]
+    excluded = [shape.excluded for shape in writer.shapes if shape.excluded is not None]
+    refused = []
+    for value in writer.values or []:
+        comparison.step(10)
+        if kind_of(value) not in writer.kinds or any(comparison.accepts(node, value) for node in excluded):
+            continue
+        if all(comparison.accepts(node, value) for node in schemas) and not comparison.accepts(reader, value):
+            refused.append(value)
+    return refused
+
+
+def _why_values(
+    comparison: Comparison, writer: Together, reader: Node, refused: list[Any]
+) -> list[Difference]:
+    shown = canonical(short(refused[0])).decode()
+    found: list[Difference] = []
+    for node in flat(reader):
+        shape = Shape(node)
+        if not (writer.kinds & shape.kinds) and not node.outside:
+            found.append(_kinds_differ(writer, shape, node))
+        elif shape.values is not None:
+            single = len(shape.values) == 1 and len(writer.values or []) == 1
+            found.append(
+                difference(
+                    "const_changed" if single else "enum_narrowed",
+                    short(shape.values),
+                    short(writer.values),
+                    f"the reader does not take {shown}",
+                    "list every value that is still written",
+                )
+            )
+        for keyword in ("anyOf", "oneOf"):
+            branches = node.below(keyword)
+            if branches and not any(comparison.accepts(one, refused[0]) for one in branches.values()):
+                rule = "any_of_narrowed" if keyword == "anyOf" else "one_of_narrowed"
+                message = f"no alternative of the reader takes {shown}"
+                hint = "keep every alternative that is still written"
+                found.append(difference(rule, len(branches), refused[0], message, hint, path=f"/{keyword}"))
+    return found or [
+        difference(
+            "value_refused",
+            reader,
+            refused[0],
+            f"the reader does not take {shown}",
+            "widen the reader's limits",
+        )
+    ]
+
+
+def _words(kinds: frozenset[str]) -> list[str]:
+    words = set(kinds)
+    if words & NUMBERS:
+        fraction = "fraction" in words or words & NUMBERS == {"whole"}
+        words = (words - NUMBERS) | {"number" if fraction else "integer"}
+    return sorted(words)
+
+
+def _listed(words: list[str]) -> str:
+    return " or ".join(words)

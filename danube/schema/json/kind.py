@@ -16,7 +16,8 @@ import jsonschema_rs
 import msgspec
 
 from danube.errors import DanubeError, PayloadInvalid, SchemaInvalid
-from danube.schema.json.compatibility import Definitions, strict_differences
+from danube.schema.json.comparison import Definitions
+from danube.schema.json.compatibility import strict_differences
 from danube.schema.json.cost import Cost, cost_of
 from danube.schema.json.dialect import URI_BY_DRAFT, draft_of
 from danube.schema.json.document import Document, Node, escape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from danube.broker.partition.consumers import SubscriptionHost
 from danube.broker.routing.router import RoutedSession
-from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.core.batch.columns import BatchView, encode
 from danube.core.metadata.commands import CreateTopic, Outcome
 from danube.core.metadata.known_consumers import producer_identity
@@ -26,7 +26,6 @@ from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD
 
 if TYPE_CHECKING:
     from danube.broker.worker.worker import Worker
-    from danube.client.machine.publishing import PartitionProducer
     from danube.client.machine.reply import Reply
     from danube.core.batch.columns import EncodedBatch
     from danube.core.dispatch.grants import DeadLetter

@@ -375,7 +375,7 @@ class Connection:
         self.session.connected()
         self.flush()
         try:
-            async with asyncio.timeout(greeting_s(self.session, timeout_s)):
+            async with asyncio.timeout(greeting_s(self.session.silence_ns, timeout_s)):
                 while not self.session.ready:
                     if link.lost.done():
                         raise closed_early(address, link.reason)

@@ -10,7 +10,7 @@ from typing import Any
 from danube.client.aio.connection import Connection
 from danube.client.aio.waiting import Waiting, Wakeups
 from danube.client.machine.ack import Ack
-from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Reply, all_settled
 from danube.client.records.group import SendFuture
 from danube.client.records.outbox import Outbox, Part, acks_of

@@ -405,7 +405,7 @@ class BlockingConnection:
         except DanubeError as error:
             self._owner_lost(link, error)
             return
-        late_ns = session.now_ns() + int(greeting_s(session, self._connect_timeout_s) * 1e9)
+        late_ns = session.now_ns() + int(greeting_s(session.silence_ns, self._connect_timeout_s) * 1e9)
         session.call_at(late_ns, lambda: None if session.ready else link.drop(_silent(address)))
 
     def _owner_lost(self, link: BlockingLink, error: DanubeError | None) -> None:
@@ -429,7 +429,7 @@ class BlockingConnection:
         for address in brokers.homes(self._addresses):
             try:
                 self._home.connect(address, timeout_s or self._connect_timeout_s)
-                self._home.shake(address, greeting_s(self.session, self._connect_timeout_s))
+                self._home.shake(address, greeting_s(self.session.silence_ns, self._connect_timeout_s))
                 brokers.found(address)
                 return
             except DanubeError as error:

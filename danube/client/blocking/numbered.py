@@ -20,7 +20,7 @@ from typing import Any, Final
 from danube.client.blocking.client import Client
 from danube.client.machine.admin import view_of
 from danube.client.machine.numbered import NumberedPartition, check_round
-from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Plan, Reply, all_settled
 from danube.client.records.outbox import IN_FLIGHT_BYTES
 from danube.client.records.records import compression_of

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from danube.errors import ConnectionFailed, DanubeError, InvalidArgument, ProtocolError
 from danube.limits import HANDSHAKE_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from danube.client.machine.session import Session
-
 
 PORT = 6660
 SCHEME = "danube://"
@@ -64,13 +60,13 @@ def _parse_address(text: str, url: str) -> Address:
     return Address(host, number)
 
 
-def greeting_s(session: Session, connect_timeout_s: float) -> float:
+def greeting_s(silence_ns: int, connect_timeout_s: float) -> float:
     """How long a broker may take to greet: where silent ones are left early, so is one that never spoke.
 
     A host that is stopped or hangs still takes connections, and another broker may be there to ask.  So the
     time that the user gave for connecting bounds the greeting as well.
     """
-    return min(HANDSHAKE_TIMEOUT_S, 2 * session.silence_ns / 1e9, connect_timeout_s)
+    return min(HANDSHAKE_TIMEOUT_S, 2 * silence_ns / 1e9, connect_timeout_s)
 
 
 def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:

@@ -11,14 +11,13 @@ No socket lives here: the shell dials and drops what it is told to.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from danube.client.machine.address import SCHEME, Address, parse_url
 from danube.errors import ClosedError, ConnectionFailed, DanubeError, InvalidArgument, OwnerMoved
 
 if TYPE_CHECKING:
-    from danube.client.machine.session import Session
-    from danube.core.protocol.native import TopicView
+    from danube.core.protocol.native import TopicView, Welcome
 
 SILENCE_NS: Final = 2_000_000_000  # in a cluster another broker takes over, so a silent one is left early
 BROKERS_KNOWN_MAX: Final = 1_000
@@ -28,7 +27,25 @@ ADVERTISED_HINT: Final = (
 )
 
 
-class Brokers:
+class BrokerSession(Protocol):
+    """A session, as the brokers see it: :class:`danube.client.machine.session.Session`."""
+
+    ready: bool
+    welcome: Welcome
+    failure: DanubeError | None
+    silence_ns: int
+
+    @property
+    def in_use(self) -> bool: ...
+    def sibling(self) -> Self: ...
+    def move_to(self, home: Any, error: DanubeError) -> None: ...
+    def fail(self, error: DanubeError) -> None: ...
+
+
+Session = TypeVar("Session", bound=BrokerSession)
+
+
+class Brokers(Generic[Session]):
     """See the module; everything is called as a session is, from one thread at a time."""
 
     def __init__(self, home: Session) -> None:
@@ -107,8 +124,7 @@ class Brokers:
             del self._owners[text]
         if isinstance(error, ConnectionFailed):
             error = ConnectionFailed(error.what, why=error.why, hint=ADVERTISED_HINT, **error.facts)
-        for opened in session.opened():
-            opened.on_owner_lost(self.home, error)
+        session.move_to(self.home, error)
         self._end(session, error)
 
     def _end(self, session: Session, error: DanubeError) -> None:
@@ -129,5 +145,5 @@ def _address(text: str) -> Address | None:
         return None
 
 
-def _nothing(_: Session) -> None:
+def _nothing(_: Any) -> None:
     pass

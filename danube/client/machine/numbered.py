@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from danube.client.machine.outgoing import Outgoing
-from danube.client.machine.publishing import PartitionProducer, State
+from danube.client.machine.publishing import Outgoing, PartitionProducer, State
 from danube.client.machine.requests import Request
 from danube.client.machine.session import Session
 from danube.core.partition.dedup import EPOCH_AHEAD_MAX, producer_id_of

@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from danube.client.machine.ack import Ack
-from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.reply import Reply, settled_reply
 from danube.client.machine.requests import Request, Timer
 from danube.client.machine.session import Session
+from danube.core.batch.builder import EncodedBatch
 from danube.core.batch.checksum import crc32c
 from danube.core.batch.format import BODY_CRC_START
 from danube.core.partition.policy import Durability
@@ -70,6 +70,38 @@ class State(Enum):
 
 
 _OPEN: Final = State.OPEN  # a member of an Enum costs as much to look up as several attributes
+
+
+class Outgoing(Reply):
+    """One batch on its way to a partition; settles with its Ack."""
+
+    base_sequence: int  # this and the next three from when it is given to the partition
+    deadline_ns: int
+    epoch: int
+    producer_id: int
+
+    __slots__ = (
+        "base_sequence", "body", "correlation", "deadline_ns", "epoch", "group", "head", "order", "partition",
+        "producer_id", "record_count", "sent", "size",
+    )  # fmt: skip
+
+    def __init__(self, partition: PartitionProducer, encoded: EncodedBatch) -> None:
+        super().__init__()
+        self.partition = partition
+        self.head = encoded.head
+        self.body = encoded.body
+        self.record_count = encoded.record_count
+        self.size = wire.FRAME_HEADER_BYTES + encoded.size
+        self.order = 0  # in which it was given to the partition, whatever its sequence becomes
+        self.correlation = 0  # 0: not out on this connection
+        self.sent = False  # under this epoch: it may be in the log, so its number is taken
+        self.group: Any = None  # whose records they are, where someone wants to be told
+
+    def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
+        self.partition.on_published(self, flags, wire.decode_published(body))
+
+    def on_error(self, error: DanubeError) -> None:
+        self.partition.on_refused(self, error)
 
 
 class PartitionProducer:
@@ -158,7 +190,7 @@ class PartitionProducer:
             or outgoing.producer_id != self.producer_id
         ):
             self._stamp(outgoing)
-        outgoing.correlation = session.publish(outgoing, self._handle)
+        outgoing.correlation = session.publish(outgoing, outgoing.head, outgoing.body, self._handle)
         outgoing.sent = True
         unacked.append(outgoing)
         self._sent_sequence += outgoing.record_count

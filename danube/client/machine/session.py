@@ -30,7 +30,6 @@ from typing import Any, Protocol
 
 from danube.client.machine.address import refuse_http2
 from danube.client.machine.brokers import Brokers
-from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.reply import Reply, all_settled, settled_reply
 from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Timer, Timers, Undone
 from danube.core.protocol import native as wire
@@ -219,7 +218,7 @@ class Session(Timers):
         self.when_forked: Callable[[], None] = _nothing  # this is a child now: let go of the parent's socket
         self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
-        self.brokers = Brokers(self)
+        self.brokers: Brokers[Session] = Brokers(self)
         self._hello = wire.Hello(client=client, token=token, answers_ping=True)
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
@@ -383,9 +382,10 @@ class Session(Timers):
         """Whether producers, consumers or requests need it."""
         return bool(self._opened or self._awaited or self._waiting)
 
-    def opened(self) -> list[Opened]:
-        """The producers and consumers of partitions that are served here."""
-        return list(self._opened)
+    def move_to(self, home: Session, error: DanubeError) -> None:
+        """Tell the producers and consumers of partitions that are served here to ask at home."""
+        for opened in list(self._opened):
+            opened.on_owner_lost(home, error)
 
     def check_usable(self) -> None:
         if self.failure is not None:
@@ -528,17 +528,17 @@ class Session(Timers):
         for one in buffers:
             self._write(one)
 
-    def publish(self, outgoing: Outgoing, handle: int) -> int:
+    def publish(self, awaited: Awaited, head: bytes, body: bytes | memoryview, handle: int) -> int:
         """Queue a PUBLISH frame; return its correlation.  The caller took credit before."""
         correlation = self.next_correlation()
-        self._awaited[correlation] = outgoing
-        size = outgoing.size - wire.FRAME_HEADER_BYTES
-        start = wire.frame_header(_PUBLISH, size, correlation, handle) + outgoing.head
+        self._awaited[correlation] = awaited
+        size = len(head) + len(body)
+        start = wire.frame_header(_PUBLISH, size, correlation, handle) + head
         if size < 16_384:
-            self._write(start + outgoing.body)
+            self._write(start + body)
             return correlation
         self._write(start)
-        self._output.append(outgoing.body)
+        self._output.append(body)
         return correlation
 
     def forget(self, correlation: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from danube.client.machine.ack import Ack
-from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Reply
 from danube.client.records.records import Attributes
 from danube.errors import DanubeError, InvalidArgument

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from danube.client.machine.ack import Ack
-from danube.client.machine.outgoing import Outgoing
-from danube.client.machine.publishing import PartitionProducer
+from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.client.machine.reply import Reply, all_settled, settled_reply
 from danube.client.machine.requests import Timer
 from danube.client.records.group import Group

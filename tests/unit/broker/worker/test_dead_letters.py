@@ -13,7 +13,7 @@ import pytest
 from danube.broker.partition.hosted import HostedPartition
 from danube.broker.worker.dead_letters import DeadLetters
 from danube.broker.worker.worker import Worker
-from danube.client.machine.outgoing import Outgoing
+from danube.client.machine.publishing import Outgoing
 from danube.core.batch.columns import BatchView
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol import native as wire

@@ -201,7 +201,7 @@ def test_closing_waits_for_a_connection_where_acks_are_pending() -> None:
     assert [one.kind for one, _ in frames] == [Kind.ACK, Kind.CLOSE_CONSUMER]
     site.done(frames[-1][0])
     assert closing.result() is None
-    assert not site.session.opened()
+    assert not site.session._opened
 
 
 def test_closing_fails_where_acks_are_not_sent_in_time() -> None:
@@ -212,7 +212,7 @@ def test_closing_fails_where_acks_are_not_sent_in_time() -> None:
     site.pass_time(6)
     with pytest.raises(OperationTimeout, match="no connection"):
         closing.result()
-    assert not site.session.opened()
+    assert not site.session._opened
 
 
 def test_closing_goes_on_where_the_connection_is_lost_before_the_broker_has_confirmed() -> None:

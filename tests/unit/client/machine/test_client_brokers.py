@@ -13,8 +13,7 @@ import pytest
 import danube
 import danube.sync
 from danube.client.machine.address import Address
-from danube.client.machine.outgoing import Outgoing
-from danube.client.machine.publishing import PartitionProducer
+from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.client.machine.session import Session
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.core.batch.columns import encode

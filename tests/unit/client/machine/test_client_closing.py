@@ -63,7 +63,7 @@ def test_closing_what_is_not_open_yet_undoes_it(opens: int, closes: int) -> None
     [(close, _)] = peer.sent()
     assert (close.kind, close.handle) == (closes, frame.handle) and not closed.settled
     peer.feed(wire.result_frame(None, close.correlation))
-    assert closed.settled and not peer.session.opened()
+    assert closed.settled and not peer.session._opened
     peer.feed(answer(frame))  # a broker that took the close first
     assert kinds(peer) == [(closes, frame.handle)]
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from danube.client.machine.address import Address, parse_url
-from danube.client.machine.outgoing import Outgoing
 from danube.client.machine.paging import WHOLE, Page, page_of, whole_list
-from danube.client.machine.publishing import UNACKED_BATCHES_MAX, PartitionProducer
+from danube.client.machine.publishing import UNACKED_BATCHES_MAX, Outgoing, PartitionProducer
 from danube.client.machine.session import REFUSALS_MAX, Session
 from danube.core.batch.columns import BatchView, encode
 from danube.core.batch.format import body_intact

@@ -39,7 +39,9 @@ def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSess
     """
     from danube.spark.env import make_session
 
-    return make_session(name, where, settings)
+    spark = make_session(name, where, settings)
+    register(spark)
+    return spark
 
 
 def register(spark: SparkSession) -> None:

@@ -109,12 +109,10 @@ def _decided() -> Callable[[str], bool]:
 
 
 def make_session(name: str, where: str, settings: Mapping[str, Any]) -> SparkSession:
-    """The session, with ``format("danube")`` registered; ``where`` empty leaves the master as it is."""
+    """A session; ``where`` empty leaves the master as it is."""
     check_version()
     prepare_environment()
     from pyspark.sql import SparkSession
-
-    from danube.spark import register
 
     builder = SparkSession.builder.appName(name)
     if where:
@@ -122,5 +120,4 @@ def make_session(name: str, where: str, settings: Mapping[str, Any]) -> SparkSes
     for key, value in settings_of(settings, _decided()).items():
         builder = builder.config(key, value)
     made: SparkSession = builder.getOrCreate()
-    register(made)
     return made

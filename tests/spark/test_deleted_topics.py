@@ -23,7 +23,8 @@ from danube.spark.history.tail import Tail
 from danube.spark.jobs.replay.plan import plan_lanes
 from danube.spark.jobs.replay.target import LaneRange
 from danube.spark.source.schema import columns_of
-from danube.spark.source.source import DanubeReader, SplitPartition
+from danube.spark.source.source import DanubeReader
+from danube.spark.source.splits import SplitPartition
 from danube.spark.source.stream import DanubeStreamReader
 from danube.wal.segments.segment import LogIdentity
 from tests.fakes.broker import FakeBroker

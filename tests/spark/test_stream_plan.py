@@ -20,8 +20,8 @@ from danube.spark.history.offsets import PartitionKey, pack, unpack
 from danube.spark.history.options import read_options
 from danube.spark.history.plan import SPLIT_BYTES, SPLITS_MAX
 from danube.spark.source.schema import columns_of
+from danube.spark.source.splits import RECORDS, Range, cut_ranges
 from danube.spark.source.stream import DanubeStreamReader
-from danube.spark.source.stream_plan import RECORDS, Range, cut_ranges
 from danube.wal.log.log import Log, LogOptions
 from danube.wal.segments.holes import Hole, HoleKind
 from danube.wal.segments.segment import LogIdentity

@@ -4,7 +4,7 @@
 
 Spark compares these as text, so topics and partitions are always in the same order.  ``id`` is the topic's
 id: a topic that was deleted and made again under its old name has another one, and other records.
-``history`` is the one that the offsets were found in (:mod:`danube.spark.history.histories`); it is left
+``history`` is the one that the offsets were found in (:mod:`danube.spark.history.selecting`); it is left
 out for the first one.
 """
 

@@ -1,8 +1,13 @@
-"""From options to partitions with their histories: which records there are, and which were asked for."""
+"""From options to partitions with their histories: which records there are, and which were asked for.
+
+A restore and a copy that is put back begin a new history (:mod:`danube.core.placement.recovered`): what
+came after the copy is gone.  Offsets go on far ahead then, so a position that was behind what the copy
+holds lies in the hole between, and is of records that are nowhere.  A position beyond the end is, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +16,10 @@ from danube.config.sections import StorageSettings
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
 from danube.core.placement.recovered import History, recovery_of
-from danube.errors import Conflict, InvalidArgument, NotFound, TopicNotFound
+from danube.errors import Conflict, InvalidArgument, NotFound, OffsetOutOfRange, TopicNotFound
 from danube.host import telemetry
 from danube.spark.history.decode import Losses, stretches
 from danube.spark.history.fetch import Fetcher
-from danube.spark.history.histories import refuse_gone
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound, ReadOptions
 from danube.spark.history.places import AnyPlace, open_place
@@ -25,6 +29,7 @@ from danube.spark.history.tail import PartitionEnds, Tail
 from danube.wal.segments.holes import Hole, HoleKind
 from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
 
+HINT = "failOnDataLoss=false goes on with what is there"
 _log = telemetry.events("spark")
 
 
@@ -285,3 +290,56 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, list(known), 3)
     return f"did you mean {' or '.join(near)}?" if near else "list them with `danube topics list`"
+
+
+def refuse_gone(
+    what: str,
+    positions: Mapping[PartitionKey, int],
+    history_id: str,
+    known: Iterable[Known],
+    histories: Sequence[History],
+) -> None:
+    """Raise for the first of ``positions`` that is not of the history under way, or beyond the end of it.
+
+    ``what`` names who kept them (``the checkpoint``) and ``history_id`` the history that they were found in.
+    Conflict where that is none of ``histories``, OffsetOutOfRange for a position of records that are gone.
+    """
+    names = ["", *(history.history_id for history in histories)]
+    if history_id not in names:
+        raise Conflict(
+            f"{what} is of history {_history_name(history_id)}, and this is {_history_name(names[-1])}",
+            why="it was kept of another broker, or of a restore that another one took the place of",
+            hint=f"begin anew without it; {HINT}",
+        )
+    later = {history.since_us: history for history in histories[names.index(history_id) :]}
+    parts = {part.key: part for part in known}
+    for key in sorted(positions):
+        if key in parts:
+            _check_position(what, positions[key], _history_name(history_id), parts[key], later)
+
+
+def _history_name(history_id: str) -> str:
+    """As a person is told of it."""
+    return history_id[:8] or "first"
+
+
+def _check_position(
+    what: str, position: int, history: str, part: Known, later: Mapping[int, History]
+) -> None:
+    topic, _, partition = part.key
+    for hole in part.holes:
+        if hole.start < position < hole.end and hole.since_us in later:
+            successor = later[hole.since_us]
+            raise OffsetOutOfRange(
+                f"{what} is at offset {position} of {topic} partition {partition}, which is gone",
+                why=f"history {history} ends at {hole.start} here; history"
+                f" {_history_name(successor.history_id)} goes on at {hole.end}: {successor.why}",
+                hint=HINT, topic=topic, partition=partition, start=hole.start, end=hole.end,
+            )  # fmt: skip
+    if position > part.end:
+        raise OffsetOutOfRange(
+            f"{what} is at offset {position} of {topic} partition {partition}, which ends at {part.end}",
+            why="what lay between is not there any more, or not in the places that are read",
+            hint=f"name the places that it was kept of; {HINT}",
+            topic=topic, partition=partition, start=part.start, end=part.end,
+        )  # fmt: skip

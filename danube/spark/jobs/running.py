@@ -6,7 +6,6 @@ Only tasks and those bytes travel, so payload stays where it is read.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
@@ -28,7 +27,6 @@ Work = Callable[[Any], bytes]
 Progress = Callable[[str], None]
 
 _AHEAD: Final = 2  # tasks handed out per process beyond the one it works on
-_frozen = False
 
 
 class Runner(Protocol):
@@ -67,20 +65,6 @@ def job_session(job: str, surroundings: Surroundings) -> Iterator[SparkSession |
         spark.stop()
 
 
-def rested(work: Work, task: Any) -> bytes:
-    """``work(task)``; after a process's first task what was imported is left to no collector any more.
-
-    Spark collects garbage between tasks, which costs 20 to 30 ms with all libraries loaded.
-    """
-    global _frozen
-    result = work(task)
-    if not _frozen:
-        _frozen = True
-        gc.collect()
-        gc.freeze()
-    return result
-
-
 class LocalRunner:
     """Processes of this machine; one process means this one."""
 
@@ -104,7 +88,7 @@ class LocalRunner:
         try:
             while handed < len(tasks) or waiting:
                 while handed < len(tasks) and len(waiting) < self.slots * (1 + _AHEAD):
-                    waiting[pool.submit(rested, work, tasks[handed])] = handed
+                    waiting[pool.submit(work, tasks[handed])] = handed
                     handed += 1
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     yield waiting.pop(future), future.result()

@@ -5,7 +5,7 @@ This way needs neither RDDs nor pandas, and works under Connect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, ClassVar, Final
 
@@ -13,13 +13,13 @@ import pyarrow
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from danube.spark.history.reading import speak_up
-from danube.spark.jobs.running import Work, rested
+from danube.spark.history.reading import freeze_once, speak_up
 from danube.spark.travelling import Travelling, covered
 
 WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two looks at what came back
 
 _numbers = count(1)
+Work = Callable[[Any], bytes]
 
 
 class JobTask(InputPartition):
@@ -45,7 +45,8 @@ class JobReader(Travelling, DataSourceReader):
         if not isinstance(partition, JobTask):
             return
         speak_up()
-        result = rested(self._work, partition.task)
+        result = self._work(partition.task)
+        freeze_once()
         columns = [
             pyarrow.array([partition.number], pyarrow.int64()),
             pyarrow.array([result], pyarrow.binary()),

@@ -22,13 +22,8 @@ from danube.spark.history.options import read_options
 from danube.spark.history.places import AnyPlace
 from danube.spark.history.plan import Split
 from danube.spark.history.selecting import places_of
-from danube.spark.source.source import (
-    DanubeDataSource,
-    DanubeReader,
-    PlanReader,
-    SplitPartition,
-    offered_columns,
-)
+from danube.spark.source.source import DanubeDataSource, DanubeReader
+from danube.spark.source.splits import PlanReader, SplitPartition, offered_columns
 from danube.spark.travelling import Travelling, covered
 
 if TYPE_CHECKING:

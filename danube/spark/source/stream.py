@@ -21,11 +21,10 @@ from pyspark.sql.types import StructType
 from danube.core.placement.recovered import History
 from danube.errors import OffsetOutOfRange
 from danube.spark.failures import hinted
-from danube.spark.history.histories import refuse_gone
 from danube.spark.history.offsets import Ends, behind, history_in, limited, pack, unpack
 from danube.spark.history.options import EARLIEST, Bound, ReadOptions
-from danube.spark.history.selecting import Catalogue, Known
-from danube.spark.source.source import PlanReader
+from danube.spark.history.selecting import Catalogue, Known, refuse_gone
+from danube.spark.source.splits import PlanReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,10 +26,9 @@ from danube.config.quantities import parse_size_bytes
 from danube.config.sections import parse_boolean
 from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
-from danube.spark.history.histories import refuse_gone
 from danube.spark.history.options import read_options
 from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
-from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.history.selecting import Catalogue, Known, refuse_gone
 from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
 from danube.spark.jobs.export.tables import FORMATS, open_table
 from danube.spark.jobs.export.task import (

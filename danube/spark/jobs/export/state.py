@@ -39,7 +39,7 @@ class FilePlan(msgspec.Struct, frozen=True, array_like=True):
 class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``ends``: the offset that each partition comes to with this round.  ``shape``: its columns.
 
-    ``history``: the one that the offsets were found in, see :mod:`danube.spark.history.histories`.
+    ``history``: the one that the offsets were found in, see :mod:`danube.spark.history.selecting`.
     ``schema``: ``subject:version``, the newest that the values were taken up from; empty without values.
     """
 

@@ -9,13 +9,12 @@ import pyarrow
 
 from danube.errors import InvalidArgument
 from danube.spark.history.decode import COLUMNS, Decoder, Losses
-from danube.spark.history.histories import refuse_gone
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import ReadOptions
 from danube.spark.history.places import AnyPlace
 from danube.spark.history.plan import Lost, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.history.reading import read_split
-from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.history.selecting import Catalogue, Known, refuse_gone
 from danube.spark.history.tail_runs import tail_runs
 from danube.spark.jobs.replay.target import LaneRange
 

@@ -87,7 +87,7 @@ class EtcdServer(CloudServer):
         return EtcdCalls([endpoint or self.endpoint], **options)
 
     def place(self, prefix: str, **options: Any) -> Any:
-        from danube.cluster.etcd.place import EtcdPlace
+        from danube.cluster.etcd.calls import EtcdPlace
 
         return EtcdPlace(endpoints=(self.endpoint,), prefix=prefix, **options)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.cluster.control.door import serve_host
 from danube.cluster.control.node import METADATA_DIRECTORY, MakeEngine, Node, NodeSettings
-from danube.cluster.etcd.place import EtcdPlace
+from danube.cluster.etcd.calls import EtcdPlace
 from danube.cluster.links.transport import bind
 from danube.core.cluster.commands import DeletePrefix, RevokeLease
 from danube.core.metadata.commands import Change, Command, DeleteNamespace, DeleteTopic

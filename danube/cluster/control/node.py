@@ -36,7 +36,8 @@ from danube.cluster.control.formation import ASK_TIMEOUT_S, Formation, Formed, a
 from danube.cluster.control.leadership import Leadership
 from danube.cluster.control.roster import Roster
 from danube.cluster.control.to_leader import ToLeader
-from danube.cluster.etcd.place import EtcdFormation, EtcdPlace
+from danube.cluster.etcd.calls import EtcdPlace
+from danube.cluster.etcd.place import EtcdFormation
 from danube.cluster.links.frames import Greeting, Lane
 from danube.cluster.links.link import LinkTimes
 from danube.cluster.links.tls import TlsContexts

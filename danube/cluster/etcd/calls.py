@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -339,3 +340,20 @@ def _text(content: bytes) -> str:
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdPlace:
+    """An etcd and the prefix of one cluster in it; ``compacted``: whether its history is cut by us."""
+
+    endpoints: tuple[str, ...]
+    prefix: str
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    compacted: bool = True
+
+    def calls(self, timeout_s: float = TIMEOUT_S) -> EtcdCalls:
+        return EtcdCalls(
+            self.endpoints, user=self.user, password=self.password, tls=self.tls, timeout_s=timeout_s
+        )

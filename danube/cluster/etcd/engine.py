@@ -35,7 +35,7 @@ from danube.host import clock, telemetry
 from danube.limits import MIB, RAFT_ENTRY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from danube.cluster.etcd.place import EtcdPlace
+    from danube.cluster.etcd.calls import EtcdPlace
 
 LEASE_S: Final = 2  # the least that etcd gives with its own defaults
 KEEP_S: Final = 0.4

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from danube.cluster.etcd.calls import TIMEOUT_S, EtcdCalls
+from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog, Known
 from danube.cluster.log.node_files import ETCD, NODE_FILE, NodeRecord, load_node
@@ -33,23 +32,6 @@ PREFIX_DEFAULT: Final = "danube"
 _PASSWORD_BYTES_MAX: Final = 4_096
 
 _log = telemetry.events("cluster.etcd")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EtcdPlace:
-    """An etcd and the prefix of one cluster in it; ``compacted``: whether its history is cut by us."""
-
-    endpoints: tuple[str, ...]
-    prefix: str
-    user: str = ""
-    password: str = field(default="", repr=False)
-    tls: ssl.SSLContext | None = None
-    compacted: bool = True
-
-    def calls(self, timeout_s: float = TIMEOUT_S) -> EtcdCalls:
-        return EtcdCalls(
-            self.endpoints, user=self.user, password=self.password, tls=self.tls, timeout_s=timeout_s
-        )
 
 
 def place_of(cluster: ClusterConfig) -> EtcdPlace:

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from danube.cluster.etcd import engine as etcd_engine
+from danube.cluster.etcd.calls import EtcdPlace
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog
-from danube.cluster.etcd.place import EtcdFormation, EtcdPlace
+from danube.cluster.etcd.place import EtcdFormation
 from danube.cluster.log.node_files import ETCD, NodeRecord
 from danube.cluster.raft.engine import EngineStatus, Members
 from danube.errors import (

@@ -18,8 +18,9 @@ from danube.broker.clustered.controller import check_cluster
 from danube.cluster.control.node import Node, NodeSettings
 from danube.cluster.control.recovery import rejoin
 from danube.cluster.control.survey import member
+from danube.cluster.etcd.calls import EtcdPlace
 from danube.cluster.etcd.log import EtcdLog
-from danube.cluster.etcd.place import EtcdFormation, EtcdPlace, check_place, place_of
+from danube.cluster.etcd.place import EtcdFormation, check_place, place_of
 from danube.cluster.links.transport import bind
 from danube.cluster.log.local_log import LocalLog
 from danube.cluster.log.node_files import ETCD, NodeRecord, load_node, store_node

@@ -70,7 +70,7 @@ class Client:
         self._closed = False
         self._open: Kept[Producer | Consumer] = Kept()
         self.admin = Admin(self)
-        self.schemas = Schemas(self)
+        self.schemas = Schemas(self._session, lambda: self._live)
 
     @property
     def _live(self) -> Connection:

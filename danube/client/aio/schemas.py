@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from danube.client.machine.paging import page_of
@@ -18,15 +18,16 @@ from danube.client.machine.schema_plans import (
 )
 
 if TYPE_CHECKING:
-    from danube.client.aio.client import Client
+    from danube.client.aio.connection import Connection
+    from danube.client.machine.session import Session
 
 
 class Schemas:
     """Register, look up and compare schemas; say which topic asks for which."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._plans = SchemaPlans(client._session)
+    def __init__(self, session: Session, live: Callable[[], Connection]) -> None:
+        self._plans = SchemaPlans(session)
+        self._live = live
 
     async def register(
         self,
@@ -54,50 +55,48 @@ class Schemas:
             tags=list(tags),
             compatibility=compatibility,
         )
-        return await self._client._live.run(plan)
+        return await self._live().run(plan)
 
     async def get(self, subject: str, version: int = 0) -> SchemaVersion:
         """One version (0: the latest) with its definition; raises SchemaNotFound."""
-        return await self._client._live.run(self._plans.get(subject, version))
+        return await self._live().run(self._plans.get(subject, version))
 
     async def get_by_id(self, schema_id: int, version: int = 0) -> SchemaVersion:
         """One version (0: the latest) of the subject with this id; raises SchemaNotFound."""
-        return await self._client._live.run(self._plans.get_by_id(schema_id, version))
+        return await self._live().run(self._plans.get_by_id(schema_id, version))
 
     async def versions(self, subject: str) -> list[SchemaVersion]:
         """All versions of a subject, without their definitions."""
-        return await self._client._live.run(self._plans.versions(subject))
+        return await self._live().run(self._plans.versions(subject))
 
     async def subjects(
         self, *, after: str = "", limit: int | None = None, prefix: str = ""
     ) -> list[SubjectInfo]:
         """All subjects by name, or those with a ``prefix``, behind ``after``, the first ``limit``."""
         page = page_of(after, limit, prefix)
-        return await self._client._live.run(self._plans.subjects(page))
+        return await self._live().run(self._plans.subjects(page))
 
     async def check(
         self, subject: str, schema_type: str, definition: Definition, *, compatibility: str = ""
     ) -> SchemaCheck:
         """Whether the definition could be the next version, by the subject's mode or the one given."""
-        return await self._client._live.run(
-            self._plans.check(subject, schema_type, definition, compatibility)
-        )
+        return await self._live().run(self._plans.check(subject, schema_type, definition, compatibility))
 
     async def diff(self, subject: str, old: int = 0, new: int = 0) -> SchemaDiff:
         """What stands between two versions, in both directions (0: the latest and the one before)."""
-        return await self._client._live.run(self._plans.diff(subject, old, new))
+        return await self._live().run(self._plans.diff(subject, old, new))
 
     async def set_compatibility(self, subject: str, compatibility: str) -> str:
         """Set none, backward, forward, full or one of ``*_transitive``; returns the mode that holds."""
-        return await self._client._live.run(self._plans.set_compatibility(subject, compatibility))
+        return await self._live().run(self._plans.set_compatibility(subject, compatibility))
 
     async def delete_version(self, subject: str, version: int) -> None:
         """Delete one version; records that name it cannot be resolved any more."""
-        await self._client._live.run(self._plans.delete_version(subject, version))
+        await self._live().run(self._plans.delete_version(subject, version))
 
     async def delete(self, subject: str) -> list[int]:
         """Delete a subject and all its versions; returns their numbers."""
-        return await self._client._live.run(self._plans.delete(subject))
+        return await self._live().run(self._plans.delete(subject))
 
     async def configure_topic(
         self,
@@ -112,10 +111,10 @@ class Schemas:
         ``subject`` "" takes the subject away.  ``validation`` is none, warn or enforce;
         ``validate_payload`` checks every record and not only its schema id.
         """
-        return await self._client._live.run(
+        return await self._live().run(
             self._plans.configure_topic(topic, subject, validation, validate_payload)
         )
 
     async def topic_schema(self, topic: str) -> TopicSchema:
         """What a topic asks of its records."""
-        return await self._client._live.run(self._plans.topic_schema(topic))
+        return await self._live().run(self._plans.topic_schema(topic))

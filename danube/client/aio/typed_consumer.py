@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from danube.client.aio.connection import Connection
 from danube.client.aio.consumer import Consumer
-from danube.client.records.message import BaseBatch, BaseMessage, Batch, Message, Part
+from danube.client.machine.received import Part
+from danube.client.records.message import BaseBatch, BaseMessage, Batch, Message
 from danube.client.records.setup import ConsumerOptions
 from danube.client.typed.binding import Decoding, bind_consumer
 from danube.client.typed.models import Schema

@@ -12,7 +12,7 @@ from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.consumer import Batch, Consumer, Message
 from danube.client.blocking.producer import BlockingSend, Producer
 from danube.client.machine.ack import Ack
-from danube.client.records.message import Part
+from danube.client.machine.received import Part
 from danube.client.records.records import Attributes
 from danube.client.records.setup import ConsumerOptions, ProducerOptions
 from danube.client.typed.binding import Bound, Decoding, bind_consumer, bind_producer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,6 +76,14 @@ class ReceivedBatch(BatchView):
             base = self.header.base_offset
             return [(base + start, base + stop)]
         return ranges_of(self.offsets[start:stop])
+
+
+class Part(NamedTuple):
+    """Records ``start .. stop`` of one wire batch."""
+
+    batch: ReceivedBatch
+    start: int
+    stop: int
 
 
 def ranges_of(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:

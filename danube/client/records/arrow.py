@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow
 
-from danube.client.machine.received import ReceivedBatch
-
-if TYPE_CHECKING:
-    from danube.client.records.message import Part
+from danube.client.machine.received import Part, ReceivedBatch
 
 SCHEMA = pyarrow.schema(
     [

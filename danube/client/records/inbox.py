@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
+from danube.client.machine.received import Part
 from danube.client.machine.reply import Reply, settled_reply
 from danube.client.machine.subscribing import PartitionConsumer
-from danube.client.records.message import BaseBatch, BaseMessage, Part, messages_of
+from danube.client.records.message import BaseBatch, BaseMessage, messages_of
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.limits import MIB
 

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from danube.client.machine.received import ReceivedBatch
+from danube.client.machine.received import Part, ReceivedBatch
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.errors import DanubeError, InvalidArgument
 
@@ -131,14 +131,6 @@ class Message(BaseMessage, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._settle(error)
-
-
-class Part(NamedTuple):
-    """Records ``start .. stop`` of one wire batch."""
-
-    batch: ReceivedBatch
-    start: int
-    stop: int
 
 
 class BaseBatch:

@@ -9,11 +9,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from danube.client.machine.received import ReceivedBatch
+from danube.client.machine.received import Part, ReceivedBatch
 from danube.client.machine.reply import Plan
 from danube.client.machine.schema_plans import SchemaPlans, SchemaVersion, default_subject
 from danube.client.machine.session import Session
-from danube.client.records.message import Part
 from danube.client.typed.models import Codec, Decode, Schema, codec_of, decoded, registered_codec
 from danube.errors import DanubeError, SchemaInvalid, SchemaNotFound
 

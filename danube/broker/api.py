@@ -18,18 +18,20 @@ from danube.errors import DanubeError
 if TYPE_CHECKING:
     import asyncio
 
-    from danube.broker.partition.chunks import Chunk
-    from danube.broker.partition.consumers import ConsumerLink
-    from danube.broker.partition.producers import ProducerLink
-    from danube.broker.routing.router import RoutedSession
+
+class SharedBytes(Protocol):
+    """Bytes that many sessions may get; ``tail_position``: where they lie in the shared tail, or -1."""
+
+    data: bytes
+    tail_position: int
 
 
 class Session(ABC):
     """One client connection at the owner; handles are the client's numbers for what it opened."""
 
     def __init__(self) -> None:
-        self.producers: dict[int, ProducerLink] = {}
-        self.consumers: dict[int, ConsumerLink] = {}
+        self.producers: dict[int, Any] = {}  # handle -> ProducerLink
+        self.consumers: dict[int, Any] = {}  # handle -> HostedConsumer
         self.opening: dict[int, object] = {}  # handle -> the request that opens it, until that is answered
         self.closed = False
         self.writable = True
@@ -38,7 +40,7 @@ class Session(ABC):
     def send(self, *parts: bytes | memoryview) -> None:
         """Queue one whole frame in one or more parts, which are not copied and must never change."""
 
-    def send_chunk(self, head: bytes, chunk: Chunk) -> None:
+    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
         """Queue a DELIVER frame whose batches are a whole chunk, which other sessions may get too."""
         self.send(head, chunk.data)
 
@@ -57,6 +59,17 @@ class Session(ABC):
 
     def send_error(self, error: DanubeError, correlation: int = 0, handle: int = 0) -> None:
         self.send(error_frame(error, correlation, handle))
+
+
+class RoutedSession(Session):
+    """A connection that this worker holds: where each of its handles lives."""
+
+    def __init__(self, connection_id: int) -> None:
+        super().__init__()
+        self.connection_id = connection_id
+        self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
+        self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
+        self.known_to: set[int] = set()  # other workers that keep something for this connection
 
 
 class Door(Protocol):

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import cast
 
 from danube import __version__
-from danube.broker.api import Turns
+from danube.broker.api import RoutedSession, Turns
 from danube.broker.routing.passing import ConnectionPassing
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.routing.router import Router
 from danube.broker.worker.places import Places
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, Welcome

@@ -7,12 +7,11 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from danube.broker.api import Session
+from danube.broker.api import RoutedSession, Session
 from danube.broker.operations.examinations import Examinations
 from danube.broker.operations.proposals import Proposals
-from danube.broker.partition.consumers import SubscriptionHost
-from danube.broker.partition.hosted import HostedPartition
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.partition.hosted import HostedPartition, HostedSubscription
+from danube.broker.routing.router import Router
 from danube.broker.shard.shard import Shard
 from danube.cluster.log.local_log import LocalLog
 from danube.core.batch.columns import BatchView, encode
@@ -188,7 +187,7 @@ class Bench:
         self.counters = CountingCounters()
         self.syncer, self.sealer, self.executor = SteppedSyncer(), SteppedSyncer(), SteppedExecutor()
         self.later: list[tuple[float, Callable[..., object], tuple[Any, ...]]] = []
-        self.letters: list[tuple[SubscriptionHost, DeadLetter]] = []
+        self.letters: list[tuple[HostedSubscription, DeadLetter]] = []
         self.turns_wanted = 0
         self.correlation = 100
         self.record = self.add_topic(TOPIC, **policy)

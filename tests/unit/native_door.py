@@ -8,8 +8,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
+from danube.broker.api import RoutedSession
 from danube.broker.routing.passing import ConnectionPassing
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.routing.router import Router
 from danube.broker.worker.places import Places
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from danube.broker.api import Session
-from danube.broker.tiers.partition_tier import PartitionTier
+from danube.broker.partition.hosted import HostedTier
 from danube.broker.tiers.worker_tiers import TierOptions, Tiers
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, StorageFailed
@@ -156,7 +156,7 @@ class TieredBench(Bench):
         shard.storage.on_reopened = self.tiers.attach
 
     @property
-    def tier(self) -> PartitionTier:
+    def tier(self) -> HostedTier:
         tier = self.hosted.tier
         assert tier is not None
         return tier

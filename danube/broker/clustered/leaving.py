@@ -19,9 +19,8 @@ from danube.host import telemetry
 
 if TYPE_CHECKING:
     from danube.broker.clustered.owning import Place
-    from danube.broker.partition.hosted import HostedPartition
+    from danube.broker.partition.hosted import HostedPartition, HostedTier
     from danube.broker.shard.storage import Storage
-    from danube.broker.tiers.partition_tier import PartitionTier
     from danube.broker.tiers.worker_tiers import Tiers
     from danube.core.cluster.commands import Ownership
 
@@ -176,7 +175,7 @@ class Leaving:
         tier = self.hosted.tier
         return tier is None or tier.left_id == self._leave_id
 
-    def _leave(self, tier: PartitionTier) -> None:
+    def _leave(self, tier: HostedTier) -> None:
         """The mover is to hurry with all of it, and to say when it has kept these cursors."""
         tiers, cursors = self._giver.tiers, self.hosted.cursors
         if tiers is not None and cursors is not None:

@@ -17,8 +17,10 @@ from danube.errors import ClosedError, DanubeError, OwnerMoved, Unavailable
 from danube.host import clock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from danube.broker.api import RoutedSession
     from danube.broker.operations.context import Answer
-    from danube.broker.routing.router import RoutedSession, Router
     from danube.core.protocol.native import Frame
 
 WAIT_NS: Final = 1_000_000_000
@@ -36,8 +38,8 @@ class _Parked(NamedTuple):
 class Parked:
     """What waits on one worker; the oldest first."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, route: Callable[[RoutedSession, Frame, memoryview], bool]) -> None:
+        self._route = route
         self._waiting: deque[_Parked] = deque()
         self._refused: deque[_Parked] = deque()  # elsewhere, and not offered again since
         self._deadline_ns = 0  # of what is offered again; 0: none is
@@ -114,7 +116,7 @@ class Parked:
                 if given_up:
                     closed = ClosedError("the handle was closed before it was open")
                     parked.session.send_error(closed, frame.correlation)
-                elif not self._router.route(parked.session, frame, buffer):
+                elif not self._route(parked.session, frame, buffer):
                     self._waiting.append(parked)  # the ring to its owner is full
                     if parked.handle:
                         opening[parked.handle] = parked

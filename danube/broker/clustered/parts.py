@@ -16,16 +16,39 @@ from danube.broker.clustered.shard import ClusterShard
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import own_address
 from danube.core.cluster.commands import BrokerChanged, OwnershipChanged
-from danube.errors import OwnerMoved
+from danube.core.protocol.native import Admin, Kind, decode_control
+from danube.errors import DanubeError, OwnerMoved
 from danube.host import clock
 
 if TYPE_CHECKING:
+    from danube.broker.api import RoutedSession
+    from danube.broker.operations.context import Answer
     from danube.broker.processes.contexts import WorkerContext
     from danube.broker.processes.lease import SharedLease
     from danube.broker.routing.router import Router
     from danube.client.machine.publishing import PartitionProducer
     from danube.cluster.log.local_log import LocalLog
     from danube.core.metadata.commands import Change, TopicRecord
+    from danube.core.protocol.native import Frame
+
+
+class OtherBrokers:
+    """Implements :class:`danube.broker.routing.router.Elsewhere`."""
+
+    def __init__(self, directory: Directory, parked: Parked, peers: Peers) -> None:
+        self.elsewhere, self.describe = directory.elsewhere, directory.describe
+        self._parked, self._peers = parked, peers
+
+    def take(
+        self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError, answer: Answer
+    ) -> bool:
+        if self._parked.take(session, frame, buffer, error):
+            return True
+        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved):
+            return False
+        request = decode_control(buffer[frame.start : frame.end], Admin)
+        answer = self._parked.unless_refused(session, frame, buffer, answer)
+        return self._peers.forward(error, request, answer)
 
 
 class ClusterParts:
@@ -66,8 +89,8 @@ class ClusterParts:
 
     def join(self, router: Router) -> None:
         """Let a router know of the other brokers."""
-        self._parked = Parked(router)
-        router.directory, router.parked, router.peers = self.directory, self._parked, self._peers
+        self._parked = Parked(router.route)
+        router.elsewhere = OtherBrokers(self.directory, self._parked, self._peers)
 
     def start(self) -> None:
         self._notices.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -26,13 +26,28 @@ from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
-    from danube.broker.partition.hosted import HostedPartition
+    from danube.broker.traffic import TrafficCounters
+    from danube.core.partition.policy import TopicPolicy
 
 _log = telemetry.events("consumers")
 _NO_LOSS: Final = frozenset({"compacted", UNUSED})
 DUE_RECORDS_PER_TURN = 1024
 _COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
+
+
+class ReadPartition(Protocol):
+    """A partition as its readers see it: :class:`danube.broker.partition.hosted.HostedPartition`."""
+
+    name: str
+    counters: TrafficCounters
+
+    @property
+    def policy(self) -> TopicPolicy: ...
+    @property
+    def high_watermark(self) -> int: ...
+    def chunk(self, offset: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk: ...
+    def lag_from(self, offset: int) -> int: ...
 
 
 class ConsumerLink:
@@ -57,7 +72,7 @@ class ConsumerLink:
         handle: int,
         consumer_id: int,
         name: str,
-        hosted: HostedPartition,
+        hosted: ReadPartition,
         subscription: str,
     ) -> None:
         self.session = session
@@ -102,7 +117,7 @@ def names_of(links: Iterable[ConsumerLink]) -> list[str]:
 class SubscriptionHost:
     """A reliable subscription with its consumers."""
 
-    def __init__(self, hosted: HostedPartition, core: HoledSubscription) -> None:
+    def __init__(self, hosted: ReadPartition, core: HoledSubscription) -> None:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}

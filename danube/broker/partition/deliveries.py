@@ -23,8 +23,7 @@ from danube.host import clock, telemetry
 from danube.limits import KIB, MIB
 
 if TYPE_CHECKING:
-    from danube.broker.partition.consumers import SubscriptionHost
-    from danube.broker.partition.hosted import HostedPartition
+    from danube.broker.partition.hosted import HostedPartition, HostedSubscription
     from danube.broker.traffic import TrafficCounters
     from danube.core.dispatch.grants import DeadLetter
 
@@ -41,7 +40,7 @@ REST_FACTOR: Final = 2  # of the time that the share took
 MS_NS: Final = 1_000_000
 REST_MIN_NS: Final = 1 * MS_NS
 
-DeadLetterTaker = Callable[["SubscriptionHost", list["DeadLetter"]], None]
+DeadLetterTaker = Callable[["HostedSubscription", list["DeadLetter"]], None]
 
 
 class Deliveries:
@@ -59,11 +58,11 @@ class Deliveries:
         self._schedule_turn = schedule_turn
         self._call_later = call_later
         self._take_dead_letters = take_dead_letters
-        self._near: dict[SubscriptionHost, None] = {}
-        self._queue: OrderedDict[SubscriptionHost, None] = OrderedDict()  # of those behind
+        self._near: dict[HostedSubscription, None] = {}
+        self._queue: OrderedDict[HostedSubscription, None] = OrderedDict()  # of those behind
         self._lossy: dict[HostedPartition, None] = {}
         self._deadlines: dict[HostedPartition, int] = {}
-        self._waiting: dict[SubscriptionHost, None] = {}  # for bytes that do not come, or were told so
+        self._waiting: dict[HostedSubscription, None] = {}  # for bytes that do not come, or were told so
         self._published_ns = -BUSY_NS
         self._published_bytes = 0
         self._wrote = False  # this turn did
@@ -98,7 +97,7 @@ class Deliveries:
                 self._ask(host)
         self._schedule_turn()
 
-    def _ask(self, host: SubscriptionHost) -> None:
+    def _ask(self, host: HostedSubscription) -> None:
         asked = self._near if host in host.hosted.near else self._queue
         asked[host] = None
 
@@ -207,7 +206,7 @@ class Deliveries:
                 break
         self._rest_end_ns = end_ns + max(REST_FACTOR * (end_ns - start_ns), REST_MIN_NS) if busy else 0
 
-    def _look(self, host: SubscriptionHost, now_ns: int, bytes_max: int) -> None:
+    def _look(self, host: HostedSubscription, now_ns: int, bytes_max: int) -> None:
         hosted = host.hosted
         if hosted.silent or hosted.subscriptions.get(host.core.name) is not host:
             return
@@ -234,7 +233,7 @@ class Deliveries:
             if letters:
                 self._take_dead_letters(host, letters)
 
-    def _note_deadline(self, host: SubscriptionHost) -> None:
+    def _note_deadline(self, host: HostedSubscription) -> None:
         deadline_ns = host.deadline_ns
         if deadline_ns is not None:
             known_ns = self._deadlines.get(host.hosted, deadline_ns)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from danube.broker.partition.chunks import Chunk, HotBatches
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.partition.lossy import LossyHost
-from danube.broker.partition.producers import ProducerLink, Producers, Waiting
+from danube.broker.partition.producers import Producers, Waiting
+from danube.broker.partition.tier import PartitionTier
 from danube.broker.traffic import TrafficCounters
 from danube.core.batch.columns import check_columns, check_published
 from danube.core.batch.format import BatchHeader, stamp, unpack_header
@@ -37,8 +38,6 @@ from danube.wal.segments.holes import HoleKind
 if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.partition.metadata import OwnerMetadata
-    from danube.broker.partition.opening import OpenedStorage
-    from danube.broker.tiers.partition_tier import PartitionTier
     from danube.core.batch.columns import EncodedBatch
     from danube.core.partition.partition import OffsetBudget
     from danube.core.partition.policy import FailurePolicy
@@ -114,8 +113,8 @@ class HostedPartition:
         self.directory = directory
         self.log = log
         self.cursors = cursors
-        self.subscriptions: dict[str, SubscriptionHost] = {}
-        self.near: dict[SubscriptionHost, None] = {}  # see danube.broker.partition.deliveries
+        self.subscriptions: dict[str, HostedSubscription] = {}
+        self.near: dict[HostedSubscription, None] = {}  # see danube.broker.partition.deliveries
         self.lossy: dict[str, LossyHost] = {}
         self.producers = Producers()
         self.waiting: deque[Waiting] = deque()
@@ -123,7 +122,7 @@ class HostedPartition:
         self.failure: DanubeError | None = None  # why the log cannot be written, while it reopens
         self.refusal: DanubeError | None = None  # why publishes are refused: that, or it is given away
         self.metadata: OwnerMetadata | None = None
-        self.tier: PartitionTier | None = None  # where storage is tiered
+        self.tier: HostedTier | None = None  # where storage is tiered
         self.deleted = False  # not hosted here any more
         self.silent = False  # hands out no records: deleted, or being given away
         self.moved: DanubeError | None = None  # where it went, when it was not its topic that was deleted
@@ -361,7 +360,7 @@ class HostedPartition:
             self.damaged.append((start, end))
             self.counters.add("damaged_records", end - start)
 
-    def place(self, host: SubscriptionHost) -> None:
+    def place(self, host: HostedSubscription) -> None:
         """Note whether a subscription that was looked at is near: it follows what is written."""
         start = self.hot.start
         if host.links and host.core.next >= (self.core.high_watermark if start is None else start):
@@ -394,7 +393,7 @@ class HostedPartition:
 
     # -- subscriptions ----------------------------------------------------------------------------
 
-    def subscription(self, name: str) -> SubscriptionHost:
+    def subscription(self, name: str) -> HostedSubscription:
         try:
             return self.subscriptions[name]
         except KeyError:
@@ -402,11 +401,11 @@ class HostedPartition:
                 f"subscription {name!r} does not exist on {self.name}", hint="see: danube subscriptions list"
             ) from None
 
-    def add_subscription(self, name: str, core: HoledSubscription) -> SubscriptionHost:
+    def add_subscription(self, name: str, core: HoledSubscription) -> HostedSubscription:
         """Create a subscription; its cursor is stored with the next write of the cursor file."""
         if len(self.subscriptions) + len(self.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
             raise InvalidArgument(f"{self.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
-        host = self.subscriptions[name] = SubscriptionHost(self, core)
+        host = self.subscriptions[name] = HostedSubscription(self, core)
         return host
 
     def follow_holes(self, holes: list[Hole]) -> None:
@@ -432,7 +431,7 @@ class HostedPartition:
             hole = self.hole_at(core.ack_floor)
             if hole is not None:
                 core.skip_damaged(core.ack_floor, hole.end, why=UNUSED)
-            self.subscriptions[name] = SubscriptionHost(self, core)
+            self.subscriptions[name] = HostedSubscription(self, core)
 
     def _within_log(self, name: str, state: CursorState) -> CursorState:
         """A cursor may have reached the disk before records that it passed: those that come are others."""
@@ -492,7 +491,7 @@ class HostedPartition:
         for session, handle in self.producers.clear():
             session.producers.pop(handle, None)
             session.send_error(error, 0, handle)
-        hosts: list[SubscriptionHost | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
+        hosts: list[HostedSubscription | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
         for host in hosts:
             for link in list(host.links.values()):
                 link.session.consumers.pop(link.handle, None)
@@ -560,9 +559,47 @@ class HostedPartition:
         }
 
 
+class HostedSubscription(SubscriptionHost):
+    """A reliable subscription at its partition's owner."""
+
+    hosted: HostedPartition
+
+
+class HostedTier(PartitionTier):
+    """The cold tier of a partition at its owner."""
+
+    hosted: HostedPartition
+
+
+class HostedConsumer(ConsumerLink):
+    """A consumer handle that is open at its partition's owner."""
+
+    __slots__ = ()
+    hosted: HostedPartition
+
+
+class ProducerLink:
+    """A producer handle that is open at its partition's owner."""
+
+    __slots__ = ("hosted", "producer_id")
+
+    def __init__(self, hosted: HostedPartition, producer_id: int) -> None:
+        self.hosted = hosted
+        self.producer_id = producer_id
+
+
+class OpenedStorage(NamedTuple):
+    """A recovered log with the partition that continues it."""
+
+    log: Log
+    core: Partition
+
+
 def leave_partitions(session: Session, now_ns: int) -> list[HostedPartition]:
     """The connection is gone: close its producers, give back what its consumers held; where that was."""
     touched: dict[HostedPartition, None] = {}
+    producer: ProducerLink
+    consumer: HostedConsumer
     for handle, producer in session.producers.items():
         producer.hosted.producers.drop(session, handle)
         touched[producer.hosted] = None

@@ -6,22 +6,18 @@ all subscriptions of the partition.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from danube.broker.partition.chunks import Chunk
-from danube.broker.partition.consumers import names_of
+from danube.broker.partition.consumers import ConsumerLink, ReadPartition, names_of
 from danube.core.dispatch.grants import Mode
 from danube.core.dispatch.lossy import LossySubscription
-
-if TYPE_CHECKING:
-    from danube.broker.partition.consumers import ConsumerLink
-    from danube.broker.partition.hosted import HostedPartition
 
 
 class LossyHost:
     """A non-reliable subscription with its consumers; nothing in it outlives the worker."""
 
-    def __init__(self, hosted: HostedPartition, core: LossySubscription) -> None:
+    def __init__(self, hosted: ReadPartition, core: LossySubscription) -> None:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}

@@ -15,8 +15,9 @@ from danube.host import telemetry
 if TYPE_CHECKING:
     from danube.broker.operations.context import Operations
     from danube.broker.operations.schema_gate import SchemaGate
-    from danube.broker.partition.hosted import HostedPartition
     from danube.cluster.log.local_log import LocalLog
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.partition.policy import FailurePolicy
     from danube.core.protocol.native import Admin
 
 _log = telemetry.events("metadata")
@@ -45,24 +46,31 @@ class OwnerMetadata:
             self.read()
         self.fresh = True
 
-    def after_operation(self, hosted: HostedPartition, request: Admin) -> None:
-        """Let the topic's other partitions and the next start know what an operation changed here."""
-        record, name = hosted.record, request.args.get("subscription", "")
+    def after_operation(
+        self, record: TopicRecord, index: int, request: Admin, failure: FailurePolicy | None
+    ) -> None:
+        """Let the topic's other partitions and the next start know what an operation changed here.
+
+        ``failure``: the policy that set_failure_policy has left the subscription with.
+        """
+        name = request.args.get("subscription", "")
         command: ForgetSubscription | SetSubscriptionSettings
         if request.op == "delete_subscription":
             command = ForgetSubscription(
-                topic=record.topic, subscription=name, partition=hosted.index, topic_id=record.topic_id
+                topic=record.topic, subscription=name, partition=index, topic_id=record.topic_id
             )
-        elif request.op == "set_failure_policy":
+        elif failure is not None:
             present = record.settings.get(name, SubscriptionSettings())
-            settings = msgspec.structs.replace(present, failure=hosted.subscription(name).core.failure)
+            settings = msgspec.structs.replace(present, failure=failure)
             command = SetSubscriptionSettings(topic=record.topic, subscription=name, settings=settings)
         else:
             return
 
         def remembered(value: Any) -> None:
             if isinstance(value, DanubeError):
-                _log.warning("not remembered", op=request.op, partition=hosted.name, error=str(value))
+                _log.warning(
+                    "not remembered", op=request.op, partition=record.physical_name(index), error=str(value)
+                )
 
         try:
             self._operations.propose(command, remembered)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from danube.broker.partition.hosted import HostedPartition
+from danube.broker.partition.hosted import HostedPartition, OpenedStorage
 from danube.broker.processes.unbroken import Since
 from danube.broker.traffic import TrafficCounters
 from danube.core.dispatch.cursor import CursorState
@@ -30,13 +29,6 @@ _log = telemetry.events("opening")
 LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard.shard
 ANY_EPOCH = 1 << 32  # above all epochs of logs
 CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
-
-
-class OpenedStorage(NamedTuple):
-    """A recovered log with the partition that continues it."""
-
-    log: Log
-    core: Partition
 
 
 def partition_directory(root: Path, topic_id: int, index: int) -> Path:

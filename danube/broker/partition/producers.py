@@ -1,4 +1,4 @@
-"""The links between connections' producer handles and the partition they publish to."""
+"""The producer handles that are open on a partition, and the publishes that wait for their answer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from danube.errors import ProducerBusy
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
-    from danube.broker.partition.hosted import HostedPartition
 
 
-class ProducerLink:
-    """A producer handle that is open on this worker."""
+class Opened(NamedTuple):
+    """An open handle: the producer's name, and whether it publishes alone."""
 
-    __slots__ = ("epoch", "exclusive", "hosted", "name", "producer_id")
-
-    def __init__(
-        self, hosted: HostedPartition, name: str, producer_id: int, epoch: int, exclusive: bool = False
-    ) -> None:
-        self.hosted = hosted
-        self.name = name
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self.exclusive = exclusive
+    name: str
+    exclusive: bool
 
 
 class Producers:
@@ -32,7 +23,7 @@ class Producers:
     __slots__ = ("_exclusive", "_links", "_names")
 
     def __init__(self) -> None:
-        self._links: dict[tuple[Session, int], ProducerLink] = {}
+        self._links: dict[tuple[Session, int], Opened] = {}
         self._names: dict[str, int] = {}  # how many handles of each name are open
         self._exclusive: dict[str, int] = {}  # and how many of them exclusively
 
@@ -57,9 +48,9 @@ class Producers:
                     hint="close the other producer, or use shared access",
                 )
 
-    def add(self, session: Session, handle: int, link: ProducerLink) -> None:
+    def add(self, session: Session, handle: int, name: str, exclusive: bool) -> None:
         """It was checked, and the handle is not in use."""
-        self._links[session, handle] = link
+        link = self._links[session, handle] = Opened(name, exclusive)
         for counts in self._counts_of(link):
             counts[link.name] = counts.get(link.name, 0) + 1
 
@@ -73,7 +64,7 @@ class Producers:
             if not counts[link.name]:
                 del counts[link.name]
 
-    def _counts_of(self, link: ProducerLink) -> tuple[dict[str, int], ...]:
+    def _counts_of(self, link: Opened) -> tuple[dict[str, int], ...]:
         return (self._names, self._exclusive) if link.exclusive else (self._names,)
 
     def clear(self) -> list[tuple[Session, int]]:

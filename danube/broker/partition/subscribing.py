@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from danube.broker.api import Session
 from danube.broker.partition.chunks import Chunk
-from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
-from danube.broker.partition.hosted import HostedPartition, failure_for, max_unacked_for
+from danube.broker.partition.hosted import (
+    HostedConsumer,
+    HostedPartition,
+    HostedSubscription,
+    failure_for,
+    max_unacked_for,
+)
 from danube.broker.partition.lossy import LossyHost
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import JoinResult, Mode
@@ -76,7 +81,7 @@ def check_request(request: Subscribe) -> Mode:
     return Mode.parse(request.mode)
 
 
-def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> SubscriptionHost | LossyHost:
+def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> HostedSubscription | LossyHost:
     name = request.subscription
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
     if host is not None:
@@ -147,14 +152,14 @@ def subscribe(
         raise
     if joined.displaced is not None:
         _displace(host, joined.displaced)
-    link = ConsumerLink(session, handle, consumer_id, request.consumer, hosted, request.subscription)
+    link = HostedConsumer(session, handle, consumer_id, request.consumer, hosted, request.subscription)
     link.credit_bytes = min(request.credit_bytes, DELIVER_CREDIT_BYTES_MAX)
-    if request.epoch and isinstance(host, SubscriptionHost) and not host.sought:
+    if request.epoch and isinstance(host, HostedSubscription) and not host.sought:
         link.earlier_end = hosted.high_watermark
     host.links[consumer_id] = link
     session.consumers[handle] = link
     floor, ack_timeout_ms = hosted.high_watermark, 0
-    if isinstance(host, SubscriptionHost):
+    if isinstance(host, HostedSubscription):
         floor, ack_timeout_ms = host.core.ack_floor, host.core.failure.ack_timeout_ms
         if request.paced:
             host.core.pace(consumer_id, now_ns)
@@ -163,7 +168,7 @@ def subscribe(
     return Subscribed(joined.active, floor, hosted.high_watermark, hosted.core.epoch, ack_timeout_ms)
 
 
-def _displace(host: SubscriptionHost | LossyHost, consumer_id: int) -> None:
+def _displace(host: HostedSubscription | LossyHost, consumer_id: int) -> None:
     """The same consumer name came again: the older connection loses its handle."""
     old = host.links.pop(consumer_id, None)
     if old is None:

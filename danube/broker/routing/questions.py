@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.api import RoutedSession
+from danube.broker.routing.router import Router
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, FrameDecoder, Kind
 from danube.errors import Overloaded

@@ -23,15 +23,13 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from danube.broker.api import Session
-from danube.broker.partition.chunks import Chunk
+from danube.broker.api import RoutedSession, Session, SharedBytes
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import FRAME_HEADER_BYTES, Frame, FrameDecoder, Kind
 from danube.errors import OwnerMoved
 from danube.limits import MIB
 
 if TYPE_CHECKING:
-    from danube.broker.routing.router import RoutedSession
     from danube.broker.shard.shard import Shard
     from danube.ipc.channel import Channel
     from danube.ipc.tail import TailReader, TailWriter
@@ -58,7 +56,7 @@ class _FromTail(NamedTuple):
     """A frame whose body is a chunk."""
 
     head: bytes
-    chunk: Chunk
+    chunk: SharedBytes
 
 
 _Frame = tuple[bytes | memoryview, ...] | _FromTail
@@ -81,7 +79,7 @@ class RemoteSession(Session):
         self.frames.append(parts)
         self._grow(sum(map(len, parts)))
 
-    def send_chunk(self, head: bytes, chunk: Chunk) -> None:
+    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
         if len(chunk.data) > TAIL_CHUNK_BYTES_MAX:
             self.send(head, chunk.data)
             return

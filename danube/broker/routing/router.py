@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from danube.broker.api import Session
+from danube.broker.api import RoutedSession
 from danube.broker.operations.context import Answer, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.table import carry_out
@@ -32,11 +32,9 @@ from danube.limits import HANDLES_PER_CONNECTION_MAX
 from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
-    from danube.broker.clustered.directory import Directory
-    from danube.broker.clustered.parked import Parked
-    from danube.broker.clustered.peers import Peers
     from danube.broker.operations.examinations import Examinations
     from danube.broker.operations.proposals import Proposals
+    from danube.broker.partition.hosted import ProducerLink
     from danube.broker.shard.shard import Shard
     from danube.cluster.log.local_log import LocalLog
     from danube.core.batch.columns import EncodedBatch
@@ -49,15 +47,15 @@ _REQUESTS = frozenset(
 )
 
 
-class RoutedSession(Session):
-    """A connection that this worker holds: where each of its handles lives."""
+class Elsewhere(Protocol):
+    """The other brokers of a cluster, as a router sees them."""
 
-    def __init__(self, connection_id: int) -> None:
-        super().__init__()
-        self.connection_id = connection_id
-        self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
-        self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
-        self.known_to: set[int] = set()  # other workers that keep something for this connection
+    def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None: ...
+    def describe(self, record: TopicRecord, view: TopicView) -> TopicView: ...
+    def take(
+        self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError, answer: Answer
+    ) -> bool:
+        """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
 
 
 class Router:
@@ -83,9 +81,7 @@ class Router:
         compatibility_checks: Checks = Checks.STRICT,
     ) -> None:
         self.remote: RemoteSessions | None = None
-        self.directory: Directory | None = None  # these three in a cluster
-        self.parked: Parked | None = None
-        self.peers: Peers | None = None
+        self.elsewhere: Elsewhere | None = None  # in a cluster
         self.operations = Operations(
             metadata, proposals, examinations,
             refresh=on_metadata,
@@ -123,7 +119,8 @@ class Router:
             try:
                 worker = self._worker_for(session, frame, buffer)
             except DanubeError as error:
-                if self.directory is None or not self._served_elsewhere(session, frame, buffer, error):
+                elsewhere, answer = self.elsewhere, self._answer_to(session, frame.correlation)
+                if elsewhere is None or not elsewhere.take(session, frame, buffer, error, answer):
                     session.send_error(error, frame.correlation)
                 return True
         if worker is None:
@@ -146,7 +143,7 @@ class Router:
         """Take a batch that this process has just encoded; False when another worker owns the partition."""
         if handle in session.routes:
             return False
-        link = session.producers.get(handle)
+        link: ProducerLink | None = session.producers.get(handle)
         try:
             if link is None:
                 raise OwnerMoved("this producer is not open here", hint="open it again")
@@ -181,20 +178,6 @@ class Router:
         self._add_route(session, frame.handle, worker)
         return worker
 
-    def _served_elsewhere(
-        self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError
-    ) -> bool:
-        """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
-        if self.parked is None or self.peers is None:
-            return False
-        if self.parked.take(session, frame, buffer, error):
-            return True
-        if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved):
-            return False
-        request = wire.decode_control(buffer[frame.start : frame.end], Admin)
-        answer = self._answer_to(session, frame.correlation)
-        return self.peers.forward(error, request, self.parked.unless_refused(session, frame, buffer, answer))
-
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
         """Remember a handle that lives at another worker; all others live here."""
         routes = session.routes
@@ -211,10 +194,8 @@ class Router:
     def owner(self, name: str) -> int:
         """The worker that owns a partition, by its physical name; raises where another broker does."""
         record, index = self.find_topic(name)
-        if self.directory is not None:
-            elsewhere = self.directory.elsewhere(record.topic_id, index)
-            if elsewhere is not None:
-                raise elsewhere
+        if self.elsewhere is not None and (error := self.elsewhere.elsewhere(record.topic_id, index)):
+            raise error
         return owner_of(record.topic_id, index, self._workers)
 
     def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
@@ -285,7 +266,7 @@ class Router:
 
     def _view(self, record: TopicRecord) -> TopicView:
         view = topic_view(record)
-        return view if self.directory is None else self.directory.describe(record, view)
+        return view if self.elsewhere is None else self.elsewhere.describe(record, view)
 
     def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
         """What a lookup that makes the topic answers."""

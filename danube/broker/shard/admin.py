@@ -9,8 +9,7 @@ import numpy as np
 
 from danube.broker.operations.arguments import integer, octets, struct_of
 from danube.broker.operations.paging import listed
-from danube.broker.partition.consumers import SubscriptionHost
-from danube.broker.partition.hosted import HostedPartition
+from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
 from danube.core.partition.policy import FailurePolicy
@@ -44,7 +43,9 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
         )
     value = operation(hosted, request.args, now_ns)
     if hosted.metadata is not None:
-        hosted.metadata.after_operation(hosted, request)
+        changed = request.op == "set_failure_policy"
+        failure = hosted.subscription(_name(request.args)).core.failure if changed else None
+        hosted.metadata.after_operation(hosted.record, hosted.index, request, failure)
     return value
 
 
@@ -68,7 +69,7 @@ def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -
 def _list_subscriptions(
     hosted: HostedPartition, args: dict[str, Any], now_ns: int
 ) -> list[Any] | dict[str, Any]:
-    hosts: list[tuple[str, SubscriptionHost | LossyHost]] = [
+    hosts: list[tuple[str, HostedSubscription | LossyHost]] = [
         *hosted.subscriptions.items(),
         *hosted.lossy.items(),
     ]

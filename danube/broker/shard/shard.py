@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube.broker.api import Session
-from danube.broker.partition.consumers import ConsumerLink
 from danube.broker.partition.deliveries import DeadLetterTaker, Deliveries
-from danube.broker.partition.hosted import HostedPartition, leave_partitions
-from danube.broker.partition.opening import (
+from danube.broker.partition.hosted import (
+    HostedConsumer,
+    HostedPartition,
     OpenedStorage,
+    ProducerLink,
+    leave_partitions,
+)
+from danube.broker.partition.opening import (
     after_cut,
     follow_recovery,
     open_log,
     open_partition,
     outcome_of,
 )
-from danube.broker.partition.producers import ProducerLink
 from danube.broker.partition.subscribing import subscribe
 from danube.broker.processes.removing import remove_directory
 from danube.broker.processes.unbroken import ALWAYS
@@ -143,7 +146,7 @@ class Shard:
             session.send_error(error, frame.correlation, frame.handle if frame.correlation == 0 else 0)
 
     def _on_publish(self, session: Session, frame: Frame, buffer: memoryview) -> None:
-        link = session.producers.get(frame.handle)
+        link: ProducerLink | None = session.producers.get(frame.handle)
         if link is None:
             raise OwnerMoved("this producer is not open here", hint="open it again")
         batch = buffer[frame.start : frame.end]
@@ -195,8 +198,8 @@ class Shard:
             self.counters.add("nacks")
         self._deliveries.wake_one(link.hosted, link.subscription)
 
-    def _consumer(self, session: Session, frame: Frame) -> ConsumerLink:
-        link = session.consumers.get(frame.handle)
+    def _consumer(self, session: Session, frame: Frame) -> HostedConsumer:
+        link: HostedConsumer | None = session.consumers.get(frame.handle)
         if link is None:
             raise OwnerMoved("this consumer is not open here", hint="subscribe again")
         return link
@@ -211,9 +214,8 @@ class Shard:
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
             )
-            link = ProducerLink(hosted, request.name, grant.producer_id, grant.epoch, request.exclusive)
-            session.producers[frame.handle] = link
-            hosted.producers.add(session, frame.handle, link)
+            session.producers[frame.handle] = ProducerLink(hosted, grant.producer_id)
+            hosted.producers.add(session, frame.handle, request.name, request.exclusive)
             policy = hosted.policy
             body = ProducerOpened(
                 grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
@@ -234,7 +236,7 @@ class Shard:
 
     def _on_close_producer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         session.opening.pop(frame.handle, None)
-        link = session.producers.pop(frame.handle, None)
+        link: ProducerLink | None = session.producers.pop(frame.handle, None)
         if link is not None:
             link.hosted.producers.drop(session, frame.handle)
         session.send(wire.result_frame(None, frame.correlation))
@@ -276,13 +278,13 @@ class Shard:
         self._send_later(session, wire.error_frame(error, frame.correlation))
 
     def _leave(self, hosted: HostedPartition, session: Session, handle: int) -> None:
-        link = session.consumers.pop(handle, None)
+        link: HostedConsumer | None = session.consumers.pop(handle, None)
         if link is not None:
             hosted.leave(link, clock.monotonic_ns())
 
     def _on_close_consumer(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         session.opening.pop(frame.handle, None)
-        link = session.consumers.pop(frame.handle, None)
+        link: HostedConsumer | None = session.consumers.pop(frame.handle, None)
         if link is not None:
             link.hosted.leave(link, clock.monotonic_ns())
             link.hosted.store_cursors()
@@ -460,6 +462,7 @@ class Shard:
 
     def session_writable(self, session: Session) -> None:
         """The connection takes bytes again (or stopped taking them)."""
+        link: HostedConsumer
         for link in session.consumers.values():
             hosted = link.hosted
             host = hosted.subscriptions.get(link.subscription) or hosted.lossy.get(link.subscription)

@@ -13,8 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.partition.hosted import HostedPartition
-from danube.broker.partition.opening import OpenedStorage
+from danube.broker.partition.hosted import HostedPartition, OpenedStorage
 from danube.broker.processes.removing import remove_directory
 from danube.core.partition.policy import Durability
 from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull

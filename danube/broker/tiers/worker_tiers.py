@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from danube.broker.tiers.partition_tier import NO_COMPACTION, PartitionTier
+from danube.broker.partition.hosted import HostedPartition, HostedTier
+from danube.broker.partition.tier import NO_COMPACTION
 from danube.broker.tiers.retention import LocalRetention, evictable_end, expired_end
 from danube.errors import (
     DanubeError,
@@ -33,7 +34,6 @@ from danube.wal.cold.cache import ColdCache, Fetch
 from danube.wal.segments.segment import LogIdentity
 
 if TYPE_CHECKING:
-    from danube.broker.partition.hosted import HostedPartition
     from danube.core.metadata.commands import TopicRecord
 
 
@@ -164,10 +164,10 @@ class Tiers:
         self._metadata = metadata
         self._metadata_sent = -1
         self._metadata_ns = self._cursors_ns = 0
-        self._tiers: dict[LogIdentity, PartitionTier] = {}
+        self._tiers: dict[LogIdentity, HostedTier] = {}
         self._deleted: dict[int, int] = {}  # topic id -> partitions
         self._waiters: list[_Waiter] = []
-        self._looked: set[PartitionTier] = set()  # their manifest is new: something may leave this host
+        self._looked: set[HostedTier] = set()  # their manifest is new: something may leave this host
         self._store: dict[str, Any] = _UNHEARD
         self._leave_id = self._inherit_id = 0
         self._heirs: dict[int, Callable[[DanubeError | None], None]] = {}
@@ -179,15 +179,15 @@ class Tiers:
         if hosted.log is None:
             return
         if hosted.tier is None:
-            hosted.tier = PartitionTier(hosted, self.cache)
+            hosted.tier = HostedTier(hosted, self.cache)
             self._tiers[hosted.tier.identity] = hosted.tier
         self._say(hosted.tier)
 
-    def all(self) -> list[PartitionTier]:
+    def all(self) -> list[HostedTier]:
         """Of the partitions that this worker has open."""
         return list(self._tiers.values())
 
-    def _say(self, tier: PartitionTier) -> None:
+    def _say(self, tier: HostedTier) -> None:
         hosted = tier.hosted
         self._send(
             "attach", tier, topic=hosted.record.topic, epoch=hosted.core.epoch,
@@ -204,14 +204,14 @@ class Tiers:
         if tier.leave_id:
             self._say_leaving(tier)
 
-    def _say_policy(self, tier: PartitionTier) -> None:
+    def _say_policy(self, tier: HostedTier) -> None:
         policy = tier.hosted.policy
         wanted = (True, policy.tombstone_retention_ms) if policy.compacts else NO_COMPACTION
         if wanted != tier.compaction_sent:
             tier.compaction_sent = wanted
             self._send("policy", tier, compacts=wanted[0], tombstone_retention_ms=wanted[1])
 
-    def _send(self, kind: str, tier: PartitionTier, **fields: Any) -> None:
+    def _send(self, kind: str, tier: HostedTier, **fields: Any) -> None:
         topic_id, partition = tier.identity
         self._reach(kind, topic_id=topic_id, partition=partition, **fields)
 
@@ -243,12 +243,12 @@ class Tiers:
         if hosted.tier is not None:
             self._send("sealed", hosted.tier)
 
-    def give_up(self, tier: PartitionTier, end_offset: int) -> None:
+    def give_up(self, tier: HostedTier, end_offset: int) -> None:
         """An operator's word: what lies in open holes that begin below ``end_offset`` is not waited for."""
         tier.given_up_end = max(tier.given_up_end, end_offset)
         self._send("give_up", tier, end_offset=tier.given_up_end)
 
-    def leave(self, tier: PartitionTier) -> int:
+    def leave(self, tier: HostedTier) -> int:
         """Have everything of a partition in the store as soon as can be, its cursors as they are now.
 
         Once ``tier.left_id`` is the number that this returns, the cursors are there.
@@ -258,7 +258,7 @@ class Tiers:
         self._say_leaving(tier)
         return self._leave_id
 
-    def _say_leaving(self, tier: PartitionTier) -> None:
+    def _say_leaving(self, tier: HostedTier) -> None:
         cursors = tier.hosted.cursors
         if cursors is not None:
             tier.cursors_sent = cursors.version
@@ -386,7 +386,7 @@ class Tiers:
         if hosted.tier is not None:
             self._copy_cursors(hosted.tier, soon=True)
 
-    def _copy_cursors(self, tier: PartitionTier, **fields: bool) -> None:
+    def _copy_cursors(self, tier: HostedTier, **fields: bool) -> None:
         cursors = tier.hosted.cursors
         if cursors is not None and (fields or cursors.version != tier.cursors_sent):
             tier.cursors_sent = cursors.version
@@ -429,7 +429,7 @@ class Tiers:
         self._evict(tier, now_us)
         return tier.start
 
-    def _evict(self, tier: PartitionTier, now_us: int) -> None:
+    def _evict(self, tier: HostedTier, now_us: int) -> None:
         manifest = tier.manifest
         if manifest is None or not tier.confirmed or tier.hosted.failure is not None:
             return  # a copy on this host says what the store had, not what it has

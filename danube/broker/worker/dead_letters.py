@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from danube.broker.partition.consumers import SubscriptionHost
-from danube.broker.routing.router import RoutedSession
+from danube.broker.api import RoutedSession
+from danube.broker.partition.hosted import HostedSubscription
 from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.core.batch.columns import BatchView, encode
 from danube.core.metadata.commands import CreateTopic, Outcome
@@ -36,7 +36,7 @@ WAITING_MAX = 10_000
 
 
 class _Letter(NamedTuple):
-    host: SubscriptionHost
+    host: HostedSubscription
     offset: int
 
 
@@ -48,7 +48,7 @@ class _Target:
         self.open = False
         self.opening = False
         self.elsewhere: PartitionProducer | None = None  # where another broker owns it
-        self.waiting: deque[tuple[SubscriptionHost, DeadLetter]] = deque()
+        self.waiting: deque[tuple[HostedSubscription, DeadLetter]] = deque()
 
 
 class DeadLetters(RoutedSession):
@@ -64,7 +64,7 @@ class DeadLetters(RoutedSession):
 
     # -- taking letters ---------------------------------------------------------------------------
 
-    def take(self, host: SubscriptionHost, letters: list[DeadLetter]) -> None:
+    def take(self, host: HostedSubscription, letters: list[DeadLetter]) -> None:
         """Publish the copies of these records; called when a subscription gives up on them."""
         topic = host.core.failure.dead_letter_topic
         target = self._targets.setdefault(topic, _Target())
@@ -94,7 +94,7 @@ class DeadLetters(RoutedSession):
             if not taken:
                 self._failed(host, letter.offset)
 
-    def _failed(self, host: SubscriptionHost, offset: int) -> None:
+    def _failed(self, host: HostedSubscription, offset: int) -> None:
         """The record stays; a look at its subscription notes when it is offered again."""
         host.core.dead_letter_failed(offset, clock.monotonic_ns())
         self._worker.shard.wake(host.hosted)
@@ -107,7 +107,7 @@ class DeadLetters(RoutedSession):
         for host, letter in waiting:
             self._failed(host, letter.offset)
 
-    def _publish(self, target: _Target, host: SubscriptionHost, letter: DeadLetter) -> bool:
+    def _publish(self, target: _Target, host: HostedSubscription, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
         if chunk.first_offset > letter.offset:  # damaged or compacted since it was delivered
             host.pass_missing(letter.offset, chunk.first_offset, chunk.hole_before)
@@ -159,7 +159,7 @@ class DeadLetters(RoutedSession):
         self._worker.shard.wake(letter.host.hosted)
 
     def _attributes(
-        self, host: SubscriptionHost, letter: DeadLetter, original: BatchView, index: int
+        self, host: HostedSubscription, letter: DeadLetter, original: BatchView, index: int
     ) -> dict[str, str]:
         added = {
             "x-original-topic": host.hosted.name,
@@ -260,7 +260,7 @@ class DeadLetters(RoutedSession):
             self._failed(letter.host, letter.offset)
 
 
-def _producer_id(host: SubscriptionHost, original: BatchView) -> int:
+def _producer_id(host: HostedSubscription, original: BatchView) -> int:
     """The id that the producer knows itself by; one that is not idempotent has it from its name."""
     hosted = host.hosted
     return original.header.producer_id or producer_identity(

@@ -16,7 +16,7 @@ from danube.core.partition.pending import OTHER, Measured, TopicRow
 from danube.core.placement.workers import owner_of
 
 if TYPE_CHECKING:
-    from danube.broker.tiers.partition_tier import PartitionTier
+    from danube.broker.partition.hosted import HostedTier
     from danube.core.metadata.commands import TopicRecord
     from danube.core.metadata.machine import Metadata
 
@@ -34,7 +34,7 @@ class Measuring:
         self,
         place: tuple[int, int],
         metadata: Callable[[], Metadata],
-        tiers: Callable[[], list[PartitionTier] | None],
+        tiers: Callable[[], list[HostedTier] | None],
         unopened: Callable[[], list[TopicRecord]],
         call_soon: Callable[..., object],
         send: Callable[..., None],
@@ -76,7 +76,7 @@ class Measuring:
                     yield None
         yield Measured(self._metadata().topic_count, tiers is not None, list(rows.values()))
 
-    def _counted_into(self, rows: dict[int, TopicRow], tiers: list[PartitionTier]) -> Iterator[None]:
+    def _counted_into(self, rows: dict[int, TopicRow], tiers: list[HostedTier]) -> Iterator[None]:
         """One step for each topic and partition."""
         for record in self._spoken_for:  # empty ones have a row, too
             self._row(rows, record)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
-from danube.broker.api import Arrivals, Door
+from danube.broker.api import Arrivals, Door, RoutedSession
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.links import LinkClient
 from danube.broker.operations.examinations import Examinations
@@ -29,7 +29,7 @@ from danube.broker.processes.directories import partition_names
 from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.routing.questions import Questions
 from danube.broker.routing.remote import RecordKind, RemoteSessions
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.routing.router import Router
 from danube.broker.shard.compactor import Compactor
 from danube.broker.shard.shard import Shard
 from danube.broker.tiers.retention import LocalRetention

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from danube.broker.routing.router import RoutedSession, Router
+from danube.broker.api import RoutedSession
+from danube.broker.routing.router import Router
 from danube.core.batch.columns import EncodedBatch
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind

@@ -11,10 +11,10 @@ import pytest
 
 from danube.broker.clustered.directory import Directory
 from danube.broker.clustered.parked import WAIT_NS, Parked
+from danube.broker.clustered.parts import OtherBrokers
 from danube.broker.clustered.peers import Peers
 from danube.broker.operations.context import Answer
 from danube.broker.processes.lease import SharedLease
-from danube.broker.routing.router import Router
 from danube.cluster.log.local_log import LocalLog
 from danube.core.cluster.commands import (
     AssignPartitions,
@@ -98,7 +98,7 @@ class Routes:
         self.error: DanubeError | None = None
         self.full = False  # the ring to the worker that owns it
         self.taken: list[int] = []
-        self.parked = Parked(cast(Router, self))
+        self.parked = Parked(self.route)
 
     def route(self, session: Any, frame: wire.Frame, buffer: memoryview) -> bool:
         if self.full:
@@ -180,6 +180,7 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.owner: DanubeError | None = None
+        self.describe: Any = None
         self.answers: list[Answer] = []
 
     def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None:
@@ -196,9 +197,8 @@ class Asked:
     def __init__(self, root: Path) -> None:
         self.bench, self.elsewhere, self.session = RoutedBench(root), Elsewhere(), RecordingSession()
         router = self.bench.router
-        self.parked = Parked(router)
-        router.directory = cast(Directory, self.elsewhere)
-        router.peers, router.parked = cast(Peers, self.elsewhere), self.parked
+        self.parked, fake = Parked(router.route), self.elsewhere
+        router.elsewhere = OtherBrokers(cast(Directory, fake), self.parked, cast(Peers, fake))
         self.elsewhere.owner = OwnerMoved("broker 2 has it", address="b2:1")
         topic = self.bench.name_owned_by(0)
         self.bench.request(self.session, Kind.ADMIN, Admin("describe_partition", topic, {}))

@@ -6,32 +6,27 @@ from typing import Any
 
 import pytest
 
-from danube.broker.partition.producers import ProducerLink, Producers
+from danube.broker.partition.producers import Producers
 from danube.errors import ProducerBusy
 
-HOSTED: Any = None
 NEAR: Any = object()
 FAR: Any = object()
-
-
-def link(name: str, exclusive: bool = False) -> ProducerLink:
-    return ProducerLink(HOSTED, name, 1, 1, exclusive)
 
 
 def test_shared_producers_of_any_name_meet() -> None:
     producers = Producers()
     for handle, name in enumerate(("b", "a", "b"), 1):
         producers.check("p", name, exclusive=False)
-        producers.add(NEAR, handle, link(name))
+        producers.add(NEAR, handle, name, False)
     assert producers.names() == ["a", "b"] and len(producers) == 3
 
 
 def test_an_exclusive_producer_meets_only_those_of_its_name() -> None:
     producers = Producers()
-    producers.add(NEAR, 1, link("a", exclusive=True))
+    producers.add(NEAR, 1, "a", True)
     producers.check("p", "a", exclusive=True)
     producers.check("p", "a", exclusive=False)
-    producers.add(FAR, 1, link("a"))
+    producers.add(FAR, 1, "a", False)
     for exclusive in (True, False):
         with pytest.raises(ProducerBusy, match="has producer 'a'") as caught:
             producers.check("p", "b", exclusive)
@@ -48,7 +43,7 @@ def test_an_exclusive_producer_meets_only_those_of_its_name() -> None:
 def test_a_name_is_open_until_its_last_handle_is_closed() -> None:
     producers = Producers()
     for session, handle in ((NEAR, 1), (NEAR, 2), (FAR, 1)):
-        producers.add(session, handle, link("a", exclusive=True))
+        producers.add(session, handle, "a", True)
     for session, handle in ((NEAR, 2), (NEAR, 2), (FAR, 1), (FAR, 9)):
         producers.drop(session, handle)
     with pytest.raises(ProducerBusy):

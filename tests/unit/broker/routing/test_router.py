@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from danube.broker.api import RoutedSession
 from danube.broker.routing.remote import RecordKind, RemoteSessions
-from danube.broker.routing.router import RoutedSession
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind
 from danube.errors import (

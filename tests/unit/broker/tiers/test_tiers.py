@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from danube.broker.tiers import partition_tier as tier_module
+from danube.broker.partition import tier as tier_module
 from danube.broker.tiers.retention import LocalRetention
 from danube.broker.tiers.worker_tiers import TierOptions
 from danube.broker.worker.housekeeping import Housekeeping

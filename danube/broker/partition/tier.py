@@ -8,7 +8,7 @@ the store is away, an object is missing or its bytes are wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.core.partition.exposure import NOTHING, Pending, together
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
@@ -22,7 +22,8 @@ from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest, SegmentEntry
 
 if TYPE_CHECKING:
-    from danube.broker.partition.hosted import HostedPartition
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.partition.partition import Partition
     from danube.wal.cold.cache import ColdCache
     from danube.wal.log.log import Log
     from danube.wal.segments.holes import Hole
@@ -36,10 +37,26 @@ AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
 AHEAD_SHARE: Final = 4  # of the cache at most, for one reader
 
 
+class TieredPartition(Protocol):
+    """A partition as its tier sees it: :class:`danube.broker.partition.hosted.HostedPartition`."""
+
+    name: str
+    record: TopicRecord
+    index: int
+    core: Partition
+    log: Log | None
+
+    @property
+    def topic_id(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    def follow_holes(self, holes: list[Hole]) -> None: ...
+
+
 class PartitionTier:
     """Made for a hosted partition with a log; all methods run on the worker's loop."""
 
-    def __init__(self, hosted: HostedPartition, cache: ColdCache) -> None:
+    def __init__(self, hosted: TieredPartition, cache: ColdCache) -> None:
         self.hosted = hosted
         self.identity = LogIdentity(hosted.topic_id, hosted.index)
         self.manifest: Manifest | None = None

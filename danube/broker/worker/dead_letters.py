@@ -9,7 +9,7 @@ subscription's own back-off.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from danube.broker.api import RoutedSession
 from danube.broker.partition.hosted import HostedSubscription
@@ -25,14 +25,34 @@ from danube.host import clock, telemetry
 from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from danube.broker.worker.worker import Worker
+    from danube.broker.clustered.parts import ClusterParts
+    from danube.broker.operations.proposals import Proposals
+    from danube.broker.routing.router import Router
+    from danube.broker.shard.shard import Shard
+    from danube.broker.traffic import Traffic
     from danube.client.machine.reply import Reply
+    from danube.cluster.log.local_log import LocalLog
     from danube.core.batch.columns import EncodedBatch
     from danube.core.dispatch.grants import DeadLetter
 
 _log = telemetry.events("dead_letters")
 INTERNAL_CONNECTION_ID = 1 << 62
 WAITING_MAX = 10_000
+
+
+class PublishingWorker(Protocol):
+    """A worker as its dead letters see it: :class:`danube.broker.worker.worker.Worker`."""
+
+    index: int
+    counters: Traffic
+    metadata: LocalLog
+    proposals: Proposals
+    shard: Shard
+    router: Router
+    cluster: ClusterParts | None
+
+    def metadata_changed(self) -> None: ...
+    def schedule_turn(self, asker: object = None) -> None: ...
 
 
 class _Letter(NamedTuple):
@@ -54,7 +74,7 @@ class _Target:
 class DeadLetters(RoutedSession):
     """This worker's publisher of dead letters; a session without a socket."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: PublishingWorker) -> None:
         super().__init__(INTERNAL_CONNECTION_ID)
         self._worker = worker
         self._targets: dict[str, _Target] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from danube.broker.processes.removing import SUFFIX, put_aside, remove_directory
 from danube.broker.tiers.inheritance import RETURNING
@@ -19,10 +19,19 @@ from danube.wal.recovery.witness import DIRECTORY as WITNESSES
 from danube.wal.segments.descriptors import descriptors, descriptors_allowed
 
 if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
+    from danube.broker.api import Door
+    from danube.broker.clustered.parts import ClusterParts
     from danube.broker.partition.hosted import HostedPartition
-    from danube.broker.worker.worker import Worker
+    from danube.broker.processes.contexts import WorkerContext
+    from danube.broker.shard.compactor import Compactor
+    from danube.broker.shard.shard import Shard
+    from danube.broker.traffic import Traffic
+    from danube.cluster.log.local_log import LocalLog
+    from danube.config.loading import BrokerConfig
     from danube.core.metadata.commands import TopicRecord
 
 _log = telemetry.events("housekeeping")
@@ -36,10 +45,30 @@ _DIRECTORY = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)({re.escape(SUFFIX)})?\Z")
 _SET_ASIDE = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)-[0-9]{{10}}(-[0-9]+)?({re.escape(SUFFIX)})?\Z")
 
 
+class KeptWorker(Protocol):
+    """A worker as its housekeeping sees it: :class:`danube.broker.worker.worker.Worker`."""
+
+    config: BrokerConfig
+    context: WorkerContext
+    index: int
+    data_dir: Path
+    loop: asyncio.AbstractEventLoop
+    counters: Traffic
+    executor: ThreadPoolExecutor
+    metadata: LocalLog
+    shard: Shard
+    compactor: Compactor
+    cluster: ClusterParts | None
+    doors: dict[str, Door]
+    rings_due: bool
+
+    def refresh_metadata(self) -> None: ...
+
+
 class Housekeeping:
     """Timers of one worker, all on its loop."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: KeptWorker) -> None:
         self._worker = worker
         self._stopped = False
         self._found: dict[str, int] = {}  # partitions on disk that were not opened yet: their topics

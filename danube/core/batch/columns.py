@@ -431,7 +431,7 @@ def check_published(batch: memoryview, max_record_bytes: int) -> BatchHeader:
 
 
 def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes: int) -> None:
-    """What the owner verifies before it stores a producer's batch: structure and record sizes.
+    """Check a producer's batch before its owner stores it: structure and record sizes.
 
     Compressed columns are not inflated; consumers check them.  Raises ProtocolError, LimitExceeded
     or RecordTooLarge (facts name the first such record's index).

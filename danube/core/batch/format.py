@@ -73,7 +73,7 @@ if _HEADER.size != HEADER_BYTES:
 
 
 class Flag(IntFlag):
-    """What a batch's columns hold; the low three bits are a Compression."""
+    """Optional columns and fields of a batch; the low three bits are a Compression."""
 
     TIMES = 1 << 3
     KEYS = 1 << 4

@@ -1,9 +1,10 @@
-"""What the machine knows of the order itself: the entry it has come to, the agreed time, who proposed what.
+"""Replication state of the metadata: last applied entry, agreed time, last sequence of each origin.
 
 Entries:  indexes and terms never go back; several origins may share an entry.
-Time:     the leader's, and it never goes back.  The machine has no other; see AgreedTime for a leader's.
-Origins:  of each the last sequence, so that a proposal that is sent again is known.  Those that were heard
-          of longest ago are forgotten first.
+Time:     the leader's clock, which never goes back here.  The metadata machine has no other clock;
+          AgreedTime is the clock of a leader.
+Origins:  the last sequence of each, so that a proposal that is sent again is recognised.  The origin that
+          has been silent longest is forgotten first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cluster's brokers inside the metadata machine: who is there, where, and whether it takes partitions.
+"""The cluster's brokers inside the metadata machine: addresses, and whether each takes partitions.
 
 A broker is *alive* as long as its registration's lease; registering again (after a restart) ends the
 former one, so an older incarnation that still runs cannot renew and learns it.  A broker whose

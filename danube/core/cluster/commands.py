@@ -1,8 +1,8 @@
-"""What can be asked of the cluster's part of the metadata, what it holds, and what changes.
+"""Commands, records and changes of the cluster's part of the metadata.
 
-Values only; the rules are with the parts (:mod:`danube.core.cluster.state` lists them).  Time is never
-read here: ``Agreed`` brings the leader's, and where nobody leads, on a single host, a command of leases
-brings its proposer's as ``now_us``.
+Plain values only; the rules are in the parts that :mod:`danube.core.cluster.state` lists.  This module never
+reads a clock: ``Agreed`` carries the leader's time.  On a single host, which has no leader, a command about
+leases carries its proposer's time as ``now_us``.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class BrokerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ownership(msgspec.Struct, frozen=True, array_like=True):
-    """Who may append to a partition.  ``broker_id`` 0: nobody; ``epoch`` is the last one given.
+    """Owner of a partition, which alone may append.  ``broker_id`` 0: no broker; ``epoch`` is the last given.
 
-    ``reason`` says why its owner is asked to release it, or why nobody owns it; ``to_broker_id`` is
-    where it is meant to go (0: anywhere), ``from_broker_id`` who had it.
+    ``reason`` says why the owner is asked to release the partition, or why it has no owner.
+    ``to_broker_id`` is the broker that shall get it next (0: any), ``from_broker_id`` the one that had it.
     """
 
     topic_id: int
@@ -96,16 +96,16 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What the commands of this module have in common: nothing but where they are taken."""
+    """Base of all commands of this module; they share no field."""
 
 
 class Agreed(ClusterCommand, frozen=True, kw_only=True, tag="agreed", tag_field="kind"):
-    """What follows was agreed as entry ``index`` of ``term`` at the leader's time ``now_us``.
+    """Marks the commands behind it as agreed: entry ``index`` of ``term``, at the leader's time ``now_us``.
 
-    It stands before the commands of each origin in the entry.  ``origin`` is the incarnation of the
-    proposer ("": the leader itself) and ``sequence`` its own counter, from 1; a sequence that is not
-    above the last one of its origin is a repetition.  Beyond ``origins_max`` the origin that was heard
-    of longest ago is forgotten; the bound travels with the command, so that versions agree.
+    An ``Agreed`` stands before the commands of each origin in the entry.  ``origin`` is the incarnation
+    of the proposer ("": the leader itself) and ``sequence`` its own counter, from 1.  A sequence that is
+    not above the last one of its origin is a repetition.  Beyond ``origins_max`` origins the one that has
+    been silent longest is forgotten; the command carries this bound, so that all versions agree on it.
     """
 
     index: int

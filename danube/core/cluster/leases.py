@@ -70,7 +70,7 @@ class Leases:
             raise LimitExceeded("there is no room for more leases", why=why, limit=LEASES_MAX)
 
     def over(self, command: ExpireLeases, now_us: int) -> list[Lease]:
-        """Those of the command's leases that end, once each and in its order."""
+        """Return the leases of the command that end at ``now_us``, once each and in its order."""
         found: dict[int, Lease] = {}
         for lease_id, revision in command.leases:
             lease = self._by_id.get(lease_id)

@@ -1,28 +1,28 @@
-"""Who may append to which partition, inside the metadata machine: ownership with epochs.
+"""Ownership of partitions with epochs, inside the metadata machine.
 
-Assigned:  a partition of nobody gets an owner and an epoch; its owner may take it again and gets another
-           epoch.  The epochs of a partition count up as long as its topic exists, so none is given twice
-           and a later owner's is always the higher one.  (A topic that is made again has another id.)
-Unloaded:  the owner is asked to release it.  It stays the owner, with its epoch, until it does.
+Assigned:  a partition without an owner gets an owner and an epoch.  The owner may take the partition again
+           and gets another epoch.  The epochs of a partition count up as long as its topic exists: none is
+           given twice, and a later owner has a higher one.  (A topic that is made again has another id.)
+Unloaded:  the owner is asked to release the partition.  It stays the owner, with its epoch, until it does.
 Released:  by the owner of the current epoch, after it has stopped appending; or by anyone, with reason
            dead, when the owner's registration has ended.
 Deleted:   with its topic.
 
-Every command names the epoch that its proposer saw; one that is not the current one is Fenced.
+Every command names the epoch that its proposer saw; a command with any other epoch is Fenced.
 
-How far each partition's owner may give offsets, inside the metadata machine.
+Reservations of offsets: how far each partition's owner may give offsets.
 
-An owner appends only below the end that it reserved, and reserves ahead of its need.  Only its own disk may
-know how far it came; whoever owns the partition next begins at the end, so no offset is given twice.
+An owner appends only below the end that it reserved, and reserves ahead of its need.  Only the owner's disk
+may know how far its log came; the next owner begins at the reserved end, so no offset is given twice.
 
-Reserved:  by the owner of the current epoch; the end only grows, and who reserved it last is kept: that
-           one's disk may hold records which nobody else has.
-Closed:    by the same, with ``last``: it has stopped appending for good in this epoch and says where its
-           log ends, at or below what was reserved.  Nothing more is reserved in that epoch.  An owner that
-           reserved nothing in its epoch has appended nothing, and has nothing to close.
+Reserved:  by the owner of the current epoch; the end only grows.  The broker that reserved last is kept,
+           because its disk may hold records that no other broker has.
+Closed:    by the same owner, with ``last``: it has stopped appending for good in this epoch and says where
+           its log ends, at or below the reserved end.  Nothing more is reserved in that epoch.  An owner
+           that reserved nothing in its epoch has appended nothing, and has nothing to close.
 Forgotten: with the topic.
 
-An assignment and a release leave it as it is.
+An assignment and a release do not change a reservation.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Owners:
         return len(self._by_place)
 
     def of(self, topic_id: int, partition: int) -> Ownership:
-        """The ownership of a partition: that of nobody, with epoch 0, where it never had an owner."""
+        """Return the ownership of a partition: without a broker and with epoch 0 if it never had an owner."""
         return self._by_place.get((topic_id, partition)) or Ownership(topic_id, partition, 0, 0)
 
     def find(self, topic_id: int, partition: int) -> Ownership | None:
         return self._by_place.get((topic_id, partition))
 
     def of_broker(self, broker_id: int) -> list[Ownership]:
-        """What a broker owns; looks at all partitions."""
+        """Return all partitions of a broker; walks over every partition."""
         return [record for record in self._by_place.values() if record.broker_id == broker_id]
 
     def records(self) -> list[Ownership]:
@@ -157,7 +157,7 @@ class Owners:
         return record
 
     def forget_topic(self, topic_id: int, partition_count: int) -> list[Ownership]:
-        """Drop what is known of a topic; each as it is then: of nobody, with its last epoch."""
+        """Drop the partitions of a topic; return each without an owner, with its last epoch."""
         dropped = []
         for partition in range(partition_count if self._by_place else 0):
             former = self._by_place.pop((topic_id, partition), None)
@@ -205,7 +205,7 @@ class Reservations:
         return len(self._by_place)
 
     def of(self, topic_id: int, partition: int) -> Reservation:
-        """What is reserved of a partition; an end of 0 where nothing ever was."""
+        """Return the reservation of a partition; its end is 0 if nothing was ever reserved."""
         return self._by_place.get((topic_id, partition)) or Reservation(topic_id, partition, 0, 0, 0)
 
     def find(self, topic_id: int, partition: int) -> Reservation | None:
@@ -252,7 +252,7 @@ class Reservations:
                 _wrong_reservation(known, f"it does not go back to {end}")
 
     def reserve(self, command: ReserveOffsets) -> list[Reservation]:
-        """Those that changed."""
+        """Apply the command; return the reservations that changed."""
         changed = []
         for place in command.partitions:
             record = _made(command, place)

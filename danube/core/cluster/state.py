@@ -330,7 +330,7 @@ class ClusterState:
         return [OwnershipChanged(record) for record in records]
 
     def forget_topic(self, topic_id: int, partition_count: int) -> list[ClusterChange]:
-        """A topic was deleted, and with it who owned its partitions."""
+        """Drop the owners of a deleted topic's partitions."""
         self.reservations.forget_topic(topic_id, partition_count)
         return [OwnershipChanged(record) for record in self.owners.forget_topic(topic_id, partition_count)]
 

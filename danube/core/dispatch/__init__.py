@@ -1,1 +1,1 @@
-"""Who gets which record: windows, grants, acks, redelivery."""
+"""Delivery to the consumers of a subscription: windows, grants, acks, redelivery."""

@@ -117,7 +117,10 @@ def _acknowledge_index(window: Window, seat: int, index: Offsets) -> tuple[int, 
 
 
 def _acknowledge_kernel(window: Window, seat: int, ranges: Offsets) -> tuple[int, int] | None:
-    """The same in one pass; None without kernels, for any seat, or where ranges overlap or do not ascend."""
+    """Acknowledge in one pass of the kernel; None without kernels, for ANY_SEAT and for unsorted ranges.
+
+    Ranges that overlap or do not ascend are left to the caller as well.
+    """
     kernel = cursor_kernels()
     if kernel is None or seat == ANY_SEAT:
         return None
@@ -145,7 +148,10 @@ def sound(ranges: Ranges) -> Offsets:
 
 
 def in_flight_at(window: Window, seat: int, ranges: Ranges) -> Offsets:
-    """What of the ranges the consumer at ``seat`` (ANY_SEAT: anyone) has in flight: int64[m], ascending."""
+    """Return the offsets of the ranges that the consumer at ``seat`` has in flight: int64[m], ascending.
+
+    ANY_SEAT stands for every consumer.
+    """
     if seat == NO_SEAT or not len(ranges):
         return np.empty(0, np.int64)
     offsets = offsets_in(sound(ranges), window.floor, window.next)

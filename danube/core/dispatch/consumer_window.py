@@ -1,4 +1,4 @@
-"""How many records a consumer may have at a time: what it handles within a moment.
+"""Window of a consumer: the records it may have at a time, by what it handles within a moment.
 
 The window starts small, so that a consumer which comes later finds something left.  It doubles while half of
 it is handled fast and shrinks at once to what was handled within ``span_ns``, down to one record.  One rule
@@ -111,7 +111,7 @@ class PacedSeat:
         self._stall_ns = max(ack_timeout_ns // ACK_TIMEOUT_PARTS, 1)
 
     def began(self, now_ns: int) -> None:
-        """It was granted something."""
+        """Note that the consumer was granted records."""
         if self._idle_ns < 0:
             return
         if now_ns - self._idle_ns > self._service_ns // 4:  # it had to wait: that says nothing of its pace
@@ -120,11 +120,11 @@ class PacedSeat:
         self._began_ns = self._moved_ns = now_ns
 
     def has_nothing(self, now_ns: int) -> None:
-        """Nothing is in flight any more."""
+        """Note that the consumer has no record in flight any more."""
         self._idle_ns = now_ns
 
     def settled(self, count: int, now_ns: int) -> None:
-        """It acked or nacked ``count`` records at once."""
+        """Note that the consumer acked or nacked ``count`` records at once."""
         self._moved_ns = now_ns
         if self._began_ns >= 0:
             self._service_ns = now_ns - self._began_ns
@@ -138,7 +138,7 @@ class PacedSeat:
             self._round_ns, self._round_count = now_ns, count
 
     def timed_out(self, now_ns: int) -> None:
-        """What it had was not settled in time."""
+        """Note that the consumer did not settle its records in time; shrink its window to the least."""
         self._moved_ns = now_ns
         self._round_ns = -1
         self.window.records = self.window.least

@@ -1,4 +1,4 @@
-"""The consumers of one subscription: who is connected, who has credit, whose turn it is.
+"""The consumers of one subscription: connections, credit, and whose turn it is.
 
 Each consumer has a seat, a small number that the window's arrays store.  Seats are given lowest
 first and are the order of the round robin, so consumers that stay are served in the order in which

@@ -74,7 +74,7 @@ class CursorState:
         return cls(mode, offset, no_ranges(), max_unacked, failure)
 
     def settled(self) -> CursorState:
-        """The same progress with ranges that ascend, touch nothing and lie above the floor."""
+        """Return this progress in its simplest form: ranges ascend, do not touch, and lie above the floor."""
         edges = np.diff(self.acked.reshape(-1), prepend=self.ack_floor)
         if not len(edges) or int(edges.min()) > 0:
             return self
@@ -85,7 +85,7 @@ class CursorState:
         return replace(self, ack_floor=floor, acked=acked)
 
     def clipped(self, end: int) -> CursorState:
-        """The same progress in a log that ends at ``end``: nothing from there on counts as acked."""
+        """Return this progress for a log that ends at ``end``: no offset from there on counts as acked."""
         if self.ack_floor <= end and (not len(self.acked) or int(self.acked[-1, 1]) <= end):
             return self
         acked = np.minimum(self.acked, end)

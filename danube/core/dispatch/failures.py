@@ -194,7 +194,7 @@ class DeadLetters:
         self._attempts.pop(offset, None)
 
     def failed(self, offset: int, now_ns: int) -> None:
-        """It was not stored: try again after 1 s, 2 s, 4 s ... 60 s."""
+        """Schedule another attempt to store the dead letter: after 1 s, 2 s, 4 s ... 60 s."""
         attempt = self._attempts[offset] = self._attempts.get(offset, 0) + 1
         delay_ms = min(_DEAD_LETTER_DELAY_MS << min(attempt - 1, 10), _DEAD_LETTER_DELAY_MAX_MS)
         heapq.heappush(self._later, (now_ns + delay_ms * MS, offset))
@@ -269,7 +269,10 @@ class Failures:
         return moved
 
     def _overdue(self, late: Offsets, now_ns: int) -> Offsets:
-        """Those of ``late`` that their consumers can have begun long ago; the others get a later deadline."""
+        """Return the offsets of ``late`` whose time is over; postpone the deadline of the others.
+
+        A record's time runs from when its consumer can have begun with it, not from its grant.
+        """
         window, timeout_ns = self._window, self.policy.ack_timeout_ms * MS
         owners = window.owner[late & window.mask]
         since_ns = np.zeros(len(late), np.int64)
@@ -339,7 +342,7 @@ class Failures:
     # -- dead letters ------------------------------------------------------------------------------
 
     def take_dead_letters(self, limit: int) -> list[DeadLetter]:
-        """Up to ``limit`` dead records that nobody is storing yet, in offset order."""
+        """Take up to ``limit`` dead records that are not being stored yet, in offset order."""
         window = self._window
         taken = window.find(DEAD, window.floor, limit)
         if not len(taken):

@@ -57,7 +57,7 @@ class Glob:
 
 
 class Piece:
-    """What stands between two stars: literal text, or with ``?`` a row of text and any characters."""
+    """A piece of a glob between two stars: literal text, or with ``?`` text with some free characters."""
 
     __slots__ = ("_literal", "_search", "length")
 

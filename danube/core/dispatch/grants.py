@@ -1,6 +1,6 @@
-"""What a subscription takes and gives: its mode, grants of offsets, and results of joins and acks.
+"""Values of a subscription: its mode, grants of offsets, results of joins and acks, sets of offsets.
 
-Sets of offsets as ranges: int64[n][2], half-open, ascending and apart from each other.
+A set of offsets is an array of ranges: int64[n][2], half-open, ascending and apart from each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Mode(IntEnum):
-    """Who gets a record of a subscription; the numbers are stored in cursors."""
+    """Rule by which consumers share a subscription's records; the numbers are stored in cursors."""
 
     EXCLUSIVE = 0
     SHARED = 1
@@ -153,7 +153,7 @@ def joined(ranges: Offsets) -> Offsets:
 
 
 def between(ranges: Offsets, start: int, end: int) -> Offsets:
-    """What of ``start .. end`` is in no range."""
+    """Return the parts of ``start .. end`` that lie in no range."""
     ranges = within(ranges, start, end)
     starts = np.concatenate(([start], ranges[:, 1]))
     ends = np.concatenate((ranges[:, 0], [end]))
@@ -162,13 +162,13 @@ def between(ranges: Offsets, start: int, end: int) -> Offsets:
 
 
 def within(ranges: Offsets, start: int, end: int) -> Offsets:
-    """What of the ranges lies in ``start .. end``."""
+    """Return the parts of the ranges that lie in ``start .. end``."""
     clipped = np.clip(ranges, start, max(start, end))
     return clipped[clipped[:, 1] > clipped[:, 0]]
 
 
 def without(ranges: Offsets, removed: Offsets) -> Offsets:
-    """What of the ranges is in none of ``removed``."""
+    """Return the parts of the ranges that lie in none of ``removed``."""
     parts = [between(removed, start, end) for start, end in ranges.tolist()]
     return np.concatenate(parts) if parts else no_ranges()
 

@@ -252,7 +252,7 @@ class HoledSubscription(Subscription):
         window.freed = True
 
     def _offsets_ahead(self) -> Offsets:
-        """What lies ahead of the window in its present piece, as offsets."""
+        """Return as offsets the ranges that are acked beyond the window in its present piece."""
         return self._ahead.ranges + (self.next - self._window.next)
 
     # -- holes ------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ class HoledSubscription(Subscription):
     # -- what is told -----------------------------------------------------------------------------
 
     def cursor_state(self) -> CursorState:
-        """What must be kept: a withheld range is one that is not acked."""
+        """Return the progress to store; a withheld range counts as not acked."""
         if not self._course and not self._back_end and not len(self._withheld):
             return super().cursor_state()
         window = self._window

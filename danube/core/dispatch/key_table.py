@@ -1,4 +1,4 @@
-"""The keys of a key-shared window: where each belongs, who has it, and how its records stand.
+"""The keys of a key-shared window: the home of each, the consumer that has it, counts of its records.
 
 An open hash table over plain arrays, filled to a half at most; a key's place in it is its number
 until the table is built anew (then the window's numbers are changed with it).

@@ -145,7 +145,7 @@ class LossySubscription:
         return dropped
 
     def count_dropped(self, record_count: int) -> None:
-        """Records that were published while nobody was connected."""
+        """Count records that were published while no consumer was connected."""
         self._offered += record_count
         self._dropped += record_count
 
@@ -245,7 +245,7 @@ class LossySubscription:
             waiting.seat_bits = sum(1 << seat for seat in np.unique(waiting.seats).tolist())
 
     def _route(self, waiting: Waiting) -> None:
-        """Find the seat of every open record, unless it is known; leave out what nobody wants."""
+        """Find the seat of every open record, unless it is known; drop those that no consumer wants."""
         if waiting.ring_version == self._ring_version or waiting.hashes is None:
             return
         waiting.ring_version = self._ring_version

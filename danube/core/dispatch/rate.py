@@ -35,7 +35,7 @@ class RecordRate:
         return int(self._tokens)
 
     def take(self, records: int) -> None:
-        """That many went."""
+        """Take the tokens of ``records`` records that were granted."""
         if self.per_second:
             self._tokens -= records
 

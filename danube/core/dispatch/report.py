@@ -1,4 +1,4 @@
-"""What a subscription tells people: how its records stand, why nothing moves, whether it agrees."""
+"""Report of a subscription: counts of its records, why none moves, and a check of its own state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def counts_of(window: Window, failures: Failures) -> dict[str, Any]:
 
 
 def progress(state: CursorState, window: Window, ahead: Ahead) -> CursorState:
-    """What must be kept; at most ACKED_RANGES_STORED_MAX ranges, the lowest."""
+    """Return the progress to store; of the acked ranges at most the lowest ACKED_RANGES_STORED_MAX."""
     acked = window.acked_ranges(ACKED_RANGES_STORED_MAX)
     further = ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
     if len(further):

@@ -190,7 +190,7 @@ class Subscription:
 
     @property
     def asked(self) -> CursorState:
-        """What the cursor keeps of the policy that the subscription has of its own."""
+        """Return the cursor state that holds the subscription's own policy."""
         return self._state
 
     def set_failure(self, failure: FailurePolicy, *, own: bool = True) -> None:
@@ -480,7 +480,10 @@ class Subscription:
         return self._grant_again(offsets, seats, state, now_ns) if len(offsets) else []
 
     def _skip_held(self, offsets: Offsets) -> None:
-        """Nobody wants the key of these any more; the key table has counted them out."""
+        """Count held offsets as acked: no consumer wants their key any more.
+
+        The key table has already counted them out.
+        """
         window = self._window
         window.state[offsets & window.mask] = ACKED
         window.counts[HELD] -= len(offsets)
@@ -528,7 +531,7 @@ class Subscription:
         return AckResult(acked, ignored, refused)
 
     def ack_earlier(self, ranges: Ranges) -> int:
-        """Ack ranges that a consumer had before it came back, whoever has them now; return how many were not.
+        """Ack ranges that a consumer had before it came back; return how many were not acked yet.
 
         An earlier owner may have granted them, and nobody here.  Of very many only the lowest are kept, as in
         a cursor.
@@ -651,8 +654,10 @@ class Subscription:
         return self.skip(np.array([[start, end]], np.int64), why)
 
     def skip(self, ranges: Offsets, why: str) -> int:
-        """Nothing is stored any more in these ranges (int64[n][2], ascending): they count as acked, for the
-        reason "expired", "damaged" or "compacted"; return how many were not."""
+        """Count ranges without stored records (int64[n][2], ascending) as acked; return how many were not.
+
+        ``why`` is the reason that the counters name: "expired", "damaged" or "compacted".
+        """
         ranges = ranges[(ranges[:, 1] > ranges[:, 0]) & (ranges[:, 1] > self._window.floor)]
         if len(ranges):
             self._gaps.add(ranges, self._window.floor)
@@ -682,7 +687,7 @@ class Subscription:
         return settled
 
     def cursor_state(self) -> CursorState:
-        """What must be kept."""
+        """Return the progress to store."""
         return progress(self._state, self._window, self._ahead)
 
     def explain(self, now_ns: int) -> str:

@@ -35,7 +35,7 @@ from danube.core.http2.streams import Http2Handler, Stream
 
 
 class ConnectionTimers:
-    """Times in ns.  A moment of 0 is one that nobody waits for."""
+    """Times in ns.  A moment of 0 is not awaited."""
 
     __slots__ = ("_settings", "acknowledged_by_ns", "asked_ns", "block_since_ns", "greeted_by_ns", "heard_ns",
                  "partial_since_ns")  # fmt: skip
@@ -50,7 +50,7 @@ class ConnectionTimers:
         self.partial_since_ns = 0  # a frame waits for its rest
 
     def postpone(self, now_ns: int) -> None:
-        """Nothing is read on purpose: the peer's time does not run."""
+        """Restart the peer's timers: the connection is not read on purpose, so the peer is not late."""
         self.heard_ns = now_ns
         self.asked_ns = now_ns if self.asked_ns else 0
         self.block_since_ns = now_ns if self.block_since_ns else 0
@@ -75,7 +75,7 @@ class ConnectionTimers:
         return None
 
     def silent(self, now_ns: int) -> bool:
-        """It is time for a keepalive PING."""
+        """Return whether a keepalive PING is due."""
         wait = self._settings.keepalive_ns
         return bool(wait) and not self.asked_ns and now_ns - self.heard_ns >= wait
 
@@ -86,7 +86,7 @@ _TABLE_SIZE_ZERO = b"\x20"
 
 
 class ControlSide(SendingSide):
-    """What a peer says about the connection and about streams that it does not open."""
+    """Control frames of a peer: about the connection, and about streams that they do not open."""
 
     def __init__(self, handler: Http2Handler, settings: Http2Settings, now_ns: int) -> None:
         super().__init__(handler, settings, now_ns)
@@ -254,7 +254,7 @@ class ControlSide(SendingSide):
 
 
 def foreign_greeting(found: bytes) -> str:
-    """What somebody speaks who does not start with the preface."""
+    """Name the protocol of a peer whose first bytes are not the HTTP/2 preface."""
     if found[:2] == b"\x16\x03":
         return "TLS on a port without TLS"
     if found.split(b" ", 1)[0] in (

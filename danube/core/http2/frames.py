@@ -123,7 +123,7 @@ _SECOND: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Http2Settings:
-    """What a server connection announces and bounds; sizes in bytes, times in nanoseconds."""
+    """Settings and bounds of a server connection; sizes in bytes, times in nanoseconds."""
 
     max_concurrent_streams: int = 1_024
     initial_window_bytes: int = 1 * MIB  # of each stream, 65,535 or more

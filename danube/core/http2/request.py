@@ -1,8 +1,7 @@
-"""What the header fields of a request mean: the rules of RFC 9113, 8 and of gRPC over HTTP/2.
+"""Header fields of a request, read by the rules of RFC 9113, 8 and of gRPC over HTTP/2.
 
-``malformed`` is the peer's fault against HTTP/2 and resets the stream; nobody above ever sees such a
-head.  ``problem`` is a fair HTTP/2 request that is no gRPC request; the door answers it with
-``http_status``.
+``malformed`` is a breach of HTTP/2 by the peer and resets the stream; no layer above sees such a head.
+``problem`` is a valid HTTP/2 request that is no gRPC request; the door answers it with ``http_status``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class RequestHead(NamedTuple):
     unusual: bool
 
     def with_field(self, name: str, value: str) -> RequestHead:
-        """The same head with one more regular field, which is known to be well-formed and new."""
+        """Return this head with one more regular field, which is known to be well-formed and new."""
         method, scheme, path, authority, fields, length, malformed, problem, status, unusual = self
         fields = {**fields, name: value}
         return RequestHead(

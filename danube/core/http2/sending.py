@@ -108,7 +108,7 @@ def _answers_layout(count: int, head: int, body: int, trailers: int) -> Struct:
 
 @lru_cache(maxsize=256)
 def _answer_parts(head: bytes, size: int, trailers: bytes) -> tuple[bytes, bytes, bytes]:
-    """What stands before the first, the second and the third id of such an answer, but for its body."""
+    """Build the fixed bytes before the three stream ids of such an answer, without its body."""
     opening, body, closing = (
         _pack(size << 8 | kind, flags, 0)[:5]
         for size, kind, flags in (
@@ -121,7 +121,7 @@ def _answer_parts(head: bytes, size: int, trailers: bytes) -> tuple[bytes, bytes
 
 
 class SendingSide:
-    """All that goes to the peer.  ``output`` is taken by whoever owns the socket."""
+    """Output to the peer.  The socket's owner takes ``output``."""
 
     def __init__(self, handler: Http2Handler, settings: Http2Settings, now_ns: int) -> None:
         self.output: list[bytes] = []

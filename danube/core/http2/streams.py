@@ -1,4 +1,4 @@
-"""One stream of an HTTP/2 connection, what is told about it, and the memory of those that ended."""
+"""One stream of an HTTP/2 connection, its events, and the memory of streams that ended."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Http2Handler(Protocol):
         """The stream ended without the door's doing: reset by or because of the peer, connection over."""
 
     def writable(self, stream: Stream) -> None:
-        """Nothing of the stream waits for a window any more."""
+        """Handle a stream whose data has all left: none of it waits for a window any more."""
 
 
 class EndedStreams:

@@ -118,7 +118,7 @@ def _digest(body: bytes) -> bytes:
 
 
 def _trusted(owner: int) -> bool:
-    """Return whether code of this user may run here: ourselves, root, and whoever installed the package."""
+    """Return whether code of this user may run here: ourselves, root, and the package's installer."""
     return owner in (0, os.getuid(), os.stat(_HERE).st_uid)
 
 

@@ -1,4 +1,4 @@
-"""What turns one machine into a later one, for a reader that did not see the commands in between."""
+"""Differences between two metadata machines, for a reader that did not see the commands in between."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What can be asked of the metadata, what it holds, and what changes: plain values and their bytes.
+"""Commands, records and changes of the metadata: plain values and their bytes.
 
-A *command* is a proposed edit; it is stored and replicated as MessagePack.  A *change* is what one
-applied command did.  Everything is stored in full, defaults included: a default that moves in a
+A *command* is a proposed edit; it is stored and replicated as MessagePack.  A *change* is the result of one
+applied command.  Everything is stored in full, defaults included: a default that moves in a
 later version must not move the topics that were made under the old one.
 
-Those of the cluster are in :mod:`danube.core.cluster.commands`.
+The cluster's own commands are in :mod:`danube.core.cluster.commands`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from danube.limits import (
 
 
 class TopicSchema(msgspec.Struct, frozen=True):
-    """What the records of a topic are checked against; ``validation`` is none, warn or enforce.
+    """Schema subject that a topic's records are checked against; ``validation`` is none, warn or enforce.
 
-    With ``validate_payload`` each payload is read with the version that its batch names; without it
-    only the batch's schema id is looked at.
+    With ``validate_payload`` each payload is read with the version that its batch names.  Without it,
+    only the batch's schema id is checked.
     """
 
     subject: str
@@ -44,7 +44,7 @@ class TopicSchema(msgspec.Struct, frozen=True):
 
 
 class SubscriptionSettings(msgspec.Struct, frozen=True):
-    """What an operator set for one subscription of a topic, whether it has been made yet or not."""
+    """Settings of an operator for one subscription of a topic, whether the subscription exists or not."""
 
     failure: FailurePolicy | None = None
     max_unacked: int = 0  # 0: the topic's

@@ -444,7 +444,7 @@ class Metadata:
         return other
 
     def changes_since(self, earlier: Metadata) -> list[Change]:
-        """What turns ``earlier`` into this machine, in an order in which it can be done."""
+        """Return the changes from ``earlier`` to this machine, in an order that can be carried out."""
         changes: list[Change] = [*metadata_changes.topic_deletions(earlier._by_id, self._by_id)]
         changes.extend(NamespaceDeleted(name) for name in earlier._namespaces if name not in self._namespaces)
         changes.extend(NamespaceCreated(name) for name in self._namespaces if name not in earlier._namespaces)

@@ -1,4 +1,4 @@
-"""What the proposer of a command is told, whoever put the commands in order."""
+"""Outcome of a command for its proposer, on one host and in a cluster alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker expects of the outside world: protocols that real parts and test doubles satisfy."""
+"""Ports of the broker to the outside world: protocols that real parts and test doubles satisfy."""
 
 from __future__ import annotations
 

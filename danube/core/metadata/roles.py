@@ -1,4 +1,4 @@
-"""Roles and bindings inside the metadata machine: kept, listed, and not yet asked by anyone.
+"""Roles and bindings inside the metadata machine: kept and listed, not enforced yet.
 
 A role names permissions.  A binding gives roles to a principal within a scope: ``cluster`` (no
 resource), ``namespace`` (its name, with or without a slash before it) or ``topic`` (a topic's name or a

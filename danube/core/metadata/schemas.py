@@ -1,4 +1,4 @@
-"""The schema registry inside the metadata machine: subjects, their versions, and who uses them.
+"""The schema registry inside the metadata machine: subjects, their versions, and their users.
 
 A subject has one schema id, which all its versions share; ids and version numbers count up from 1 and
 are never used twice, not even after a deletion.  Two versions of a subject never have both the same
@@ -62,7 +62,7 @@ class SchemaVersion(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """What the version counts for in REGISTRY_BYTES_MAX."""
+        """Return the bytes that the version counts for in REGISTRY_BYTES_MAX."""
         texts = (self.fingerprint, self.description, self.created_by, *self.tags)
         return len(self.definition) + len(self.compiled) + sum(map(_size, texts)) + _VERSION_BYTES
 
@@ -281,7 +281,7 @@ class Registry:
         return other
 
     def stored(self) -> list[Subject]:
-        """What a snapshot keeps besides the next id: the subjects by id."""
+        """Return the subjects by id: the content of a snapshot besides the next id."""
         return [self._by_id[schema_id] for schema_id in sorted(self._by_id)]
 
     def load(self, next_schema_id: int, subjects: list[Subject]) -> None:

@@ -38,7 +38,7 @@ _MANY_FIELDS: Final = 0xDC  # how a MessagePack list of 16 and more begins: DNM3
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What a snapshot holds."""
+    """Content of a snapshot."""
 
     index: int
     next_topic_id: int
@@ -201,7 +201,7 @@ def version_of(snapshot: bytes) -> int:
 
 
 def decode(snapshot: bytes) -> Stored:
-    """What ``encode`` was given; raises Damage or StorageIncompatible."""
+    """Decode a snapshot that ``encode`` made; raises Damage or StorageIncompatible."""
     magic = snapshot[:4]
     if magic[:3] == _MAGIC[:3] and magic not in (_MAGIC_TOPICS, _MAGIC_PARTS, _MAGIC):
         raise StorageIncompatible("metadata snapshot has a newer format", why=f"its magic is {magic!r}")

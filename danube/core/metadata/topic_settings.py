@@ -1,4 +1,4 @@
-"""What can be changed about a topic that exists: policy, partitions, schema, subscriptions' settings."""
+"""Edits of a topic that exists: policy, partitions, schema, settings of subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When key compaction of a log is worth its work, and of which segments.  Plain values in, decisions out.
+"""Plan of key compaction: when a log is worth it, and which segments.  Plain values in, decisions out.
 
     | compacted before (clean) | sealed since (dirty) | too young | newest sealed | active |
       first ................... dirty ............... stop
@@ -17,7 +17,7 @@ SECOND_US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """What the configuration says about key compaction, in the units of this module."""
+    """Configured settings of key compaction, in the units of this module."""
 
     dirty_percent: int = 50  # of the bytes of clean and dirty segments together
     dirty_bytes_min: int = 1 << 20
@@ -54,10 +54,10 @@ class CompactionRound(NamedTuple):
 
 
 def next_round(pieces: Sequence[Piece], now_us: int, settings: CompactionSettings) -> CompactionRound | None:
-    """What to compact of a log's sealed segments, oldest first; None when nothing is worth it.
+    """Choose the sealed segments to compact next, given oldest first; None when no round is worth its work.
 
-    The newest is left alone, as is what is young.  Where records are missing by damage, only what lies
-    behind is compacted.
+    The newest segment and young ones are left alone.  If records are missing by damage, only segments behind
+    the damage are compacted.
     """
     stop = _old_enough(pieces, now_us, settings)
     first = _unbroken_from(pieces, stop)

@@ -91,7 +91,7 @@ class ProducerGrant(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerState:
-    """What is known of one producer id; ``batches`` are contiguous in sequence, oldest first."""
+    """Memory of one producer id; ``batches`` are contiguous in sequence, oldest first."""
 
     __slots__ = ("batches", "epoch", "next_sequence", "producer_id")
 

@@ -1,4 +1,4 @@
-"""What is only on this host: of a partition, of a topic, of everything."""
+"""Pending data, which is only on this host: of a partition, of a topic, of all topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of their time uploads work while workers wait for processors.  Plain values in, decisions out.
+"""Pace of uploads: their share of time while workers wait for processors.  Plain values in, decisions out.
 
 Uploading costs the mover, and a store on the same host more than it, so on a busy host uploads take from
 publishing.  What they take shows in the time for which a worker's loop was ready to run and had no processor.
@@ -25,7 +25,7 @@ HELD_FREELY: Final = 0.5  # of a bound; above it uploads rest less and less
 
 
 class Scheduled(NamedTuple):
-    """What one process has had of the processors since it began, in nanoseconds."""
+    """Processor time of one process since it began, in nanoseconds: running, and waiting for a processor."""
 
     ran_ns: int
     waited_ns: int
@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
 
 class Pace:
-    """The share of what ``parallel`` uploads could do that they may do, 1.0 where nobody is in their way.
+    """Share of the speed of ``parallel`` uploads that they may use, 1.0 if no worker is busy.
 
     ``observe`` and ``exposed`` are called by the one who watches; ``pause_ns`` from any thread.
     """

@@ -66,7 +66,7 @@ class OffsetBudget:
         self._asked = end
 
     def reserved(self, end: int) -> None:
-        """It was committed; one that comes late or twice changes nothing."""
+        """Note that a reservation up to ``end`` was committed; a late or repeated one changes nothing."""
         if self.closed:
             return
         self.end = max(self.end, end)
@@ -74,7 +74,7 @@ class OffsetBudget:
             self._asked = 0
 
     def refused(self) -> None:
-        """What was asked for will not come."""
+        """Note that the requested reservation will not come."""
         self._asked = 0
 
     def close(self, log_end: int) -> int:
@@ -249,7 +249,7 @@ class Partition:
         return self.high_watermark
 
     def snapshot(self, end_offset: int | None = None) -> bytes:
-        """What must be remembered of producers when the log is cut at ``end_offset`` (default: log_end)."""
+        """Return the state of producers for a log that is cut at ``end_offset`` (default: log_end)."""
         end = self.log_end if end_offset is None else end_offset
         if not 0 <= end <= self.log_end:
             self._moved_outside("snapshot", end)

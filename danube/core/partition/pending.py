@@ -1,7 +1,7 @@
-"""What workers measured of their partitions for the metrics, and what it says together.
+"""Pending data as workers measured it for the metrics, added up by topic and for the host.
 
-A number that is not known is left out, never told too small: a topic with a partition that is not open
-yet, or with an owner that did not answer, has none, and then the host has none either.
+A number that is not known is left out; it is never reported too small.  A topic has no number while one of
+its partitions is not open yet, or while an owner did not answer; then the host has no number either.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def together(answers: Collection[Measured], worker_count: int) -> HostMeasured:
 
 
 def _alone(rows: Sequence[TopicRow]) -> bool:
-    """Nobody else can own a part of this topic."""
+    """Return whether every topic of ``rows`` has one partition, so that no other worker owns a part of it."""
     return all(row.partition_count == 1 for row in rows)
 
 

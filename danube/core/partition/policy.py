@@ -1,4 +1,4 @@
-"""What a topic promises: delivery mode, durability level, retention, limits and failure policy."""
+"""Policy of a topic: delivery mode, durability level, retention, limits and failure policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLEANUPS = ("delete", "compact", "compact_delete")
 
 
 class Durability(IntEnum):
-    """What an acknowledgement means; a higher level survives more."""
+    """Meaning of an acknowledgement; a higher level survives more."""
 
     MEMORY = 0
     WRITTEN = 1
@@ -37,7 +37,7 @@ class Durability(IntEnum):
 
 
 class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happens to a record that is nacked or not acked in time (reliable subscriptions)."""
+    """Treatment of a record that is nacked or not acked in time (reliable subscriptions)."""
 
     max_redelivery_count: int = 5
     ack_timeout_ms: int = 30_000

@@ -1,8 +1,8 @@
-"""Who of many gets the next free thread: the most urgent first, and now and then whoever waits longest.
+"""Order in which waiting steps get a free thread: the most urgent first, sometimes the longest waiting.
 
-An urgency is a tuple that sorts lower when it is more urgent.  Whoever is put again with another one moves
-to its new place.  Among equals, and in every FAIR_SHARE-th turn among all, whoever has waited longest goes
-first, so nobody waits for ever behind others that are always more urgent.
+An urgency is a tuple that sorts lower when it is more urgent.  A step that is put again with another urgency
+moves to its new place.  Among equals, and in every FAIR_SHARE-th turn among all, the step that has waited
+longest goes first, so no step waits for ever behind others that are always more urgent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StepQueue(Generic[_Item]):
         self._waiting.pop(item, None)
 
     def pop(self) -> _Item:
-        """Take the next one; KeyError where nobody waits."""
+        """Take the next one; KeyError from an empty queue."""
         self._turn = (self._turn + 1) % FAIR_SHARE
         item = self._most_urgent() if self._turn else next(iter(self._waiting), None)
         if item is None:

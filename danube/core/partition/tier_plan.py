@@ -1,7 +1,7 @@
-"""What the mover does next with a partition: upload, merge, delete.  Plain values in, decisions out.
+"""Next steps of the mover for a partition: upload, merge, delete.  Plain values in, decisions out.
 
-The caller lists local files and objects, asks here, and does what is answered; nothing here is remembered.
-Offsets are half-open, times are microseconds of 1970, sizes are bytes.
+The caller lists local files and objects, calls a function of this module, and carries out its answer; this
+module remembers nothing.  Offsets are half-open, times are microseconds of 1970, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTAGE_PROBE_MAX_US: Final = 10 * SECOND_US
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """What the configuration says about moving, in the units of this module."""
+    """Configured settings of the mover, in the units of this module."""
 
     upload_parallel: int = 4
     merge_below: int = 64 << 20  # 0: nothing is merged
@@ -56,11 +56,12 @@ class Backlog(NamedTuple):
 
 
 def backlog(local: Iterable[LocalSegment], uploaded_end: int) -> Backlog:
-    """What is sealed and not uploaded, up to the first segment that is not sealed.
+    """Return the sealed segments that are not uploaded, up to the first one that is not sealed.
 
     A segment behind an unsealed one waits, although it could be uploaded: the manifest would state a hole
-    that is none.  One that begins below ``uploaded_end`` and ends above it was cut elsewhere than the
-    uploaded one; its records would be twice in the log, so it stops everything until a human has looked.
+    that does not exist.  A segment that begins below ``uploaded_end`` and ends above it was cut differently
+    from the uploaded one.  Its records would be in the log twice, so it stops all uploads until a human
+    decides.
     """
     found: list[LocalSegment] = []
     ordered = sorted(local)
@@ -249,11 +250,11 @@ class OutageGate:
         return True
 
     def unused(self) -> None:
-        """What was admitted did not begin."""
+        """Note that the admitted attempt was not made."""
         self._probing = False
 
     def succeeded(self, now_us: int) -> bool:
-        """True when that ends an outage and those who wait for their next try should try now.
+        """Note a success; True when it ends an outage and all waiting work should be tried now.
 
         Not more often than each of them tries by itself, so a store that comes and goes gets at most twice
         the requests.

@@ -1,1 +1,1 @@
-"""Where partitions belong: loads, moves, and the leader's duties."""
+"""Placement of partitions: loads, moves, and the leader's duties."""

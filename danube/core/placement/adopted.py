@@ -1,9 +1,9 @@
-"""What the metadata of a broker that was alone becomes when that broker is the first member of a cluster.
+"""Metadata of a single broker, turned into that of the first member of a cluster.
 
-A cluster has agreed on who owns each partition, in which epoch, and how far offsets were given; one host
-needs none of that.  So the broker is said to have owned every reliable partition in one epoch, above all that
-it had alone, and to have stopped where each log ends.  It goes on from there as a member that was stopped and
-started: it takes the next epoch, and continues its own logs.
+A cluster has agreed on the owner of each partition, on its epoch, and on how far offsets were given; one host
+needs none of that.  So the adopted metadata says that the broker owned every reliable partition in one epoch,
+above all epochs that it had alone, and that it stopped where each log ends.  The broker goes on from there
+as a member that was stopped and started: it takes the next epoch, and continues its own logs.
 
 Topics, schemas, settings, rights and the histories stay as they are.  Partitions of topics that keep nothing
 have no owner; the cluster gives them one.

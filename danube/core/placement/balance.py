@@ -1,4 +1,4 @@
-"""How loaded brokers are, where a partition of nobody goes, and which moves make loads more equal.
+"""Balance of brokers: their loads, homes for partitions without an owner, moves that even loads out.
 
 Load:       a number per broker.  ``fair``: its partitions.  ``balanced`` and ``weighted_load``: measures of
             its report, each relative to the mean of the brokers that take partitions, so an average broker
@@ -106,7 +106,7 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class Picture:
-    """What is looked at: the table, and by slot who takes partitions and what was reported."""
+    """Input of the planner: the table, and by slot whether a broker takes partitions and its load report."""
 
     table: PartitionTable
     takes: Flags
@@ -202,7 +202,7 @@ def imbalance(load: Floats, takes: Flags) -> Imbalance:
 
 
 def place(picture: Picture, loads: Loads, rows: list[int], avoid: dict[int, int]) -> list[tuple[int, int]]:
-    """(row, slot) for partitions of nobody; ``avoid`` names a slot that a row goes to only if it must.
+    """Return (row, slot) for rows without an owner; ``avoid`` names a slot that is the last choice.
 
     Rows are left out where no broker takes partitions.
     """
@@ -320,7 +320,7 @@ class _Planner:
         return Move(row, source, target, weight, reason)
 
     def _rows(self, slot: int) -> Integers:
-        """Those that may leave a broker: of many the heaviest, and of the others every n-th."""
+        """Return candidate partitions to move off a broker: the heaviest, plus every n-th of the rest."""
         rows = self._candidates.get(slot)
         if rows is None:
             rows = np.flatnonzero(self._free & (self._owner == slot))

@@ -1,20 +1,20 @@
-"""What the leader decides about brokers and partitions: a machine from metadata and time to commands.
+"""Decisions of the leader about brokers and partitions: a machine from metadata and time to commands.
 
 In this order, each turn:
 
-Expire:     leases whose time is over, but not in the first GRACE of a leadership, in which brokers that
-            could not renew while nobody led do so.
-Release:    what brokers own that are not there any more, where others can read it.
-Assign:     what is of nobody: to where it was meant to go, else where the strategy puts it.
+Expire:     leases whose time is over.  The first GRACE of a leadership expires none, so that brokers that
+            could not renew without a leader can do so.
+Release:    partitions of brokers that are gone, if other brokers can read them.
+Assign:     partitions without an owner: to the broker that they were meant for, else as the strategy says.
 Drain:      brokers that are to be emptied release, a bounded number at once; then they are drained.
-Rebalance:  when asked, or by itself; a round at a time.
+Rebalance:  when requested, or by itself; a round at a time.
 
-Memory:     nothing that matters.  Whoever leads next decides from the metadata alone; only the times since
-            when a move is under way or a broker is back begin again.
-Harmless:   every command names what it was decided on (epochs, a lease's revision, a registration that has
-            ended), and the machine refuses one that is overtaken.
-Local:      a reliable partition of a broker without shared storage is on one disk only.  It is never taken
-            from that broker, and when nobody owns it, it waits for it.
+Memory:     none that matters.  The next leader decides from the metadata alone; only the times since when a
+            move is under way or a broker is back begin again.
+Harmless:   every command names its basis (epochs, a lease's revision, a registration that has ended), and
+            the machine refuses a command whose basis has changed.
+Local:      a reliable partition of a broker without shared storage is on one disk only.  The leader never
+            takes it from that broker; without an owner, it waits for that broker.
 """
 
 from __future__ import annotations
@@ -82,8 +82,11 @@ _Parts = list[tuple[int, int, int]]
 
 
 class Placing(msgspec.Struct, frozen=True):
-    """What a leader says of its placing: partitions on their way to another broker, those that were moved and
-    stay for a while, and the deviation of the brokers' loads by their mean."""
+    """A leader's report of its placing.
+
+    ``moving`` partitions are on their way to another broker; ``cooling`` ones were moved and stay for a
+    while.  ``imbalance`` is the deviation of the brokers' loads divided by their mean.
+    """
 
     moving: int
     cooling: int
@@ -115,7 +118,7 @@ def rebalance_command(max_moves: int = 0) -> PutKey:
 
 
 def balance_settings(state: Metadata) -> BalanceSettings:
-    """What the broker that decides goes by; the defaults before one has said so."""
+    """Return the settings of balancing that the cluster's key holds; the defaults without a valid key."""
     record = state.cluster.keys.find(BALANCE_KEY)
     try:
         found = _settings.decode(record.value) if record is not None else BalanceSettings()
@@ -134,7 +137,7 @@ def moves_record(state: Metadata) -> MovesRecord:
 
 
 class Outlook:
-    """Brokers and partitions as one look at the metadata finds them; for duties, and for who only asks."""
+    """Brokers and partitions in one state of the metadata, for duties and for questions."""
 
     def __init__(self, state: Metadata, table: PartitionTable, settings: BalanceSettings) -> None:
         self.state = state
@@ -180,7 +183,7 @@ class Outlook:
         return np.asarray((owner != NOBODY) & (shared | ~self.table.column("reliable")))
 
     def home(self, ownership: Ownership, row: int) -> int:
-        """The slot that a partition of nobody waits for, as its records are there alone; else NOBODY."""
+        """Broker slot that alone has the records of an unowned partition, or NOBODY."""
         if not ownership.epoch or not self.table.column("reliable")[row] or not ownership.from_broker_id:
             return NOBODY
         slot = self.table.find_slot(ownership.from_broker_id)
@@ -229,7 +232,7 @@ class Duties:
         self._touched = True
 
     def changed(self, changes: list[Change]) -> None:
-        """What the machine did since; before the next turn."""
+        """Take in the machine's changes since the last turn; to be called before the next turn."""
         self._table.take(changes)
         self._touched = self._touched or any(map(_decides, changes))
 
@@ -248,7 +251,7 @@ class Duties:
         return self._touched
 
     def turn(self, state: Metadata, now_us: int) -> list[AnyClusterCommand]:
-        """What to have agreed on now; of a bounded size, and nothing when all is well."""
+        """Return the commands to propose now: a bounded number, none when all is well."""
         commands = [*self._announce(state), *self._expire(state, now_us)]
         if not self._touched and now_us - self._looked_us < LOOK_US:
             return commands
@@ -267,7 +270,7 @@ class Duties:
         return [*released, *assigned, *drained, *moved]
 
     def _announce(self, state: Metadata) -> list[AnyClusterCommand]:
-        """Say who decides and by what, as long as that broker is there."""
+        """Announce the deciding broker and its settings, as long as that broker is alive."""
         broker = state.cluster.brokers.find(self._broker_id)
         if broker is None or not broker.alive:
             return []
@@ -343,7 +346,7 @@ class Duties:
         ]
 
     def _destined(self, outlook: Outlook, ownership: Ownership, row: int) -> int | None:
-        """Where a partition of nobody has to go; NOBODY: anywhere; None: nowhere now."""
+        """Return where an unowned partition has to go; NOBODY: anywhere; None: nowhere now."""
         takes = outlook.takes
         home = outlook.home(ownership, row)
         if home != NOBODY:

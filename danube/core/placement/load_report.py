@@ -1,8 +1,8 @@
-"""What a broker tells of its load, and the keys under which the cluster keeps what placing goes by.
+"""Load reports of brokers, and the keys of the cluster that placing reads.
 
-A report is a key with the broker's lease, so it goes with the broker.  It is small: totals, in which all
-partitions of the broker count alike.  Nothing in it is believed further than its bounds: a report that
-cannot be read is none.
+A report is a key with the broker's lease, so it ends with the broker.  It is small: totals, in which all
+partitions of the broker count alike.  Values beyond their bounds are cut to them; a report that cannot be
+read counts as none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def report_command(broker_id: int, lease_id: int, report: LoadReport) -> PutKey:
 
 
 def report_of(keys: KeySpace, broker_id: int) -> LoadReport | None:
-    """What a broker told last, within its bounds; None where it told nothing that can be read."""
+    """Return a broker's last report, cut to its bounds; None without one that can be read."""
     record = keys.find(f"{LOAD_PREFIX}{broker_id}")
     if record is None:
         return None

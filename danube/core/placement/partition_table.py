@@ -107,7 +107,7 @@ class PartitionTable:
         return int(columns["topic_id"][row]), int(columns["partition"][row]), int(columns["epoch"][row])
 
     def owner_id(self, row: int) -> int:
-        """The broker that owns a row; 0 for nobody."""
+        """Return the broker that owns a row; 0 for none."""
         slot = int(self._columns["owner"][row])
         return self.broker_ids[slot] if slot >= 0 else 0
 

@@ -1,28 +1,28 @@
-"""What a metadata machine becomes when commands behind it may be lost: nothing that they gave is given again.
+"""Metadata after commands may have been lost: no id, epoch or offset that they gave is given again.
 
-Whoever lost most of the journals goes on with what one of them still holds.  Commands that it does not hold
+If most journals are lost, the cluster goes on with what one of them still holds.  The missing commands
 may have been carried out and have left their traces in the store, on other disks and with clients: topics
-with ids, manifests with epochs, records at offsets.  How many there were nobody knows, so every counter
-goes ahead by far more than can have been used, and far less than there is:
+with ids, manifests with epochs, records at offsets.  Their number is unknown, so every counter
+goes ahead by far more than can have been used, and by far less than there is:
 
-    what                                    goes ahead by
+    counter                                 goes ahead by
     version of the machine (and revisions)  COMMANDS_AHEAD
     ids of topics and schemas, counters     IDS_AHEAD
     versions of each schema subject         SCHEMA_VERSIONS_AHEAD
-    epochs of each partition                EPOCHS_AHEAD; refused where none would be left to give
-    reserved end of each partition          OFFSETS_AHEAD, from where the clock is where that is more
+    epochs of each partition                EPOCHS_AHEAD; refused if none would be left to give
+    reserved end of each partition          OFFSETS_AHEAD, counted from the clock if that is more
 
-Reserved:  by nobody (broker id 0), up to an epoch that is above all that were lost.  So no directory is
-           continued, the next owner begins behind the end, and what lies before it is a hole that any
-           disk of before may fill.
+Reserved:  by no broker (broker id 0), up to an epoch above all lost ones.  So no directory is continued, and
+           the next owner begins behind the end.  The offsets before it are a hole, which any disk from
+           before the loss may fill.
 Added:     partitions whose addition is lost, and those that were never served before, have no record here.
-           The machine remembers under KEY that it was recovered, and what is said of them follows from that.
+           The machine remembers under KEY that it was recovered, and their records follow from that.
 Lost:      ids that topics of lost commands may have.  Nothing that is stored under them is removed.
 
 Leases, brokers, ownership and moves stay: they end as they do when all brokers were away for a while.
 
-A data directory that was put back from a copy, or made anew from a store, is the same case: what came after
-the copy is gone, and readers elsewhere remember offsets of it.  It begins a new *history*
+A data directory that was put back from a copy, or made anew from a store, is the same case: everything after
+the copy is gone, and readers elsewhere remember offsets of it.  Such a directory begins a new *history*
 (:class:`History`).  On one host there are no reservations, so each log of a topic that is older than the
 history goes on at ``offset_ahead`` of its end.  That follows the clock: two histories that begin with the
 same copy at different times never give the same offset.
@@ -52,9 +52,10 @@ EPOCH_END: Final = 1 << 24  # of an ownership: a log has 256 for each, and 32 bi
 
 
 class History(msgspec.Struct, frozen=True):
-    """What is told of records from here on: ``history_id`` names it, it began at ``since_us``.
+    """Identity of the records from here on: ``history_id`` names the history, which began at ``since_us``.
 
-    Logs that go on in it have at least ``first_epoch``; 0 in a cluster, where reservations say the same.
+    Logs that go on in it have at least ``first_epoch``.  In a cluster that is 0, because reservations
+    hold the epochs there.
     """
 
     history_id: str

@@ -1,4 +1,4 @@
-"""Which worker owns a partition: computed by everyone alike, so that nothing has to be agreed on.
+"""Owner of a partition among a host's workers: every process computes the same.
 
 Topics are spread by multiplying their id with 2**64 divided by the golden ratio: any run of
 consecutive ids falls on the workers as evenly as a run can, which a random hash does not do for the

@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A status, and why in words that may be shown to whoever asked."""
+    """A status, and why in words that may be shown to the client."""
 
     status: int
     why: str
@@ -69,7 +69,7 @@ class RequestReader:
         return line if isinstance(line, Refusal) else _checked(*line, fields)
 
     def _unfinished(self) -> Refusal | None:
-        """What is wrong already, however it goes on."""
+        """Return the refusal of a head that is wrong already, however it goes on; else None."""
         seen = self._seen
         line_end = seen.find(b"\n", 0, HEAD_BYTES_MAX)
         if line_end >= 0 and seen[line_end - 1 : line_end] != b"\r":

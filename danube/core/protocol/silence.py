@@ -1,4 +1,4 @@
-"""Whether the client of a session is still there: when it is asked, and when it is given up.
+"""Silence of a session's client: when to send it a PING, and when to give it up.
 
 A session is heard with every byte that comes.  One that was silent for a third of the time it has is asked
 by a PING; one that is silent for all of it after that is over.  A client that takes what it was sent is
@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 
 class Silence:
-    """Of one session; ``heard_ns`` is set by who receives."""
+    """Silence of one session; the receiver sets ``heard_ns``."""
 
     __slots__ = ("_asked_ns", "_unsent_bytes", "heard_ns")
 

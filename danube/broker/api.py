@@ -1,10 +1,8 @@
-"""What a door needs from the broker and the broker from a door.
+"""Contracts between the broker and its doors, which are the servers of its protocols (:mod:`danube.server`).
 
 A :class:`Session` is one client connection as the owner of a partition sees it.  The connection may
 be held by this worker or by another one: the owner only sends frames to it.  Frames are collected
 during a turn of the loop and leave together at its end.
-
-What a worker and the servers of its protocols (:mod:`danube.server`) want of each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counters of one worker: what partitions want of them, and those in shared memory."""
+"""Counters of one worker: those that partitions use, and those in shared memory."""
 
 from __future__ import annotations
 

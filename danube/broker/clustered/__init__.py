@@ -1,1 +1,1 @@
-"""What a worker has beside that in a cluster: leases, epochs, moves, other brokers."""
+"""Parts of a worker for a cluster: leases, epochs, moves, links to other brokers."""

@@ -74,7 +74,7 @@ def _raft_engine() -> MakeEngine:
 
 
 def balance_settings(balance: BalanceConfig) -> BalanceSettings:
-    """What the configuration says about where partitions go."""
+    """Return the settings of balancing that the configuration states."""
     return BalanceSettings(
         strategy=balance.strategy,
         aggressiveness=balance.aggressiveness,
@@ -109,7 +109,7 @@ def local_broker(broker_id: int, config: BrokerConfig, addresses: Mapping[str, s
 def node_settings(
     cluster: ClusterConfig, data_dir: Path, balance: BalanceSettings | None = None
 ) -> NodeSettings:
-    """What the configuration says about this member; raises ConfigInvalid where files cannot be used."""
+    """Return this member's settings from the configuration; raises ConfigInvalid for unusable files."""
     files = TlsFiles(cluster.cert_file, cluster.key_file, cluster.ca_file)
     return NodeSettings(
         data_dir=data_dir,
@@ -219,7 +219,7 @@ class Controller:
         return self._exit_code
 
     async def _leave_when_dismissed(self, node: Node) -> None:
-        """Nothing is served in the name of a cluster that has another idea of its members."""
+        """Stop the broker once the cluster has removed this member: it may serve no more in its name."""
         await dismissed(node)
         _log.error("this node was removed from the cluster", node_id=node.node_id)
         self._context.lease.end()
@@ -240,9 +240,9 @@ class Controller:
         return task
 
     async def _others_ended(self) -> None:
-        """What workers still serve and the mover still uploads must stay this broker's until then.
+        """Wait until workers and mover have stopped; the broker keeps its partitions until then.
 
-        A signal to the whole group comes here as early as to them.
+        A signal to the whole process group reaches this process as early as them.
         """
         while self._others_run():  # noqa: ASYNC110
             await asyncio.sleep(OTHERS_POLL_S)
@@ -258,7 +258,7 @@ class Controller:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """Nothing may leave a member whose state on disk is not known."""
+        """End the process: a member whose state on disk is unknown may send nothing."""
         last_resort.leave("the member cannot go on", error)
 
     def _beat(self) -> None:
@@ -267,7 +267,7 @@ class Controller:
 
 
 def _warn(local: Local, raft_addr: str) -> None:
-    """What works alone, and not as a part of a cluster."""
+    """Warn about settings that serve a single host but not a member of a cluster."""
     if not local.shared:
         _log.warning(
             "partitions of reliable topics stay with a broker that dies",

@@ -1,4 +1,4 @@
-"""Which broker of a cluster serves a partition, as the metadata says it; for routers and doors.
+"""Directory of a cluster: the broker that serves each partition, for routers and doors.
 
 What is not here is *elsewhere*: OwnerMoved with the owner's address, or Unavailable while nobody owns
 it or its owner is away.  The metadata may be a moment old; who asks the wrong broker is told again there.
@@ -46,7 +46,7 @@ class Directory:
         return broker.native_address if broker is not None else ""
 
     def ownership(self, topic_id: int, partition: int) -> Ownership:
-        """Who has a partition, or had it last."""
+        """Return the present owner of a partition, or its last one."""
         return self._state.owners.of(topic_id, partition)
 
     def reservation(self, topic_id: int, partition: int) -> Reservation:
@@ -69,7 +69,7 @@ class Directory:
         return self.broker(broker_id) if broker_id else None
 
     def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None:
-        """None for a partition of this broker, else what who asks for it here is told."""
+        """Return the error for a request about a partition of another broker; None for one of this broker."""
         owners = self._state.owners
         if owners.of(topic_id, partition).broker_id == self.broker_id:
             return None
@@ -77,7 +77,7 @@ class Directory:
         return self.moved(topic_id, partition)
 
     def moved(self, topic_id: int, partition: int) -> DanubeError | None:
-        """The same, without looking whether there is more to read."""
+        """Like elsewhere(), but does not read new metadata first."""
         record = self._state.owners.of(topic_id, partition)
         if record.broker_id == self.broker_id:
             return None

@@ -1,6 +1,6 @@
-"""What this host's broker is loaded with: its workers' shared counters, and the kernel's figures in /proc.
+"""Load of this host's broker: its workers' shared counters, and the kernel's figures in /proc.
 
-Rates are between two looks.  What cannot be read counts as nothing.
+Rates are between two readings.  A figure that cannot be read counts as 0.
 """
 
 from __future__ import annotations

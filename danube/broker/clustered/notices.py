@@ -1,4 +1,4 @@
-"""The controller's word that there is more to read in the host's copy of the metadata.
+"""Notices of the controller that the host's copy of the metadata has more to read.
 
     worker --MESSAGE--> controller       I follow
     worker <--MESSAGE-- controller       read again; not sent again before this one was taken

@@ -44,7 +44,7 @@ class Submit(Protocol):
 
 
 class _Taking:
-    """A partition whose next epoch is asked for, and who waits for it."""
+    """A partition whose next epoch is requested, and the callbacks that wait for it."""
 
     __slots__ = ("asked", "deadline_ns", "thens", "try_ns")
 
@@ -79,7 +79,7 @@ class Owning:
         return owners.of(topic_id, partition).broker_id == self._directory.broker_id
 
     def places(self) -> list[Place]:
-        """What the broker owns and this worker serves."""
+        """Return the partitions that the broker owns and this worker serves."""
         records = self._metadata.state.cluster.owners.of_broker(self._directory.broker_id)
         return [place for record in records if self.here(*(place := (record.topic_id, record.partition)))]
 
@@ -109,7 +109,7 @@ class Owning:
         self._settle(place, error)
 
     def lose(self, place: Place) -> None:
-        """Somebody else owns it, or nobody."""
+        """Forget the epoch of a partition that another broker owns, or none."""
         self._epochs.pop(place, None)
         self._settle(place, self._directory.moved(*place))
 
@@ -159,7 +159,7 @@ class Owning:
         self.step()
 
     def step(self) -> None:
-        """Ask for what is due while the lease holds; give up what nobody answers."""
+        """Request due epochs while the lease holds; give up requests whose time is over."""
         now_ns = clock.monotonic_ns()
         over = [place for place, taking in self._taking.items() if taking.deadline_ns <= now_ns]
         for place in over:

@@ -1,4 +1,4 @@
-"""Requests for partitions that nobody serves at the moment: kept until somebody does, or for a while.
+"""Requests for partitions without a serving broker: kept until there is one, or for a while.
 
 A partition has no owner for a moment when its topic was just made and whenever it moves.  A request that
 waits here is answered as soon as the owner is known, without the client asking again and again.  So is a
@@ -36,7 +36,7 @@ class _Parked(NamedTuple):
 
 
 class Parked:
-    """What waits on one worker; the oldest first."""
+    """Requests that wait on one worker; the oldest first."""
 
     def __init__(self, route: Callable[[RoutedSession, Frame, memoryview], bool]) -> None:
         self._route = route
@@ -97,7 +97,10 @@ class Parked:
         self._offer_refused()
 
     def _offer_refused(self) -> None:
-        """No news need come for these: it may be the other broker that did not know."""
+        """Route requests again that another broker refused; that broker may just not have known yet.
+
+        No metadata change need announce that it knows now.
+        """
         refused, self._refused = self._refused, deque()
         for one in refused:
             self._offer(one)

@@ -1,4 +1,4 @@
-"""What a worker of a broker in a cluster has beside that of a single host, and how it is put together."""
+"""Parts of a worker that only a broker in a cluster has, and their composition."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ClusterParts:
         self._notices.start()
 
     def drain(self) -> None:
-        """Nothing more is taken: say where each log ends, for whoever owns it next."""
+        """State where each log ends, for the partition's next owner; nothing more is accepted."""
         self._shard.end_reservations()
 
     def stop(self) -> None:

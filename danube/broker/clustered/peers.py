@@ -1,4 +1,4 @@
-"""Questions about partitions that another broker owns: asked there, answered as if they were ours.
+"""Questions about partitions of other brokers: forwarded, and answered as if they were local.
 
 This worker is a native client of each broker that it has a question for; one connection each, which is
 dropped when it is lost.  What was not answered then may be done or not, as with any owner that restarts.

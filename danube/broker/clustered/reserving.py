@@ -63,7 +63,7 @@ class Reserving:
         self._propose(hosted, end, done)
 
     def close(self, hosted: HostedPartition) -> None:
-        """Nothing more is given: the next owner begins at the log's end."""
+        """Close the partition's reservation, so that its next owner begins at the log's end."""
         if hosted.budget is not None and not hosted.budget.closed:
             end = hosted.budget.close(hosted.core.log_end)
             self._propose(hosted, end, lambda error: None, last=True)

@@ -177,7 +177,7 @@ class ClusterShard(Shard):
         self._release_held(place, error)
 
     def _own(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
-        """It is ours, under an epoch that nobody has used."""
+        """Open the partition under a fresh epoch, which nobody has appended under."""
         self._asked.pop(place, None)
         self._leaving.pop(place, None)
         if hosted is not None:  # a log is continued under one ownership only
@@ -209,7 +209,7 @@ class ClusterShard(Shard):
             self._tell_departed(place, elsewhere)
 
     def _tell_departed(self, place: Place, error: DanubeError) -> None:
-        """Who still has a partition open that was given away, or waits for it, is told where it is."""
+        """Redirect open handles and pending requests of a released partition to its new owner."""
         hosted, _ = self._departed.pop(place, (None, 0))
         if hosted is not None:
             self._depart(hosted, error)
@@ -242,18 +242,18 @@ class ClusterShard(Shard):
             self.open(name, lambda outcome: None)
 
     def keep(self, place: Place) -> None:
-        """It cannot be given away: take it again, which also takes back that it was asked for."""
+        """Take back a partition that cannot be given away; that also withdraws the request to release it."""
         _log.warning("a partition stays: its records are on this host only", topic_id=place[0])
         self._leaving.pop(place, None)
         self._owning.take(place)
 
     def silence(self, hosted: HostedPartition) -> None:
-        """It is about to be given away: nothing is taken, nothing is handed out."""
+        """Stop accepting and delivering: the partition is about to be given away."""
         hosted.silent = True
         hosted.refusal = OwnerMoved(f"{hosted.name} moves to another broker", hint="open it again")
 
     def serve_on(self, hosted: HostedPartition) -> None:
-        """It cannot be given away yet: it is open to everybody again."""
+        """Open the partition to everybody again: it cannot be given away yet."""
         hosted.silent = False
         hosted.refusal = hosted.failure
         self._release_held((hosted.topic_id, hosted.index), None)
@@ -262,7 +262,7 @@ class ClusterShard(Shard):
     def release(
         self, hosted: HostedPartition, record: Ownership, then: Callable[[DanubeError | None], None]
     ) -> None:
-        """Say where its log ends, then that it is anybody's; the first is not waited for."""
+        """State where the log ends and release the partition, without waiting for the first."""
         self._reserving.close(hosted)
         self._owning.release(record, then)
 
@@ -311,7 +311,7 @@ class ClusterShard(Shard):
             self._inherit(self.tiers, record, index)
 
     def _inherit(self, tiers: Tiers, record: TopicRecord, index: int) -> None:
-        """What the store has comes first: another host may have owned the partition before."""
+        """Prepare the partition from the store before it is opened: another host may have owned it."""
         place, name = (record.topic_id, index), record.physical_name(index)
         epoch = self._owning.log_epoch(place)
         fields = {
@@ -343,7 +343,7 @@ class ClusterShard(Shard):
         return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
 
     def _opened(self, name: str, done: Any) -> None:
-        """Nobody is told of a partition before it may give offsets."""
+        """Announce the partition only after a reservation allows it to give offsets."""
         hosted = None if done.exception() is not None else done.result()
         if hosted is None or hosted.budget is None:
             super()._opened(name, done)
@@ -364,7 +364,7 @@ class ClusterShard(Shard):
         return self._reserving.budget(place, self._owning.log_epoch(place) // REOPENS_PER_INCARNATION)
 
     def _open_hosted(self, name: str, then: Then) -> None:
-        """What is leaving is not opened by anybody else; who asks waits to be told where it went."""
+        """Open the partition; if it is being given away, hold the request until the new owner is known."""
         hosted = self.partitions.get(name)
         if hosted is not None and hosted.silent:
             self._held.setdefault((hosted.topic_id, hosted.index), []).append(then)
@@ -377,7 +377,7 @@ class ClusterShard(Shard):
             self._release_held(place, None)
 
     def _release_held(self, place: Place, error: DanubeError | None) -> None:
-        """Answer who waited; without an error it is ours again and is opened."""
+        """Answer held requests with the error; without one, open the partition for them."""
         name = self._name(place)
         self._stale.pop(place, None)
         for then in self._held.pop(place, ()):

@@ -71,7 +71,7 @@ _log = telemetry.events("mover")
 
 
 class Mover(Protocol):
-    """What they need of the mover."""
+    """Members of the mover that the work of this module uses."""
 
     @property
     def store(self) -> ObjectStore: ...
@@ -81,7 +81,7 @@ class Mover(Protocol):
 
 
 def clean_uploads(mover: Mover, older_us: int) -> None:
-    """Now and every hour or sooner: unfinished multipart uploads cost money and nobody lists them."""
+    """Remove unfinished multipart uploads now and every hour or sooner: they cost money unseen."""
 
     def cleaned(count: Any, error: DanubeError | None) -> None:
         if count:

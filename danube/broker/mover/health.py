@@ -1,4 +1,4 @@
-"""Whether the object store answers: the mover hears it from its own calls and tells whoever asks for it.
+"""Health of the object store: the mover learns it from its own calls and reports it to workers.
 
 A store that nobody has asked for a while is asked for one small object, so that silence is known as well.
 Where that, or a call that the gate let through, ends an outage, those who wait for their next try are told:
@@ -76,11 +76,11 @@ class StoreHealth:
             self.failed(error)
 
     def failed(self, error: DanubeError) -> None:
-        """It did not answer, or refused, or is another broker's."""
+        """Note that the store did not answer, refused, or belongs to another broker."""
         self._take(False, str(error), error.hint)
 
     def tell(self, link: OwnerLink) -> None:
-        """What is known, to a worker that has just connected."""
+        """Send the store's known condition to a worker that has just connected."""
         if self._answers is not None:
             link.send("store", **self._condition())
 

@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class Mover(Protocol):
-    """What is needed of the mover."""
+    """Members of the mover that Heirs uses."""
 
     @property
     def store(self) -> ObjectStore: ...
@@ -70,14 +70,14 @@ class Heirs:
 
 
 def ownership_of(frame: Frame) -> Ownership:
-    """Who owns the log that a frame is about."""
+    """Return the ownership of the log that a frame is about."""
     identity = LogIdentity(frame["topic_id"], frame["partition"])
     place, log_id = Path(frame["directory"]), frame.get("log_id", NO_LOG)
     return Ownership(frame["topic"], identity, frame["epoch"], place, log_id)
 
 
 def heir_of(frame: Frame) -> Heir:
-    """Who is to own the partition, as its worker says."""
+    """Return the broker that is to own the partition, as its worker states it in the frame."""
     owner = ownership_of(frame)
     reservation = Reservation(
         *owner.identity, frame["reserved_end"], frame["reserved_broker_id"], frame["reserved_epoch"],
@@ -99,7 +99,7 @@ def _answer(link: Link, frame: Frame, error: DanubeError | None) -> None:
 
 
 def claim_of(store: ObjectStore, data_dir: Path, *, clustered: bool) -> Job:
-    """What makes sure that the store is this broker's, or its cluster's, before anything is used of it."""
+    """Return the job that proves, before any use, that the store is this broker's or its cluster's."""
     if clustered:
         return partial(_share_store, store, data_dir)
     return partial(take_over, store, data_dir, uuid.uuid4().hex)

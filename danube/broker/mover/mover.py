@@ -200,7 +200,7 @@ class Mover:
 
     @property
     def _quiet(self) -> bool:
-        """Nothing is under way that is worth waiting for: a merge can be done again."""
+        """Return whether no work is under way that is worth waiting for; a merge can be done again."""
         if self._returns is not None and (self._open_links or self._may_upload):
             return False
         partitions = [*self._partitions.values(), *self._ending]
@@ -289,7 +289,7 @@ class Mover:
         return "" if before is None or before.idle else "what was begun for an earlier owner has not ended"
 
     def _retire(self, partition: MovedPartition) -> None:
-        """What is under way ends; nothing more begins."""
+        """Let the partition's running work end, and begin no more."""
         partition.retired = True
         if not partition.idle:
             self._ending.add(partition)

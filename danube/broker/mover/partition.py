@@ -1,4 +1,4 @@
-"""One partition as the mover sees it: what is local, what is in the store, what comes next.
+"""One partition at the mover: its local segments, its objects, and the next step.
 
 Everything here is called on the mover's loop but the jobs: a job is what a thread does for a step.  It
 gets its inputs when it is made, and its result comes back with ``took``.  At most one step of a
@@ -221,7 +221,7 @@ class MovedPartition:
         return Waiting(self, segment.first_append_us, len(self.running)) if segment is not None else None
 
     def take(self, frame: Frame) -> None:
-        """What its owner says of it."""
+        """Handle one frame from the partition's owner."""
         match frame["kind"]:
             case "sealed":
                 self.dirty = self._told = True
@@ -338,7 +338,7 @@ class MovedPartition:
         self._failed(error, now_us, chance)
 
     def offered(self, objects: Sequence[Staged], now_us: int) -> list[Answer]:
-        """What becomes of objects that a job staged; those that are new are examined in their turn."""
+        """Return the state of each staged object that a job offers; new ones are examined in their turn."""
         if not self.loaded:
             return [("waiting", self.error or "the manifest is not read yet")] * len(objects)
         return self._staged.ask(objects, self.manifest, self._rules(now_us), self.error)
@@ -352,14 +352,14 @@ class MovedPartition:
         return MERGE_INTERVAL_US if self._tombstone_retention_ms is None else COMPACTION_INTERVAL_US
 
     def _next_merge_us(self, now_us: int) -> int:
-        """Nothing can be merged now: when something may be, without another upload."""
+        """Return when a merge may become possible without another upload; none is possible now."""
         young = self.manifest.entries["uploaded_us"] > now_us - self.settings.merge_after_us
         return now_us + MERGE_INTERVAL_US if young.any() else NEVER_US
 
     # -- steps ------------------------------------------------------------------------------------
 
     def job(self, step: Step, now_us: int) -> Job:
-        """What a thread does for ``step``; call took() or failed() with how it ended."""
+        """Return the work of a thread for ``step``; the caller reports its end by took() or failed()."""
         self.busy = step
         match step:
             case Step.LOAD:
@@ -399,7 +399,7 @@ class MovedPartition:
         return install
 
     def _local_holes(self) -> tuple[Hole, ...]:
-        """What the owner passed over; where its file cannot be read, records are told to be lost."""
+        """Return the holes in the owner's file; if it cannot be read, their records count as lost."""
         try:
             return holes_in(self.owner.directory)
         except (Damage, OSError):
@@ -476,7 +476,7 @@ class MovedPartition:
         self._failed(error, now_us, chance)
 
     def wait_no_longer(self) -> None:
-        """What failed may be tried now; should it fail again, the next wait is as long as it would be."""
+        """Allow failed work to be tried now; a further failure waits as long as it would have."""
         self._retry_us = 0
 
     def _failed(self, error: DanubeError, now_us: int, chance: float) -> None:

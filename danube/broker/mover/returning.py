@@ -78,7 +78,7 @@ _REMOVED: Final = Outcome("removed")
 
 @dataclass(slots=True)
 class Memory:
-    """What this process has done for one directory that was set aside."""
+    """Work that this process has done for one directory that was set aside."""
 
     log_end: int = -1  # of the log, once it was sealed
     entries: dict[int, SegmentEntry] = field(default_factory=dict)  # by base offset: read back from the store
@@ -222,7 +222,7 @@ def _uploaded(
 
 
 def _lying_in(hole: Hole, segments: list[LocalSegment]) -> bool:
-    """Whether one of them can fill it.  A hole that is nobody's never ends by a disk without more."""
+    """Return whether a segment can fill the hole; if it has no owner, no disk without one can close it."""
     return any(hole.start <= segment.base_offset < hole.end for segment in segments)
 
 
@@ -256,7 +256,7 @@ ROUND_S: Final = 15.0
 
 
 class Mover(Protocol):
-    """What is needed of the mover."""
+    """Members of the mover that Returns uses."""
 
     @property
     def store(self) -> ObjectStore: ...

@@ -36,7 +36,7 @@ Answer = tuple[str, str]  # one of the words above, and why
 
 
 class Examined(NamedTuple):
-    """What became of objects that were read, by content hash: why it cannot be installed, or empty."""
+    """Verdicts on objects that were read, by content hash: why one cannot be installed, or empty."""
 
     verdicts: dict[bytes, str]
 
@@ -54,7 +54,7 @@ class _Known(msgspec.Struct):
 
 
 class StagedObjects:
-    """What was offered and not told about since."""
+    """Offered objects whose verdict has not been fetched yet."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
@@ -70,7 +70,7 @@ class StagedObjects:
         return {segment_key(identity, known.one.made) for known in self._known.values() if not known.refused}
 
     def ask(self, offered: Sequence[Staged], manifest: Manifest, rules: Rules, why: str) -> list[Answer]:
-        """What became of each; those that are new are taken in.  ``why``: what keeps all from going on."""
+        """Return the state of each offered object and take in new ones; ``why`` holds all of them up."""
         self._forget(rules.now_us)
         expected = {one.made.content_hash for one in offered} | set(self._known)
         return [self._answer(one, manifest, rules, expected, why) for one in offered]
@@ -102,7 +102,7 @@ class StagedObjects:
         return len(self._known) < STAGED_MAX and held + len(one.sources) <= SOURCES_MAX
 
     def _forget(self, now_us: int) -> None:
-        """Answers that nobody has fetched."""
+        """Forget verdicts that were never fetched."""
         old = [
             name
             for name, known in self._known.items()
@@ -191,7 +191,7 @@ def _examine(uploader: Uploader, chosen: Sequence[tuple[Staged, list[SegmentEntr
 
 
 class Partition(Protocol):
-    """What a question needs of the partition that it is about."""
+    """Members of a moved partition that a question about staged objects uses."""
 
     owner: Ownership
     fenced: bool

@@ -1,4 +1,4 @@
-"""The mover's threads: those whose work can wait go on with what publishing and reading leave over.
+"""The mover's threads: deferrable work gets the processor time that publishing and reading leave.
 
 Uploads that leave the host to publishing: danube.core.partition.pace, kept by threads and told by Linux.
 
@@ -69,7 +69,7 @@ PROCESSES = Path("/proc")
 
 
 def scheduled(pid: int) -> Scheduled | None:
-    """What the first thread of a process has had, which is a worker's loop; None where that is not known."""
+    """Return the processor time of a process's first thread (a worker's loop); None if it is not known."""
     try:
         ran, waited, _ = (PROCESSES / str(pid) / "schedstat").read_text().split()
         return Scheduled(int(ran), int(waited))
@@ -119,5 +119,5 @@ class UploadPace:
         return rest
 
     def release(self) -> None:
-        """Hold nobody any more: the mover ends, and what is under way is to arrive."""
+        """Hold no upload any more: the mover ends, and uploads under way shall arrive."""
         self._released.set()

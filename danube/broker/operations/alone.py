@@ -1,4 +1,4 @@
-"""What a broker without a cluster answers about itself: it is a cluster of one.
+"""Operations about the cluster for a broker without one: it answers as a cluster of one.
 
 Each function gets the broker's status, its metadata and the arguments of an operation of
 :mod:`danube.broker.operations.cluster`, and returns that operation's answer.

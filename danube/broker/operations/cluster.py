@@ -1,4 +1,4 @@
-"""Operations on a cluster's brokers and on where partitions are: asked of any broker, decided by the leader.
+"""Operations on a cluster's brokers and on placement: any broker takes them, the leader decides.
 
 They read the metadata of this host, and what they change is a command, or a request that the leader
 finds in the metadata; so none waits for a move.  A broker that is alone answers as a cluster of one

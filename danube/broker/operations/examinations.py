@@ -1,4 +1,4 @@
-"""Definitions of strangers, examined beside the loop: a few threads that wait for limited children."""
+"""Examination of schema definitions beside the loop: a few threads that wait for limited children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Examined = Callable[["Outcome | DanubeError"], None]
 
 
 def in_child(request: Request) -> Outcome:
-    """What a limited child says about a definition; blocks."""
+    """Let a limited child process examine a definition; blocks."""
     from danube.schema.limited import door as limited
 
     return limited.run(request)

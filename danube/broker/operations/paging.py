@@ -54,5 +54,5 @@ def selected(args: Args, rows: Iterable[_Row], key: Callable[[_Row], str]) -> li
 
 
 def page_end(chosen: list[_Row], count: int, key: Callable[[_Row], str]) -> str | None:
-    """What the next page begins behind, after ``count`` of ``chosen``."""
+    """Return the key behind which the next page begins, after ``count`` of ``chosen``; None at the end."""
     return key(chosen[count - 1]) if 0 < count < len(chosen) else None

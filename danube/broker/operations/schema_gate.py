@@ -1,4 +1,4 @@
-"""The gate that records pass when their topic has a schema: what a batch names, and what its payloads are.
+"""The gate that records pass when their topic has a schema: the named schema, and the payloads.
 
 ``none`` looks at nothing.  ``enforce`` refuses a batch whose schema id is missing, unknown or another
 subject's, whose version is not there, or (where the topic asks for it) one of whose payloads does not
@@ -38,7 +38,7 @@ class MetadataReader(Protocol):
 
 
 class _Problem(NamedTuple):
-    """What is wrong with a batch, and with how many of its records."""
+    """Fault of a batch, and the number of its records that have it."""
 
     error: PayloadInvalid
     record_count: int

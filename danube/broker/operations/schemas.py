@@ -194,7 +194,7 @@ def _request(
     definition: bytes,
     mode: Compatibility,
 ) -> Request:
-    """What the child is asked: the definition against every version that ``mode`` names."""
+    """Build the child's request: the definition, against every version that ``mode`` names."""
     if len(definition) > SCHEMA_DEFINITION_BYTES_MAX:
         raise SchemaInvalid(
             f"the definition has {len(definition)} bytes",

@@ -1,4 +1,4 @@
-"""Operations on where data lies: what is not off this host yet, by topic."""
+"""Operations on stored data: bytes that are not off this host yet, by topic."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _mode_asked(asked: Any) -> tuple[bool | None, str]:
 
 
 def topic_view(record: TopicRecord) -> TopicView:
-    """What a LOOKUP answers."""
+    """Return the answer to a LOOKUP."""
     policy = record.policy
     return TopicView(
         record.topic, record.topic_id, record.physical_names, policy.reliable, policy.durability,
@@ -79,7 +79,7 @@ def topic_view(record: TopicRecord) -> TopicView:
 
 
 def topic_entry(record: TopicRecord) -> dict[str, Any]:
-    """What list_topics and topic answer: the view, the whole policy and the schema."""
+    """Return one entry of list_topics, which topic answers too: the view, the whole policy and the schema."""
     policy = {name: getattr(record.policy, name) for name in TopicPolicy.__struct_fields__}
     return {
         "topic": record.topic,

@@ -161,7 +161,7 @@ class SubscriptionHost:
             link.session.send(control_frame(Kind.SOUGHT, None, 0, link.handle))
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
-        """What is known of holes has changed: there may be records again where it had passed."""
+        """Take in new facts about holes: passed ranges may have records again, others are given up."""
         withheld = self.core.withheld
         lost = without(withheld, without(withheld, given_up)) if len(given_up) else given_up
         self.core.follow_holes(open_holes, unused, given_up)
@@ -181,7 +181,7 @@ class SubscriptionHost:
         self._tell_passed(start, end, self.core.skip_damaged(start, end, why=why), why)
 
     def _tell_passed(self, start: int, end: int, count: int, why: str) -> None:
-        """Log what a subscription will not get, unless nobody ever wrote it or a newer record replaces it."""
+        """Log records that a subscription will not get, unless the range is empty or compacted."""
         if why not in _NO_LOSS:
             facts = {"partition": self.hosted.name, "subscription": self.core.name, "records": count}
             _log.warning("records are passed over", **facts, start=start, end=end, fact=why)
@@ -285,7 +285,7 @@ class SubscriptionHost:
         return chunk if chunk.first_offset <= core.next < chunk.next_offset else None
 
     def _pass_missing(self, chunk: Chunk) -> None:
-        """What key compaction has removed counts as acked before anything of the chunk is granted."""
+        """Count offsets that key compaction removed as acked before any record of the chunk is granted."""
         missing = chunk.missing
         missing = missing[np.searchsorted(missing[:, 1], self.core.next, "right") :]
         if len(missing):
@@ -381,7 +381,7 @@ class SubscriptionHost:
 
     @property
     def waits_for(self) -> DanubeError | None:
-        """What keeps its consumers from more records, where that is a fault and known."""
+        """Return the known fault that keeps the consumers from more records; None without one."""
         if self.read_error is not None:
             return self.read_error
         for pending in (self.pending_new, self.pending_again):

@@ -1,4 +1,4 @@
-"""Which subscriptions of a worker are looked at in a turn, and in which order.
+"""Deliveries of a turn: which subscriptions of a worker get one, and in which order.
 
     near     the next record is in memory, or does not exist yet: looked at in the turn of every write
     behind   reads the log or objects: looked at when something happened to it, within the turn's share
@@ -102,7 +102,7 @@ class Deliveries:
         asked[host] = None
 
     def written(self, hosted: HostedPartition) -> None:
-        """There are new records: look, in the turn that runs or comes, at who is near."""
+        """Dispatch new records, in this or the next turn, to subscriptions that read near the end."""
         self._near.update(hosted.near)
         if hosted.lossy:
             self._lossy[hosted] = None
@@ -175,7 +175,7 @@ class Deliveries:
         return not self._left_out
 
     def _come_back(self) -> None:
-        """Have a turn for those who wait, at once or when the rest is over."""
+        """Schedule a turn for the queue, at once or after the pause."""
         rest_ns = self._rest_end_ns - clock.monotonic_ns()
         if rest_ns <= 0 or len(self._queue) <= FEW:
             self._schedule_turn()
@@ -188,7 +188,7 @@ class Deliveries:
         self._schedule_turn()
 
     def _serve(self, now_ns: int, looked: dict[HostedPartition, None]) -> None:
-        """Serve the queue from its front until the share is used up; nobody twice."""
+        """Serve the queue from its front until the share is used up, each subscription once."""
         busy = now_ns - self._published_ns < BUSY_NS
         bytes_left, share_ns = TURN_BYTES, SHARE_NS
         if busy:

@@ -1,4 +1,4 @@
-"""A partition at its owner: the pure partition, its log, its subscriptions and who waits for what.
+"""A partition at its owner: the pure partition, its log, its subscriptions and waiting requests.
 
 Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
 write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
@@ -237,7 +237,7 @@ class HostedPartition:
                 self.hot.add(base_offset, end_offset, bytes(batch))
 
     def _follow_metadata(self) -> None:
-        """What others committed before the batch was received holds for it."""
+        """Apply metadata that was committed before the batch was received, as it counts for this batch."""
         metadata = self.metadata
         if metadata is not None and not metadata.fresh:
             metadata.freshen()
@@ -409,7 +409,7 @@ class HostedPartition:
         return host
 
     def follow_holes(self, holes: list[Hole]) -> None:
-        """What is known of offsets that no object holds has changed: records may have come back."""
+        """Tell all subscriptions the holes, which have changed: records may have come back."""
         of_kind = {
             kind: np.array([hole[:2] for hole in holes if hole.kind is kind], np.int64).reshape(-1, 2)
             for kind in HoleKind
@@ -508,7 +508,7 @@ class HostedPartition:
         self._chunk = self._hot_chunk = None
 
     def _holes(self) -> list[Hole]:
-        """Those of the store, and those of this host that it does not know yet."""
+        """Return the holes of the store, and those of this host that the store does not know yet."""
         manifest = self.tier.manifest if self.tier is not None else None
         stored = manifest.all_holes() if manifest is not None else []
         end = stored[-1].end if stored else 0
@@ -521,7 +521,7 @@ class HostedPartition:
         return [list(one) for one in sorted({*self.damaged, *remote})]
 
     def _unreadable(self) -> list[str]:
-        """Why records that are stored cannot be read now, as far as somebody has tried."""
+        """Return why stored records cannot be read now, by the reads that were tried."""
         found = [str(error) for _, error in self.tier.unreadable()] if self.tier is not None else []
         waiting = [host.waits_for for host in self.subscriptions.values()]
         found += [str(reason) for reason in waiting if reason is not None]

@@ -39,7 +39,7 @@ class LossyHost:
             self.hosted.counters.add("dropped_records", dropped)
 
     def count_dropped(self, record_count: int) -> None:
-        """Nobody is connected: what is published is not for this subscription."""
+        """Count records published while no consumer is connected; this subscription never gets them."""
         self.core.count_dropped(record_count)
         self.hosted.counters.add("dropped_records", record_count)
 

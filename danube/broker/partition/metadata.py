@@ -1,4 +1,4 @@
-"""What the owner of partitions reads of the metadata, and what it tells it."""
+"""Metadata as the owner of partitions uses it: what the owner reads, and what it proposes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OwnerMetadata:
 
     @property
     def histories(self) -> list[dict[str, Any]]:
-        """Those that followed the first one, as plain values."""
+        """Return the histories that followed the first one, as plain values."""
         return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
 
     def freshen(self) -> None:

@@ -101,17 +101,18 @@ def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
 
 
 def lost_before(since: Since, record: TopicRecord) -> int:
-    """What an earlier incarnation wrote of this topic may have been lost with the machine; 0: nothing."""
+    """Return the incarnation before which records of this topic may be lost with the machine; 0: none."""
     return 0 if record.policy.level >= Durability.FSYNC else since.incarnation
 
 
 def after_cut(
     since: Since, record: TopicRecord, ahead: Ahead | None, *, first_epoch: int = 0
 ) -> Ahead | None:
-    """The same, and where a log goes on that was last written before the machine ended.
+    """Return where logs go on that were last written before the machine ended, added to ``ahead``.
 
     At most UNSYNCED_RECORDS_MAX records were shown or acknowledged above what was synced; at fsync none.
-    ``first_epoch``: of logs that were opened since then; 0: as on one host, where the incarnation tells it.
+    ``first_epoch`` is the lowest epoch of logs opened since then; 0, as on one host, derives it from the
+    incarnation.
     """
     incarnation = lost_before(since, record)
     if not incarnation or record.created_us >= since.moment_us:
@@ -122,7 +123,7 @@ def after_cut(
 
 
 def outcome_of(name: str, done: Future[HostedPartition]) -> HostedPartition | DanubeError:
-    """What a thread has opened, or the error; anything else than an expected error is raised."""
+    """Return the partition that a thread has opened, or its expected error; raise any other error."""
     error = done.exception()
     if error is None:
         return done.result()

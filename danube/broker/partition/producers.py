@@ -49,13 +49,13 @@ class Producers:
                 )
 
     def add(self, session: Session, handle: int, name: str, exclusive: bool) -> None:
-        """It was checked, and the handle is not in use."""
+        """Register a checked link under a handle that is not in use."""
         link = self._links[session, handle] = Opened(name, exclusive)
         for counts in self._counts_of(link):
             counts[link.name] = counts.get(link.name, 0) + 1
 
     def drop(self, session: Session, handle: int) -> None:
-        """It is closed; nothing happens where it is not open."""
+        """Remove the link of a closed handle; without a link, do nothing."""
         link = self._links.pop((session, handle), None)
         if link is None:
             return

@@ -169,7 +169,7 @@ def subscribe(
 
 
 def _displace(host: HostedSubscription | LossyHost, consumer_id: int) -> None:
-    """The same consumer name came again: the older connection loses its handle."""
+    """Take the handle from an older connection whose consumer name has come again."""
     old = host.links.pop(consumer_id, None)
     if old is None:
         return

@@ -278,7 +278,7 @@ class PartitionTier:
         self._ask_ahead(following, Missing(0, beyond), step, now_ns)
 
     def _ask_ahead(self, segment: ColdSegment, span: Missing, step: int, now_ns: int) -> None:
-        """Ask for the bytes of ``span`` that nobody has asked for, once they are ``step`` or the last."""
+        """Request the bytes of ``span`` that are not requested yet, once they are ``step`` or the last."""
         inside = Missing(span.start, min(span.end, segment.data_end))
         unasked = self._cache.unasked(segment, inside)
         if unasked is None:
@@ -315,11 +315,11 @@ class PartitionTier:
     # -- for people -------------------------------------------------------------------------------
 
     def unreadable(self) -> list[tuple[OffsetRange, DanubeError]]:
-        """Offsets whose objects cannot be read now, as far as somebody has tried, and why."""
+        """Offsets whose objects cannot be read now, by the reads that were tried, and why."""
         return self._cache.unreadable(self.identity)
 
     def statistics(self) -> dict[str, Any]:
-        """What of the partition is where; no key is removed once it is here."""
+        """Return where the parts of the partition lie; a key that once was here is never removed."""
         errors = [str(error) for _, error in self.unreadable()]
         pending = self.pending()
         return {
@@ -346,9 +346,9 @@ class PartitionTier:
         return [_described(self.identity, manifest.entry(number)) for number in listed]
 
     def pending(self) -> Pending:
-        """What lies only here, as far as this host knows: all that no manifest says is in the store.
+        """Return what lies only on this host as far as it knows: all that no manifest says is in the store.
 
-        Counted here and not by the mover, which may not run, or not know the store, or look later.
+        The owner counts this and not the mover, which may not run, not know the store, or be behind.
         """
         log, active = self.log, self.log.active
         end = max(self.uploaded_end, self.trimmed)

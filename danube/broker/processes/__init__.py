@@ -1,1 +1,1 @@
-"""Fork, watch, restart and drain; what each process is given."""
+"""Fork, watch, restart and drain; the context of each process."""

@@ -1,4 +1,4 @@
-"""What a broker's processes are given by their supervisor when they are forked."""
+"""Contexts that the supervisor hands to a broker's processes when it forks them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TEXT_BYTES_MAX: Final = 2_048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """What a broker's processes are made from; sizes and workers of 0 are chosen for this machine."""
+    """Settings of a broker's processes; sizes and workers of 0 are chosen for this machine."""
 
     data_dir: Path
     workers: int = 0

@@ -1,4 +1,4 @@
-"""Whether a data directory is a copy that was put in its own place: then it begins a new history.
+"""Detection of a data directory that is a copy in its own place: such a one begins a new history.
 
 The file ``place`` holds when it was itself made, as the file system tells it.  A copy of it (``cp``, ``tar``,
 ``rsync``) was made at another time and still says the old one.  It is made anew at each start and each stop,

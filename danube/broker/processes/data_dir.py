@@ -1,4 +1,4 @@
-"""What the supervisor keeps in the data directory.
+"""Files of the supervisor in the data directory.
 
     danube.lock   held with flock by the supervisor and, inherited, by its workers: one broker at a time.
                   Contains the supervisor's pid and what tells it from others that had this pid
@@ -6,17 +6,17 @@
     incarnation   the last number given to a worker's start, with a checksum.  It is also the epoch of
                   the partitions that the worker opens, so it only grows, for ever, and is on disk
                   before the worker runs
-    place         when it was itself made, so that a copy of the directory is known (copied.py)
-    host          where the broker runs, and whether it stopped in order (unbroken.py)
+    place         when the file itself was made, so that a copy of the directory is recognised (copied.py)
+    host          the machine that the broker runs on, and whether it stopped in order (unbroken.py)
     danube.pid    the supervisor's pid
     reserve-N     room that worker N keeps for a full disk (host/disk_reserve.py); reserve-mover: the mover,
                   reserve-supervisor: becomes danube.json
     danube.json   BrokerState: addresses and pids, for `danube stop` and `danube status`
 
-Whether a broker runs is decided by the lock alone; danube.pid and danube.json are conveniences.  A start on
-a full disk takes no room: the numbers are written where they lie, and the pid may be missing.
+The lock alone decides whether a broker runs; danube.pid and danube.json are conveniences.  A start on
+a full disk takes no room: the numbers are overwritten in place, and the pid may be missing.
 
-The number by which clients and dashboards know this broker.
+Broker id: the number by which clients and dashboards know this broker.
 """
 
 from __future__ import annotations
@@ -286,7 +286,10 @@ def _damaged_format(path: Path, why: str) -> Damage:
 
 
 def broker_id(data_dir: Path, *, clustered: bool) -> int:
-    """The same after every restart, 1 .. 2**63 - 1: in a cluster the id of the node, 0 until it has one."""
+    """Return the broker's id, 1 .. 2**63 - 1, which no restart changes.
+
+    In a cluster it is the id of the node, and 0 until the node has one.
+    """
     if clustered:
         return int(load_node(data_dir).node_id) if (data_dir / NODE_FILE).exists() else 0
     place = f"{socket.gethostname()}:{data_dir}".encode()

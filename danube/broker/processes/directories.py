@@ -1,6 +1,6 @@
-"""What in a data directory is Danube's own, by its name.
+"""Names of Danube's own files in a data directory.
 
-A directory that is a disk's own has a ``lost+found``, a desktop leaves its ``.DS_Store``: neither says that
+The root of a disk has a ``lost+found``, and a desktop leaves its ``.DS_Store``: neither proves that
 a broker has kept something there, and neither is ever touched.
 """
 
@@ -31,14 +31,14 @@ def partition_names(data_dir: Path) -> list[str]:
 
 
 def strangers(data_dir: Path) -> list[Path]:
-    """What lies among Danube's directories and files and is none of them; OSError."""
+    """Return paths among Danube's directories and files that are not Danube's; raises OSError."""
     places = (data_dir / PARTITIONS, data_dir / _METADATA)
     found = [place / name for place in places for name in _names(place)]
     return [path for path in found if not _of_partition(path.name) and path.name not in _METADATA_NAMES]
 
 
 def proof_of_use(data_dir: Path) -> Path | None:
-    """What says that a broker has run on this directory; None for a new one.  OSError."""
+    """Return a path that proves that a broker has run here; None for a new directory.  Raises OSError."""
     for name in ("metadata/metadata.log", "raft/raft.id", "node_id"):
         if (data_dir / name).exists():
             return data_dir / name

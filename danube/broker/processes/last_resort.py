@@ -1,4 +1,4 @@
-"""What a worker does about a bug: it writes the facts and leaves with status 70.
+"""End of a worker that found a bug: it writes the facts and exits with status 70.
 
 asyncio and uvloop hand an exception from a callback to the loop's handler and run on, a thread's
 exception ends the thread, a task merely stores it.  Each of these ways leads here instead; the

@@ -1,4 +1,4 @@
-"""Until when this broker may serve what it owns: two words of memory that a host's processes share.
+"""Lease of this broker: until when it may serve, in two words of memory that its processes share.
 
 Writer:   the controller, after each renewal of the broker's registration: the lease's time, counted from
           before it asked.  The leader counts from after it granted, so the word ends first.

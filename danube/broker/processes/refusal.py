@@ -1,4 +1,4 @@
-"""Why a worker does not start, in its own words: from the child to the supervisor, over its death."""
+"""Refusal of a worker to start, in its own words: from the child to the supervisor, over its death."""
 
 from __future__ import annotations
 

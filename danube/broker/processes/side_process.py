@@ -48,7 +48,7 @@ class SideProcess:
         door: socket.socket | None = None,
         final_exit_code: int = 0,
     ) -> None:
-        """Make the socket, on an abstract address that nobody can guess, and the shared pulse.
+        """Make the socket, on an abstract address that cannot be guessed, and the shared pulse.
 
         One that leaves with ``final_exit_code`` (0: none is) is not started again, and ``over`` says so.
         """
@@ -152,7 +152,7 @@ class SideProcess:
             os.kill(self.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """It does not outlive the supervisor."""
+        """Kill the process: it must not outlive the supervisor."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)

@@ -1,4 +1,4 @@
-"""Since when nothing can have been lost of what a broker wrote and did not sync: the file ``host``.
+"""Unbroken time of a broker: since when no unsynced write can have been lost; the file ``host``.
 
 Bytes that are not synced survive the end of every process, as long as the kernel and the mount that took them
 live.  So the file says where the broker ran: the boot, the file system, the mount and the file itself, which

@@ -1,1 +1,1 @@
-"""Which worker a frame is for, and the way there."""
+"""Routing of frames to the worker that owns the partition."""

@@ -1,4 +1,4 @@
-"""Which worker holds a connection.
+"""Passing of connections to the worker that owns their partition.
 
 The kernel deals connections out without knowing what they are for, and what a connection asks of a partition
 that another worker owns crosses two rings.  So before it has opened anything, a connection is passed to the

@@ -23,7 +23,7 @@ Answered = Callable[[Any], None]
 
 
 class Questions(RoutedSession):
-    """What was asked and not answered yet; all methods run on the worker's loop."""
+    """Questions without an answer yet; all methods run on the worker's loop."""
 
     def __init__(self, router: Router, schedule_turn: Callable[[], None]) -> None:
         super().__init__(CONNECTION_ID)

@@ -1,4 +1,4 @@
-"""Between workers: frames of a connection travel to the partition's owner and back over rings.
+"""Sessions of other workers: frames of a connection travel to the partition's owner and back over rings.
 
     record kind      body
     TO_OWNER         u64 connection id, then whole frames of that connection

@@ -1,4 +1,4 @@
-"""The router: which worker a connection's frame is for."""
+"""The router: finds the worker that a connection's frame is for."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Router:
         return view if self.elsewhere is None else self.elsewhere.describe(record, view)
 
     def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
-        """What a lookup that makes the topic answers."""
+        """Return the answer of a lookup that creates its topic."""
         try:
             if isinstance(made, Conflict):  # somebody else made it meanwhile, with another policy
                 made = self.operations.topic(request.topic)
@@ -301,7 +301,7 @@ class Router:
         carry_out(self.operations, request.op, request.args, self._answer_to(session, correlation))
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
-        """Sends a value or an error to whoever asked, if it is still there."""
+        """Return a callback that sends a value or an error to the session, if it still exists."""
 
         def answer(value: Any) -> None:
             if session.closed:

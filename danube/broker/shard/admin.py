@@ -54,7 +54,7 @@ def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 
 def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """What of the partition is where, and what is not off this host yet."""
+    """Return where the parts of the partition lie, and what is not off this host yet."""
     log, tier = hosted.log, hosted.tier
     local = {"partition": hosted.name, "local_bytes": log.local_bytes if log is not None else 0}
     return local | (tier.statistics() if tier is not None else {"tiered": False})
@@ -133,7 +133,7 @@ def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 
 def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Acks and nacks that name no consumer: whoever has a record in flight, it is settled.
+    """Settle acks and nacks that name no consumer, whichever has the records in flight.
 
     What is not in flight or is settled already is left as it is, and so is a non-reliable subscription.
     """

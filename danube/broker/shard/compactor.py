@@ -94,7 +94,7 @@ class Compactor:
                 return
 
     def _end_old_active(self, hosted: HostedPartition) -> None:
-        """What is active is never compacted."""
+        """Roll an active segment that is old enough: an active segment is never compacted."""
         active = hosted.log.active if hosted.log is not None else None
         oldest_us = clock.wall_us() - self.settings.roll_us
         if active is not None and active.batch_count and active.first_append_us < oldest_us:

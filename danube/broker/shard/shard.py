@@ -393,7 +393,7 @@ class Shard:
         return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
 
     def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
-        """Which offsets may be given: all, where nobody else can ever own the partition."""
+        """Return the budget of offsets; None if no other broker can ever own the partition."""
         return None
 
     def serves(self, topic_id: int, index: int) -> bool:
@@ -528,7 +528,7 @@ class Shard:
             self._executor.submit(remove_directory, hosted.directory)
 
     def _let_go(self, hosted: HostedPartition, error: DanubeError) -> None:
-        """Host a partition no more: write and answer nothing, tell ``error`` to who has it open."""
+        """Stop hosting a partition: write and answer nothing, send ``error`` to its open handles."""
         hosted.deleted = hosted.silent = True
         hosted.fail_waiting(error, -1)
         hosted.close_handles(error)

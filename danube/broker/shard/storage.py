@@ -303,7 +303,7 @@ class Storage:
     # -- failure ----------------------------------------------------------------------------------
 
     def fence(self, hosted: HostedPartition, error: DanubeError) -> None:
-        """Refuse publishes, tell who waits, and open the log anew after a pause."""
+        """Refuse publishes, answer waiting ones with the error, and open the log anew after a pause."""
         if hosted.failure is not None or hosted.deleted or hosted.log is None:
             return
         _log.error("log fenced", partition=hosted.name, error=str(error))
@@ -338,7 +338,7 @@ class Storage:
         future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
 
     def reopening(self, directory: Path) -> bool:
-        """Whether a thread opens this log anew: nobody else may open it before that has ended."""
+        """Whether a thread opens this log anew; no other may open it before that has ended."""
         return directory in self._reopening
 
     def _reopen_ended(self, hosted: HostedPartition, done: Any) -> None:

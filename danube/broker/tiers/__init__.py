@@ -1,1 +1,1 @@
-"""Cold tiers at the owner: what the mover is told, what may leave, restore, inheritance."""
+"""Cold tiers at the owner: reports to the mover, eviction, restore, inheritance."""

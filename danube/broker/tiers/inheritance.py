@@ -1,4 +1,4 @@
-"""Opening a partition that another host owned before: what is believed, and where its log goes on.
+"""Opening a partition that another host owned before: which records count, and where its log goes on.
 
 Blocking; the mover runs it before the partition is opened, because it alone speaks to the store.  Every
 step can be repeated, and a crash between two of them loses nothing:
@@ -61,10 +61,10 @@ class KeptOwner(msgspec.Struct, frozen=True):
 
 
 class Heir(NamedTuple):
-    """Who opens the partition: ``owner`` has the epoch of its log, ``epoch`` is that of the ownership.
+    """Broker that opens the partition: ``owner`` has the epoch of its log, ``epoch`` is the ownership's.
 
-    ``reservation`` is what the metadata knows at that epoch.  ``incarnation`` is that of its worker, and what
-    an earlier one than ``lost_before`` wrote last may have been lost with the machine.
+    ``reservation`` is what the metadata knows at that epoch.  ``incarnation`` is that of its worker.  The
+    last writes of incarnations before ``lost_before`` may have been lost with the machine.
     """
 
     owner: Ownership
@@ -190,7 +190,7 @@ def set_aside(directory: Path, data_dir: Path) -> None:
 
 
 def _name_hole(store: ObjectStore, heir: Heir, made: Path, now_us: int) -> Manifest:
-    """The manifest that the log begins behind; in force, and nobody of a lower epoch adds to it.
+    """Put the manifest behind which the log begins into force; no lower epoch can add to it then.
 
     Also without a hole: a former owner may yet fill another one, or merge, and we would not hear of it.
     """
@@ -203,7 +203,7 @@ def _name_hole(store: ObjectStore, heir: Heir, made: Path, now_us: int) -> Manif
 
 
 def _fill(store: ObjectStore, heir: Heir, manifest: Manifest, made: Path) -> None:
-    """What a log, its producers and its subscriptions go on from."""
+    """Fill the directory with the start of a log, its producers and its subscriptions."""
     owner, end = heir.owner, manifest.uploaded_end
     created_us = manifest.entry(len(manifest) - 1).last_append_us if len(manifest) else 0
     create_empty(made, owner.identity, owner.epoch, end, created_us, owner.log_id)

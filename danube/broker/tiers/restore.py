@@ -74,7 +74,7 @@ _log = telemetry.events("restore")
 
 
 class Restored(NamedTuple):
-    """What came back; ``problems`` are sentences about what did not."""
+    """Counts of what came back; ``problems`` are sentences about what did not."""
 
     topics: int
     partitions: int

@@ -1,4 +1,4 @@
-"""What expires, and what may leave this host, when a partition lies in two tiers.
+"""Retention of a partition in two tiers: what has expired, and what may leave this host.
 
 Expired: older than the topic's retention, or more than it.  It is deleted in both tiers, uploaded or not.
 Evictable: sealed here and, verified, in the store.  It leaves when local retention says so.
@@ -80,7 +80,7 @@ def expired_end(
 
 
 class _Over:
-    """What is over the bounds of a policy, segment by segment from the front."""
+    """Excess over the bounds of a policy, segment by segment from the front."""
 
     def __init__(self, policy: TopicPolicy, now_us: int, size_bytes: int, count: int) -> None:
         self._policy = policy
@@ -126,7 +126,7 @@ def verified(segment: StoredSegment, manifest: Manifest) -> bool:
 
 
 class LocalRetention(NamedTuple):
-    """What stays on this host besides what only it has; 0 is no limit."""
+    """Bounds of what stays on this host although the store has it too; 0 is no limit."""
 
     ms: int = 0
     size_bytes: int = 0

@@ -1,4 +1,4 @@
-"""The cold tiers of all partitions of one worker: what the mover is told, and what follows from its word.
+"""Tiered storage of a worker: reports sealed segments to the mover, applies its answers.
 
 Everything said to the mover is said again on a new connection, so a mover that starts anew, or a lost
 frame, costs time and nothing else.
@@ -52,7 +52,10 @@ class _Asked(NamedTuple):
 
 
 class StagedQuestions:
-    """What a worker has asked and not heard of; ``send(kind, **fields)`` reaches the mover, or nobody."""
+    """A worker's open questions about staged objects.
+
+    ``send(kind, **fields)`` writes to the mover, or does nothing without a connection.
+    """
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -120,7 +123,7 @@ class TierOptions(NamedTuple):
 
 
 class Link(Protocol):
-    """What is needed of the connection to the mover."""
+    """Members of the connection to the mover that Tiers uses."""
 
     @property
     def connected(self) -> bool: ...
@@ -297,7 +300,7 @@ class Tiers:
         self.cache.ask_again(clock.monotonic_ns())
 
     def on_frame(self, frame: Mapping[str, Any]) -> None:
-        """What the mover says."""
+        """Handle one frame from the mover."""
         kind = frame["kind"]
         if kind == "store":
             self._store = {name: frame.get(name, "") for name in _UNHEARD}
@@ -382,7 +385,7 @@ class Tiers:
             self._copy_cursors(tier)
 
     def subscriptions_changed(self, hosted: HostedPartition) -> None:
-        """Somebody's word about a subscription: whoever owns the partition next has to know of it."""
+        """Copy changed cursors to the store so that the next owner has them."""
         if hosted.tier is not None:
             self._copy_cursors(hosted.tier, soon=True)
 

@@ -1,4 +1,4 @@
-"""Looking at the sockets a moment longer before the worker sleeps, where requests follow each other closely.
+"""Busy polling: a worker polls its sockets instead of sleeping while requests follow each other closely.
 
 Who sleeps has to be woken, and on a virtual host the processor has to be as well: tens of microseconds,
 and what runs next finds caches and branch history cold.  A client that waits for an answer and sends again
@@ -42,7 +42,7 @@ class BusyPoll:
         self._looking = False
 
     def turn_ended(self, began_ns: int, asker: object) -> None:
-        """``asker``: who alone had a part in this turn; None where several had, or another worker."""
+        """Note the end of a turn; ``asker`` is the only connection that took part, else None."""
         near = began_ns - self._ended_ns < self._limit_ns
         again = asker is not None and asker is self.asker
         self._ended_ns = now_ns = clock.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What a worker does on its own: heartbeat, timers, background sync, cursors, retention, sweeping."""
+"""Periodic work of a worker: heartbeat, timers, background sync, cursors, retention, sweeping."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Housekeeping:
         self._remove_deleted(unknown + self._set_aside())
 
     def _set_aside(self) -> list[tuple[int, Path]]:
-        """What would be given back to topics that are not known."""
+        """Return directories set aside for returning whose topics are unknown, with their topic ids."""
         worker, root = self._worker, self._worker.data_dir / RETURNING
         found = []
         for directory in sorted(root.iterdir()) if root.is_dir() else ():

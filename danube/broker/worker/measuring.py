@@ -1,4 +1,4 @@
-"""A worker's part of the metrics: what of its partitions is not off this host, by topic.
+"""A worker's part of the metrics: data of its partitions that is not off this host, by topic.
 
 The metrics process asks; the answer is made some partitions at a time, so that the loop is never held up
 by many topics.  Topics beyond the bound are one row together; everyone finds the same ones by their ids.

@@ -1,4 +1,4 @@
-"""How many connections one worker holds, over all its doors: the log's descriptors come first.
+"""Places for connections: how many one worker holds, over all doors, after the log's descriptors.
 
 Every connection is a descriptor, and a process may open only so many.  Half of them are the log's in any
 case (:mod:`danube.wal.segments.descriptors`), a few are for all else, and the rest are places for

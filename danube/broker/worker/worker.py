@@ -246,7 +246,7 @@ class Worker:
             self.loop.call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        """Where several ask, let who waits for this processor go on and look at the sockets once more.
+        """Run a turn; with several active clients first yield the processor and poll the sockets once more.
 
         Their batches become one then, and each wakes the others less often.  Who is alone does not wait, nor
         does anybody where somebody else keeps the processor for long.
@@ -383,7 +383,7 @@ class Worker:
                 self.remote.notify(worker, RecordKind.METADATA)
 
     def status(self) -> dict[str, Any]:
-        """What `danube status` shows: this broker and the counters of all workers."""
+        """Return the content of `danube status`: this broker and the counters of all workers."""
         return {
             "version": __version__,
             "broker_id": str(broker_id(self.data_dir, clustered=bool(self.context.controller_address))),

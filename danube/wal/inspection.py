@@ -1,4 +1,4 @@
-"""One stored file in words: what it is, what it says, and how far it can be believed.
+"""Description of one stored file in words: its kind, its content, and how far it can be trusted.
 
 Uses the independent readers, so it tells what the bytes say and not what the broker made of them.
 """
@@ -70,7 +70,7 @@ class Inspection:
 
 
 def inspect_source(name: str, source: Source) -> Inspection:
-    """What ``source``, a file or object called ``name``, holds.  Raises what ``source`` raises."""
+    """Describe ``source``, a file or object called ``name``.  Raises what ``source`` raises."""
     head = source.read(0, 8)
     kind = next((kind for magic, kind in _MAGICS if head.startswith(magic)), "")
     kind = kind or next((kind for kind, pattern in _NAMED if pattern.search(name)), "")
@@ -97,7 +97,7 @@ def partition_words(topic_id: int, partition: int) -> str:
 
 
 class _Census:
-    """What the batches of a segment hold."""
+    """Counts over the batches of a segment."""
 
     def __init__(self) -> None:
         self.compressions: Counter[str] = Counter()

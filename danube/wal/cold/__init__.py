@@ -1,1 +1,1 @@
-"""Reading what only the store has: a bounded cache of blocks."""
+"""Reading records that only the store has: a bounded cache of blocks."""

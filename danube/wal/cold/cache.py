@@ -388,7 +388,7 @@ class ColdCache:
         return pause
 
     def tick(self, now_ns: int) -> None:
-        """Give up fetches that nobody answers; wake reads whose pause is over."""
+        """Give up fetches without an answer; wake reads whose pause is over."""
         for fetch in list(self._fetches.values()):
             if fetch.asked_ns and now_ns - fetch.asked_ns > ANSWER_MAX_NS:
                 silent = StoreUnavailable("the fetch of an object is not answered", key=fetch.segment.key)

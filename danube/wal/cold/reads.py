@@ -1,4 +1,4 @@
-"""Reads that wait for blocks of objects, and whose turn it is to have theirs in the cache.
+"""Reads that wait for blocks of objects, in the order in which they get room in the cache.
 
 A read needs all of its blocks at the same time: a batch may lie across the edge of two.  Where many read
 at places far apart and the cache holds few blocks, each would otherwise push out what another one waits
@@ -101,7 +101,7 @@ class WaitingReads:
         return self._admitted.get((read.segment.key, read.reader)) is read
 
     def admit(self, other_bytes: int) -> list[WaitingRead]:
-        """Admit who fits beside ``other_bytes`` on their way; returns who was not admitted before."""
+        """Admit reads that fit beside ``other_bytes`` under way; return the newly admitted ones."""
         while len(self._admitted) > 1 and self.kept_bytes > self._bytes_max:
             name, read = self._admitted.popitem()
             self._release(read)
@@ -162,12 +162,12 @@ class WaitingReads:
             del self._readers[name[0]]
 
     def drop(self, segment: ColdSegment) -> None:
-        """Nothing of this object can be fetched now: who waits for it asks again."""
+        """Forget all readers of an object that cannot be fetched now; each of them requests it again."""
         for reader in list(self._readers.get(segment.key, ())):
             self._forget((segment.key, reader))
 
     def let_go(self, now_ns: int) -> bool:
-        """Forget the reads that nobody came back for; True when there were any."""
+        """Forget reads that were not continued; True when there were any."""
         late = [name for name, read in self._admitted.items() if read.end_ns and now_ns >= read.end_ns]
         for name in late:
             self._forget(name)

@@ -267,7 +267,7 @@ class ColdSegment(StoredSegment):
     def _judge(
         self, run: Run | None, place: Place, limit: int, index: SparseIndex
     ) -> Run | Missing | Bad | Place:
-        """What a read at ``place`` met: batches, bytes to fetch, wrong bytes, or a hole and its end."""
+        """Classify what a read at ``place`` met: batches, missing bytes, wrong bytes, or a hole's end."""
         if run is not None:
             return _disagreement(run, index) or run
         position, offset = place

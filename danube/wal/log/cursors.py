@@ -105,10 +105,10 @@ def pack_header(identity: LogIdentity, generation: int, base: bytes, log_id: byt
 
 
 class CursorFile(NamedTuple):
-    """What one of the two files holds.  ``states`` maps names to blobs, None for removed ones.
+    """Content of one of the two files.  ``states`` maps names to blobs, None for removed ones.
 
-    ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.  ``damaged``: where
-    something else lies, and what is wrong there.
+    ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.  ``damaged`` lists
+    positions of anything else, with what is wrong there.
     """
 
     generation: int
@@ -147,7 +147,7 @@ def _read_header(data: bytes) -> _Header | None:
 
 
 def _why_foreign(header: _Header, identity: LogIdentity, log_id: bytes) -> str:
-    """What a file says that is not this log's; empty where it is."""
+    """Return why a file with this header is not this log's; empty if it is."""
     if header.identity != identity:
         return "the file belongs to another partition"
     return STRANGER if stranger(header.log_id, log_id) else ""
@@ -456,7 +456,7 @@ class CursorStore:
         return self._version
 
     def copy(self) -> bytes:
-        """What is written, as the bytes of a cursor file of its own."""
+        """Return all written states as the bytes of a new cursor file."""
         generation = self._generation + 1
         base = b"".join(pack_entry(_encode(name), blob, generation) for name, blob in self._states.items())
         return pack_header(self.identity, generation, base, self.log_id) + base
@@ -586,7 +586,7 @@ class CursorStore:
         return descriptors.fd(file)
 
     def sync_job(self, behind: Sequence[LogFile] = (), *, made: bool = False) -> CursorSyncJob | None:
-        """What a thread must do to make all that write() appended durable; None when nothing is left.
+        """Return the work of a thread that makes all that write() appended durable; None if none is left.
 
         ``behind``: files of the log that must be durable before; ``made``: some of them are new.
         """

@@ -280,7 +280,7 @@ class Log:
     # -- sync -------------------------------------------------------------------------------------
 
     def sync_job(self) -> SyncJob | None:
-        """What a thread must do to make all that is written durable; None when that is under way."""
+        """Return the work of a thread that makes all written batches durable; None if it is under way."""
         active_end = self._written_end
         if self._failure is not None or active_end <= self._requested_end or not self._unsynced:
             return None

@@ -93,6 +93,6 @@ class LogReader:
 
 
 def _check_owned(fenced: bool) -> None:
-    """What a fenced log cannot read is not damage: the newer owner's recovery moves the batches."""
+    """Refuse a read of a fenced log: the newer owner's recovery moves its batches, which is no damage."""
     if fenced:
         raise StorageFailed("the log is being opened anew", hint="read again later")

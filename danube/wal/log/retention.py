@@ -1,4 +1,4 @@
-"""Which segments retention deletes, how they are deleted, and what must outlive them.
+"""Retention of a log: which segments it deletes, how, and what must outlive them.
 
 Files are deleted in two halves: the name at once, the blocks in a thread.
 

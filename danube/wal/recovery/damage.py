@@ -1,4 +1,4 @@
-"""What was found damaged in a partition: kept beside the log, reported once, never served.
+"""Register of a partition's damage: kept beside the log, reported once, never served.
 
 ``damage.json`` in the partition's directory is a list of records for people and tools; the log
 itself never depends on it.  Damaged bytes stay where they are.

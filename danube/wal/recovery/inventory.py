@@ -1,14 +1,14 @@
-"""What lies in a partition's directory before recovery touches anything.
+"""Inventory of a partition's directory, taken before recovery changes anything.
 
-Every file is looked at and nothing is changed, so a file of a newer version stops the opening with
+Every file is examined and none is changed, so a file of a newer version stops the opening with
 the directory as it was.
 
-Footers that a power cut left unfinished, told from damaged ones.
+Footers that a power cut left unfinished are told from damaged ones.
 
 A footer is written behind data that was synced, and is synced itself before any later segment gets one.
-A cut before that keeps some of its sectors; the others read as zeros.  So only a footer behind the newest
-whole one can be such a rest, and its segment is as unsealed as before: it is read, and sealed again.  Of one
-that was finished and rots no whole sector turns into zeros: that is damage.
+A power cut before that sync keeps some of its sectors; the others read as zeros.  So only a footer behind the
+newest whole one can be unfinished.  Its segment is as unsealed as before: it is read, and sealed again.
+When a finished footer rots, no whole sector turns into zeros: that is damage.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _judge_seals(found: list[FoundFile]) -> list[FoundFile]:
 
 
 def _with_whole_footer(file: FoundFile, summary: Summary) -> FoundFile:
-    """The same, unsealed where sectors of the footer in front of its summary were never written."""
+    """Return the file; as unsealed if sectors of the footer before its summary were never written."""
     fd = files.open_existing(file.path, writable=False)
     try:
         footer = files.pread(fd, summary.footer_size, summary.data_end)

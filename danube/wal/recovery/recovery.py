@@ -62,7 +62,7 @@ _WHOLE = 1 << 62
 
 
 class RecoveryReport(NamedTuple):
-    """What opening a log found and did.
+    """Findings and actions of opening a log.
 
     ``producer_snapshot`` is the newest stored one; ``headers`` are those of all batches that may
     come after it, in log order, each handed out once.  ``damaged`` are the offset ranges and files
@@ -176,7 +176,7 @@ class Recovery:
     # -- going ahead ------------------------------------------------------------------------------
 
     def _load_holes(self) -> None:
-        """What an unreadable file names is reported as missing."""
+        """Load the local holes; note a file that cannot be read, whose holes then count as missing."""
         try:
             self._holes = LocalHoles.load(self._directory)
         except Damage as error:

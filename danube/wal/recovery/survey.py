@@ -1,4 +1,4 @@
-"""Scanning an unsealed segment after a restart: what it holds, where it ends, what is damaged."""
+"""Scan of an unsealed segment after a restart: its batches, its end, its damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second witness of a partition: a small file outside its directory that says what was there.
+"""Witness of a partition: a small file outside its directory that records what was there.
 
 What lies in a directory cannot say that the directory is gone, nor a segment that an older one was before it.
 Beside ``partitions`` a data directory has ``witnesses`` with one file for each log:
@@ -65,7 +65,7 @@ class Witness:
 
     @classmethod
     def load(cls, path: Path, log_id: bytes, *, holds_all: bool = True) -> Witness:
-        """What the file says, if it is this log's."""
+        """Load the witness; start it anew if its file is another log's or cannot be read."""
         witness = cls(path, log_id, holds_all=holds_all)
         try:
             content = decode(files.read_bounded(path, _FILE_BYTES_MAX))

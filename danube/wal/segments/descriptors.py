@@ -264,7 +264,7 @@ class Unsynced:
             self.abandon()
 
     def abandon(self) -> None:
-        """Nothing here is synced any more: give all files back, as soon as no job uses them."""
+        """Give all files back as soon as no job uses them; none of them is synced any more."""
         self._abandoned = True
         if not self._jobs:
             for file in self._ends:

@@ -1,4 +1,4 @@
-"""Holes of a partition: offsets that no object holds, and what is known of them.
+"""Holes of a partition: offsets that no object holds, and the state of each.
 
 An owner that died may have given offsets that only its disk knows of.  The next owner begins behind them and
 says so in the manifest: from where to where, and on whose disk records may lie.
@@ -58,7 +58,7 @@ class HoleKind(IntEnum):
 
     @property
     def words(self) -> str:
-        """What is said of such a hole."""
+        """Description of such a hole."""
         return ("records may come back", "no record was ever there", "given up")[self]
 
 
@@ -120,7 +120,7 @@ def rows_of(holes: Iterable[Hole]) -> NDArray[np.void]:
 
 
 def flaw_in(holes: NDArray[np.void], entries: NDArray[np.void], start_offset: int, epoch: int) -> str:
-    """What contradicts the format; empty when nothing does."""
+    """Return the first breach of the format among the holes; empty if there is none."""
     if not len(holes):
         return ""
     starts, ends = holes["start"], holes["end"]

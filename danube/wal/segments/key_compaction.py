@@ -47,7 +47,7 @@ _KEYS: Final = int(Flag.KEYS)
 
 
 class Compacted(NamedTuple):
-    """What was made, and how many records of the sources are not in it."""
+    """Result of a compaction, with the number of the sources' records that it leaves out."""
 
     merged: Merged
     removed_count: int

@@ -59,7 +59,7 @@ class LocalHoles:
 
     @classmethod
     def load(cls, directory: Path) -> LocalHoles:
-        """Those that the directory names; Damage where its file cannot be read."""
+        """Load the holes that the directory names; raises Damage if its file cannot be read."""
         holes = cls(directory)
         try:
             data, size = files.read_start(holes._path, _FILE_BYTES_MAX)
@@ -102,7 +102,7 @@ class LocalHoles:
         self._rows = [row for row in self._rows if row.end > start or row.start >= offset]
 
     def start_below(self, offset: int) -> int:
-        """Where the offsets begin that nobody gave, up to ``offset``: at a hole before it, or there."""
+        """Return where the unused offsets up to ``offset`` begin: at the hole before it, or there."""
         for row in reversed(self._rows):
             if row.start < offset <= row.end:
                 offset = row.start
@@ -121,7 +121,7 @@ class LocalHoles:
 
 
 def holes_in(directory: Path) -> tuple[Hole, ...]:
-    """What a reader beside the broker finds; Damage where the file cannot be read."""
+    """Return the holes for a reader outside the broker; raises Damage if the file cannot be read."""
     return tuple(LocalHoles.load(directory))
 
 

@@ -50,7 +50,7 @@ class SealedRange(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """What was made: the footer's summary, the file's bytes, and the hash that the next segment names."""
+    """Merged segment: the footer's summary, the file's bytes, and the hash that the next segment names."""
 
     summary: Summary
     size_bytes: int

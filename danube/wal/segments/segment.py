@@ -146,7 +146,7 @@ def log_id_of(topic: str, topic_id: int, created_us: int) -> bytes:
 
 
 def log_id_of_topic(record: TopicRecord) -> bytes:
-    """The same, of what the metadata knows."""
+    """Return log_id_of() for a topic as the metadata describes it."""
     return log_id_of(record.topic, record.topic_id, record.created_us)
 
 
@@ -257,7 +257,7 @@ def split_footer(data: bytes, summary: Summary) -> tuple[bytes, bytes | None]:
 
 
 def chain_hash_of(data: bytes, summary: Summary) -> bytes:
-    """What the next segment's ``previous_hash`` is, from the footer bytes before the summary."""
+    """Return the next segment's ``previous_hash``, from the footer bytes before the summary."""
     return data[-HASH_BYTES:] if summary.chained else summary.content_hash
 
 

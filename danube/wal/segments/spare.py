@@ -160,7 +160,10 @@ class Spare:
         return data_end >= self._early and self._in_steps and self._job is not None and self._job.made
 
     def job(self, active: StoredSegment | None) -> SpareJob | None:
-        """What a thread must do to make it, then ``done``; None where it is not due or ``active`` is slow."""
+        """Return the work of a thread that makes the spare; None before it is due or if ``active`` is slow.
+
+        The caller reports its end by ``done``.
+        """
         if active is None or active.data_end < self.due_position:
             return None
         self.due_position = NEVER
@@ -202,7 +205,7 @@ class Spare:
         self.due_position = self._due if self._job is None else NEVER
 
     def _take(self) -> SpareJob | None:
-        """What is ready; one that still is being made is for the segment behind the next."""
+        """Take the spare file if it is ready; one still in preparation is kept for the following segment."""
         ready = self._job if self._job is not None and self._job.made else None
         if ready is not None:
             self._job = None
@@ -213,7 +216,7 @@ class Spare:
         return self._job is not None and now_us - self._asked_us > KEPT_US
 
     def drop(self) -> DropJob | None:
-        """What a thread must do so that there is none; None where there is none."""
+        """Return the work of a thread that removes the spare; None without one."""
         job, self._job = self._job, None
         if job is None:
             return None

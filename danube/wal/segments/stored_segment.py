@@ -1,4 +1,4 @@
-"""A segment as the running log knows it: where it is, what it holds, how to find an offset in it."""
+"""A segment of the running log: its place, its content, and how to find an offset in it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What of a file may hold batches.
+    """Part of a file that may hold batches.
 
     ``limit``: position behind the last one.  ``end_offset``: offset behind the last record, or None
     while unknown.  ``synced_offset``: records below it were certainly on disk once.  ``sparse``: the

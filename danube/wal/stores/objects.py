@@ -1,4 +1,4 @@
-"""The port to an object store: what Danube asks of S3, a directory, memory, Google or Azure.
+"""The port to an object store, for S3, a directory, memory, Google and Azure.
 
 All calls block and may be made from many threads.  They raise DanubeErrors only, and four of them
 tell the caller what to do: ObjectMissing (not there), StoreUnavailable (try later), StoreRefused (an

@@ -1,4 +1,4 @@
-"""From a URL to an object store: ``s3://bucket/prefix``, ``file:///directory``, ``gs://``, ``az://``, ``memory://``."""
+"""Opening of a store by its URL: ``s3://bucket/prefix``, ``file:///folder``, ``gs://``, ``az://``, memory."""
 
 from __future__ import annotations
 

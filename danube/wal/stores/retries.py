@@ -97,10 +97,10 @@ class Retries:
         self._jitter = jitter
 
     def run(self, request: Callable[[], T]) -> T:
-        """What ``request`` returns; StoreUnavailable is tried again, every other error is not.
+        """Return the result of ``request``, repeated on StoreUnavailable and on no other error.
 
         ``facts["retry_after_s"]`` of an error (a store's own wish) makes the pause at least so long.
-        The last error leaves as it is.
+        The last error is raised as it is.
         """
         give_up = self._clock() + self.pauses.deadline_s
         failures = 0

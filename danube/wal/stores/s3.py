@@ -452,7 +452,7 @@ def _us(moment: Any) -> int:
 def _client_maker(
     settings: StorageSettings, environ: Mapping[str, str], options: dict[str, Any]
 ) -> Callable[[urllib3.PoolManager], minio.Minio]:
-    """What makes clients with the same credentials; ConfigInvalid when none can be made."""
+    """Return a maker of clients with the same credentials; ConfigInvalid when none can be made."""
     source = CredentialSource(settings, environ)
     region = source.region() or REGION
     endpoint = settings.endpoint or f"https://s3.{region}.amazonaws.com"

@@ -1,4 +1,4 @@
-"""What an S3 answer that is no success means for the caller.
+"""Meaning of a failed S3 answer for the caller.
 
 The word in the answer's body (its *code*) decides, else the HTTP status.  Nothing that the server wrote
 beyond a code of letters is repeated: bodies of refusals name keys and parts of signatures.
@@ -78,7 +78,7 @@ def failure(
 
 
 def hint_for(status: int, code: str = "") -> str:
-    """What helps against a refusal with this HTTP status and code ("" when it had none)."""
+    """Return advice for a refusal with this HTTP status and code ("" when it had none)."""
     if code in _HINT:
         return _HINT[code]
     if status in (301, 307, 308, 400):

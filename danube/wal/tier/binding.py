@@ -1,4 +1,4 @@
-"""Which store belongs to which data directory.
+"""Binding of a store to a data directory.
 
 Both hold the same id: the store in ``store.json``, the data directory in the file ``store``.  A broker with
 an empty disk would number its topics from 1 again and take another broker's objects for its own; so a
@@ -54,7 +54,7 @@ class _Binding(StoreIdentity, frozen=True):
 
 
 class _Moved(_Binding, frozen=True):
-    """The same of a member of a new cluster: the store may have one of the ids ``former`` still."""
+    """Binding of a member of a new cluster: the store may still have one of the ids ``former``."""
 
     former: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ def bind(data_dir: Path, identity: StoreIdentity) -> None:
 
 
 def stored_identity(store: ObjectStore) -> StoreIdentity | None:
-    """What the store says of itself; None when it was never used."""
+    """Return the identity that the store states; None if it was never used."""
     try:
         return _decode(store.get(STORE_KEY), f"{store.name}/{STORE_KEY}", StoreIdentity)
     except ObjectMissing:
@@ -185,7 +185,7 @@ def _binding(data_dir: Path) -> _Binding | None:
 
 
 def _holds_data(store: ObjectStore) -> bool:
-    """Names of others, as the empty object that a console makes for a folder, are nobody's data."""
+    """Return whether the store holds Danube's objects; a console's folder, for example, is none."""
     prefixes = (PARTITIONS_PREFIX, METADATA_PREFIX)
     return any(parse_key(found.key) is not None for prefix in prefixes for found in store.list(prefix))
 

@@ -1,7 +1,7 @@
-"""What becomes of a partition's holes: found by a new owner, filled by the disk that comes back, given up.
+"""Changes to a partition's holes: found by a new owner, filled by a disk that comes back, given up.
 
-Pure functions of manifests, made to be installed (:meth:`danube.wal.tier.uploader.Uploader.install`): asked
-again after a crash they change nothing that was done.
+Pure functions from one manifest to the next, for :meth:`danube.wal.tier.uploader.Uploader.install`.  Repeated
+after a crash, they change nothing that was done.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from danube.wal.tier.uploader import Change
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker's disk holds of a partition beyond what it had uploaded: sealed segments, now objects.
+    """Segments on a broker's disk beyond what it had uploaded: sealed, and objects by now.
 
-    It owned the partition from ``first_epoch`` to ``last_epoch`` (of its log) without a break, and its log
-    ends at ``log_end``: offsets from there on it never gave.
+    The broker owned the partition from ``first_epoch`` to ``last_epoch`` (of its log) without a break.  The
+    log ends at ``log_end``: the broker never gave offsets from there on.
     """
 
     broker_id: int
@@ -36,7 +36,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
         return [SegmentEntry._make(row) for row in self.rows]
 
     def owns(self, hole: Hole) -> bool:
-        """Whether what lies in the hole can only be on this disk; or where it is nobody's, be there too."""
+        """Return whether this disk alone can fill the hole; or, if the hole has no broker, whether it may."""
         if hole.broker_id:
             whose = hole.broker_id == self.broker_id and self.first_epoch <= hole.epoch <= self.last_epoch
         else:
@@ -144,10 +144,10 @@ def filling(tail: Tail, ready: Sequence[SegmentEntry], now_us: int) -> Change:
 
 
 def _left_of(hole: Hole, added: Sequence[SegmentEntry], log_end: int, now_us: int) -> list[Hole]:
-    """What of a hole is not filled: still open below the end of the log, unused from there on.
+    """Return the unfilled parts of a hole: still open below the end of the log, unused from there on.
 
-    A log that ends before the hole begins has lost what it had: it says nothing of the hole.  No log says
-    what is unused of nobody's hole: another disk may bring more.
+    A log that ends before the hole begins has lost its records, so it proves nothing about the hole.  If the
+    hole has no broker, no log proves a part unused: another disk may bring more.
     """
     if not hole.broker_id:
         log_end = hole.end

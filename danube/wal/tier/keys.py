@@ -50,7 +50,7 @@ class KeyKind(StrEnum):
 
 
 class StoreKey(NamedTuple):
-    """What a key says; fields that its kind does not have are None, 0 or empty."""
+    """Parts of a key; fields that its kind does not have are None, 0 or empty."""
 
     kind: KeyKind
     identity: LogIdentity | None = None
@@ -63,7 +63,7 @@ class StoreKey(NamedTuple):
 
 
 class NamedSegment(Protocol):
-    """What a segment's key is made of: two offsets and the 16 bytes of the content hash."""
+    """Source of a segment's key: two offsets and the 16 bytes of the content hash."""
 
     @property
     def base_offset(self) -> int: ...
@@ -116,7 +116,7 @@ def metadata_key(version: int) -> str:
 
 
 def parse_key(key: str) -> StoreKey | None:
-    """What ``key`` names; None for a name that Danube does not give."""
+    """Return the parts of ``key``; None for a name that Danube does not give."""
     match = _PATTERN.fullmatch(key)
     if match is None:
         return None

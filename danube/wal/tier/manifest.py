@@ -84,7 +84,7 @@ if (_HEADER.size, SEGMENT_ENTRY.itemsize) != (HEADER_BYTES - 4, ENTRY_BYTES):
 
 
 class EntryFlag(IntFlag):
-    """What is said of an entry; any other bit is damage."""
+    """Flags of an entry; any other bit is damage."""
 
     HOLE_BEFORE = 1  # the records between the entry before (or the start) and this one are lost
     COMPACTED = 2  # records are missing inside on purpose: only the latest of each key is kept
@@ -163,7 +163,7 @@ class Manifest:
 
     @classmethod
     def empty(cls, topic: str, identity: LogIdentity, epoch: int, start_offset: int = 0) -> Manifest:
-        """What a partition has before anything was uploaded: generation 0, which is never stored."""
+        """Return the manifest of a partition without uploads: generation 0, which is never stored."""
         return cls(topic, *identity, epoch, 0, start_offset, NO_ENTRIES)
 
     def __len__(self) -> int:
@@ -392,7 +392,7 @@ def _rows(entries: tuple[SegmentEntry, ...]) -> NDArray[np.void]:
 
 
 def _flaw(manifest: Manifest) -> str:
-    """What contradicts the format in a manifest; empty when nothing does."""
+    """Return the first breach of the format in a manifest; empty if there is none."""
     entries = manifest.entries
     if manifest.start_offset > _OFFSET_MAX:
         return "the start offset is too large"

@@ -1,4 +1,4 @@
-"""Whether a manifest or a segment is of this log, or of another broker's topic with the same name and ids.
+"""Origin of a manifest or segment: this log, or another broker's topic with the same name and ids.
 
 A manifest does not name its log, but what it names does: a local segment with the same offsets has the same
 content hash, and the header of an object has the id of its log.
@@ -29,7 +29,7 @@ _REWRITTEN = EntryFlag.MERGED | EntryFlag.COMPACTED
 
 
 def why_foreign(manifest: Manifest, directory: Path, store: ObjectStore, log_id: bytes) -> str:
-    """Why a manifest is of another log; empty where it is not, or nobody can tell.
+    """Return why a manifest is of another log; empty if it is not, or cannot be told.
 
     Asks the store for one header at most, and only where no file tells.
     """

@@ -1,4 +1,4 @@
-"""Removing what nobody needs from a store: objects in no manifest, deleted topics, old copies.  Blocking.
+"""Removal of orphans from a store: objects in no manifest, deleted topics, old copies.  Blocking.
 
 Every round does a bounded piece of work and says whether there is more.
 """

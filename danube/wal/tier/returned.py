@@ -1,9 +1,9 @@
-"""What a disk brings back, on its way into the manifest of another owner: an offer in the store.
+"""Records of a disk that came back, on their way into another owner's manifest: an offer in the store.
 
 The broker whose disk came back puts its segments as objects, and one more that lists them: the *offer*.  The
-owner, the only one that writes manifests, looks for offers as long as its manifest has open holes.  It reads
-every object, names those that fit, and takes the offer away when nothing of it is left to do.  There is no
-other word between the two: an offer may be put twice, found twice and half done, and the manifest tells.
+owner, which alone writes manifests, lists offers as long as its manifest has open holes.  It reads every
+object, names those that fit, and removes the offer when nothing of it is left to do.  The two exchange no
+other message: an offer may be put twice, found twice and half done, and the manifest tells what is done.
 
     put_offer()      the disk's broker; its objects are there
     take_returned()  the owner: examines about JOB_BYTES_MAX, installs them, True when there is more

@@ -54,9 +54,10 @@ def last_compacted(manifest: Manifest) -> int:
 def compaction_plan(
     manifest: Manifest, now_us: int, tombstone_retention_ms: int, settings: CompactionSettings
 ) -> CompactionPlan | None:
-    """What of a partition's objects is to be compacted now; None where nothing is.
+    """Return the objects of a partition to compact now; None if there are none.
 
-    Nothing behind an open hole: what comes back there could show what a removed tombstone had hidden.
+    Objects behind an open hole are left alone: a record that comes back in the hole could show what a removed
+    tombstone had hidden.
     """
     names = ("base_offset", "end_offset", "size_bytes", "record_count", "last_append_us", "flags")
     pieces = [
@@ -240,7 +241,7 @@ def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange
 
 
 def _check(merged: SegmentEntry, sources: Sequence[SegmentEntry]) -> None:
-    """What was fetched must be what the manifest said, record by record in sum."""
+    """Raise Damage unless the fetched records are, in sum, those that the manifest states."""
     first, last = sources[0], sources[-1]
     told = (first.base_offset, last.end_offset, sum(one.record_count for one in sources), last.chain_hash)
     if (merged.base_offset, merged.end_offset, merged.record_count, merged.chain_hash) != told:

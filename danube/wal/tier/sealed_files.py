@@ -1,4 +1,4 @@
-"""A partition's segment files as the mover sees them: listed without touching, examined before an upload.
+"""A partition's segment files for the mover: listed without touching, examined before an upload.
 
 The owner goes on writing, sealing and evicting meanwhile.  A sealed file never changes, so what was learnt
 of one is kept for as long as a file of that name and inode is there.

@@ -1,4 +1,4 @@
-"""Objects that somebody else made of a partition's objects, and whether they may take their place.
+"""Staged objects: made of a partition's objects by a job, and the checks before they take their place.
 
 A job compacts what lies in a store and stages what it makes as objects that no manifest names.  The owner's
 mover, the only one that writes manifests, believes of them nothing that it can look up:
@@ -92,16 +92,16 @@ def staged(
     entry: SegmentEntry, sources: Sequence[SegmentEntry], *, removed: int = 0, keys: bool = False,
     tombstones_before_us: int = 0, after: bytes = b"",
 ) -> Staged:  # fmt: skip
-    """What was made of ``sources``, for those who decide about it."""
+    """Describe an object made of ``sources``, for those who decide about it."""
     hashes = [source.content_hash for source in sources]
     size = sum(source.size_bytes for source in sources)
     return Staged(entry[:14], hashes, size, removed, keys, tombstones_before_us, after)
 
 
 class Rules(NamedTuple):
-    """What decides beside the manifest.  ``trim_offset``: records below it are being removed.
+    """Rules beside the manifest for staged objects.  Records below ``trim_offset`` are being removed.
 
-    ``tombstone_retention_ms``: None where the topic is not compacted.  ``lag_us``: records that are younger
+    ``tombstone_retention_ms``: None if the topic is not compacted.  ``lag_us``: records that are younger
     are not compacted yet.
     """
 
@@ -154,7 +154,7 @@ def objection(one: Staged, manifest: Manifest, rules: Rules, expected: Container
 
 
 def _unlike(one: Staged, sources: Sequence[SegmentEntry]) -> str:
-    """What in the entry does not follow from its sources'."""
+    """Return what in the entry does not follow from its sources; empty if all does."""
     made, first, last = one.made, sources[0], sources[-1]
     held = [source for source in sources if source.batch_count] or [first]
     told = (
@@ -179,7 +179,7 @@ def _unlike(one: Staged, sources: Sequence[SegmentEntry]) -> str:
 
 
 def _against_policy(one: Staged, sources: Sequence[SegmentEntry], rules: Rules, *, newest: bool) -> str:
-    """What its flags, or the records that it removed, contradict."""
+    """Return the rule that the object's flags or its removed records break; empty if none."""
     compacted = [bool(source.flags & EntryFlag.COMPACTED) for source in sources]
     wanted = EntryFlag.MERGED | (EntryFlag.COMPACTED if one.keys or any(compacted) else 0)
     if one.made.flags & _FLAGS != wanted:

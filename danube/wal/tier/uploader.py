@@ -55,9 +55,9 @@ _log = telemetry.events("mover")
 
 
 class Ownership(NamedTuple):
-    """Who may change a partition's manifest: of all owners the one with the highest epoch.
+    """Owner that may change a partition's manifest: the one with the highest epoch.
 
-    ``log_id``: of danube.wal.segments.segment, where it is known.
+    ``log_id``: of danube.wal.segments.segment, if it is known.
     """
 
     topic: str
@@ -68,7 +68,7 @@ class Ownership(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """What is in the store: manifests, ascending, and the epochs of the owners that have made a claim."""
+    """Listing of the store: manifests, ascending, and the epochs of the owners that have made a claim."""
 
     names: list[Name]
     owners: list[int]
@@ -337,7 +337,7 @@ class Uploader:
     # -- the local copy ---------------------------------------------------------------------------
 
     def _read_copy(self) -> Manifest | None:
-        """What this host last installed or None; one that cannot be read is none."""
+        """Return the manifest that this host last installed; None without one that can be read."""
         try:
             manifest = Manifest.decode(files.read_bounded(self._copy, COPY_BYTES_MAX))
         except (OSError, Damage):

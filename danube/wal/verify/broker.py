@@ -104,7 +104,7 @@ def read_offer(data: bytes, numbers: tuple[int, int]) -> tuple[list[Entry], Flaw
 
 
 class WitnessFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file below ``witnesses`` says of a log; ``log_id`` is empty where it says nothing."""
+    """Content of a log's file below ``witnesses``; ``log_id`` is empty if the file states none."""
 
     format: int = 1
     log_id: str = ""

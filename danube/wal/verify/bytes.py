@@ -20,7 +20,7 @@ _ZEROS_KEPT: Final = 8 * MIB  # more than any entry that ends in zeros
 
 
 class FindingKind(StrEnum):
-    """What is wrong, in one word."""
+    """Kind of a fault, in one word."""
 
     GAP = "gap"  # offsets that no intact batch holds
     OVERLAP = "overlap"  # offsets that are held twice

@@ -25,7 +25,7 @@ _ENTRY_KINDS: Final = (0, 1, 2)
 
 @dataclass
 class MemberJournal:
-    """What a journal says.  ``steps`` are those below the mark and whole ones behind it."""
+    """Content of a journal.  ``steps`` are those below the mark and whole ones behind it."""
 
     identity: tuple[str, str] = ("", "")  # cluster id, node id
     steps: int = 0

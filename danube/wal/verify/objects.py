@@ -32,7 +32,7 @@ _METADATA: Final = re.compile(r"metadata/(\d{20})\Z")
 
 
 class Name(NamedTuple):
-    """What a key says; ``kind``: store, metadata, segment, manifest, cursors, owner, returned or unknown."""
+    """Parts of a key; ``kind``: store, metadata, segment, manifest, cursors, owner, returned or unknown."""
 
     kind: str
     identity: Identity = (-1, -1)
@@ -77,7 +77,7 @@ class NamedHole(NamedTuple):
 
 @dataclass
 class ManifestFacts:
-    """What a manifest says, as far as it can be read, and what is wrong with it."""
+    """Content of a manifest, as far as it can be read, and its faults."""
 
     topic: str = ""
     identity: Identity = (-1, -1)
@@ -95,7 +95,7 @@ class ManifestFacts:
 
 
 def name_of(key: str) -> Name:
-    """What ``key`` is by its name."""
+    """Return the parts of ``key``."""
     if key == "store.json":
         return Name("store")
     if metadata := _METADATA.match(key):
@@ -162,7 +162,7 @@ def read_manifest(data: bytes) -> ManifestFacts:
 
 
 def _check_holes(facts: ManifestFacts, begin: int) -> None:
-    """What the holes say about themselves and the entries."""
+    """Check the holes by themselves and against the entries."""
     spans = sorted([(hole.start, hole.end) for hole in facts.holes] + [
         (entry.base_offset, entry.end_offset) for entry in facts.entries
     ])  # fmt: skip
@@ -182,7 +182,7 @@ def _check_holes(facts: ManifestFacts, begin: int) -> None:
 
 
 def _unnamed(facts: ManifestFacts, start: int, end: int) -> list[tuple[int, int]]:
-    """What of ``start .. end`` is in no hole that is named."""
+    """Return the parts of ``start .. end`` that no named hole covers."""
     found: list[tuple[int, int]] = []
     for hole in facts.holes:
         if start < hole.start < end:
@@ -193,7 +193,7 @@ def _unnamed(facts: ManifestFacts, start: int, end: int) -> list[tuple[int, int]
 
 
 def _check_entries(facts: ManifestFacts, begin: int) -> None:
-    """What the entries say about themselves and each other."""
+    """Check the entries by themselves and against each other."""
     expected, before = facts.start_offset, None
     for number, entry in enumerate(facts.entries):
         position = begin + number * _ENTRY.size

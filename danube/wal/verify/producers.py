@@ -1,4 +1,4 @@
-"""The independent reader of what is remembered of producers, as footers and checkpoints hold it."""
+"""The independent reader of producers' state, as footers and checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BATCH_BYTES: Final = 28
 
 
 def flaw_of_producers(snapshot: bytes) -> tuple[FindingKind, str] | None:
-    """What is wrong with the snapshot of a partition's producers.
+    """Return the fault of a snapshot of a partition's producers; None without one.
 
-    To the log it is any bytes, which the footer's or the checkpoint's checksum covers: what does not begin as
-    the broker's does is not judged.
+    The log takes any bytes here, covered by the footer's or the checkpoint's checksum.  So bytes that do not
+    begin like the broker's own snapshot are not judged.
     """
     if snapshot[:3] != _MAGIC[:3]:
         return None

@@ -73,7 +73,7 @@ class Owned:
 
 @dataclass
 class Segment(Owned):
-    """What one file or object holds.  ``tail``: bytes behind the last batch of an unsealed one."""
+    """Content of one file or object.  ``tail``: bytes behind the last batch of an unsealed one."""
 
     base_offset: int
     size: int
@@ -259,7 +259,7 @@ def _footer(source: Source, segment: Segment) -> _Footer | None:
 
 
 def _compare(segment: Segment, summary: _Summary, unmatched: Iterable[tuple[int, int]]) -> None:
-    """What the footer says against what was read."""
+    """Compare the footer with what was read."""
     where = segment.data_end
     named = (summary.topic_id, summary.partition)
     if segment.has_header and named != (segment.topic_id, segment.partition):

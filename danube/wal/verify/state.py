@@ -206,7 +206,7 @@ def _cursor_at(data: bytes, position: int, generation: int) -> tuple[str, bytes 
 
 
 def state_problems(cursors: Cursors) -> list[Problem]:
-    """What is wrong with the states in force: a broker would go back to older ones."""
+    """Return the faults of the states in force: with one, a broker would go back to older states."""
     found: list[Problem] = []
     for name, state in cursors.states.items():
         flaw = _flaw_in_state(state) if state is not None else ""
@@ -217,7 +217,7 @@ def state_problems(cursors: Cursors) -> list[Problem]:
 
 
 def _flaw_in_state(state: bytes) -> str:
-    """What cannot be in a subscription's state; see the section on it in docs/formats/cursors.md."""
+    """Return the fault of a subscription's state, by the section on it in docs/formats/cursors.md."""
     if len(state) < _STATE.size:
         return "it is cut"
     version, mode, form, flags, _, floor, policy_size, count = _STATE.unpack_from(state)
@@ -299,7 +299,7 @@ def read_metadata_log(data: bytes) -> MetadataLog:
 
 
 def read_snapshot(data: bytes, position: int = 0) -> Snapshot:
-    """What a metadata snapshot says; ``position``: where it lies in its file."""
+    """Read a metadata snapshot that lies at ``position`` of its file."""
     lengths = _SNAPSHOT_FIELDS.get(data[:4])
     if data[:3] == SNAPSHOT_MAGIC and lengths is None and len(data) >= 8:
         what = f"the snapshot has the format {data[:4]!r}, which is not known here"

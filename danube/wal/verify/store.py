@@ -50,7 +50,7 @@ WantedTopic = Callable[[Identity, str], bool]
 
 @dataclass
 class StoredPartition:
-    """What a store says of one partition: the manifest in force, and digests of what lies locally too.
+    """One partition in a store: the manifest in force, and digests of segments that are also local.
 
     ``objects``: keys of all objects listed below its prefix.  ``replaced``: the manifest changed while
     it was read.
@@ -353,7 +353,7 @@ def _against_manifest(key: str, entry: Entry, segment: Segment, identity: Identi
 
 
 def _compare_generations(manifests: dict[str, ManifestFacts], stored: StoredPartition) -> None:
-    """What an older manifest of the same epoch held must still be held, or have expired."""
+    """Check that every offset of an older manifest of the epoch is still held, or has expired."""
     newest = stored.manifest
     for key, older in manifests.items():
         if newest is not None and older.epoch == newest.epoch and older.uploaded_end > newest.uploaded_end:
@@ -400,7 +400,7 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
 
 
 def _verify_offers(store: ObjectStore, listed: Listed, stored: StoredPartition) -> None:
-    """What disks that came back offer: each says which objects are there."""
+    """Check the offers of disks that came back: each names objects, which must be there."""
     keys = {info.key for info, _ in listed}
     for info, name in listed:
         if name.kind != "returned":
@@ -482,7 +482,7 @@ def _compare_batches(
 
 
 def _verify_other(store: ObjectStore, listed: Listed, verified: Verified) -> None:
-    """store.json, metadata snapshots, and names that are nobody's."""
+    """Check store.json, metadata snapshots, and unknown names."""
     known = False
     for info, name in listed:
         try:

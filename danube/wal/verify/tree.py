@@ -93,9 +93,9 @@ class LocalPartition:
 
 @dataclass
 class Verified:
-    """What was read, and what is wrong with it.  ``remarks`` are for people and no fault.
+    """Result of a verification.  ``remarks`` are for people and no fault.
 
-    ``records`` counts what lies in a directory and in its store once; ``bytes`` are all that were read.
+    ``records`` counts a record in a directory and in its store once; ``bytes`` are all that were read.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -204,7 +204,7 @@ def verify_tree(
 
 
 def _witnesses_in(directory: Path, verified: Verified) -> dict[str, WitnessFacts]:
-    """What each of them says, read before what they speak of."""
+    """Read all witnesses, before the partitions that they speak of."""
     found: dict[str, WitnessFacts] = {}
     if (directory / "raft").is_dir():
         return found  # a cluster moves partitions, and has none
@@ -470,7 +470,7 @@ def _verify_file(
 
 
 def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> None:
-    """What lies behind the last batch of the unsealed segments."""
+    """Check the bytes behind the last batch of each unsealed segment."""
     sealed_end = max((one.end_offset for _, one in partition.segments if one.sealed), default=0)
     followings = [one.base_offset for _, one in partition.segments[1:]]
     for (name, segment), following in zip_longest(partition.segments, followings):
@@ -504,7 +504,7 @@ def _never_written(segment: Segment) -> bool:
 
 
 def _verify_holes(partition: LocalPartition, verified: Verified) -> None:
-    """What the log says that it passed over."""
+    """Check the offsets that the log says it passed over."""
     path = partition.directory / "holes"
     data = _content(path)
     if data is None:
@@ -574,7 +574,7 @@ def _verify_cursors(partition: LocalPartition, verified: Verified) -> None:
 
 
 def _verify_size(path: Path, size_max: int, verified: Verified) -> None:
-    """A file longer than any is nobody's: an opening does not take all of it."""
+    """Report a file that is longer than any file of its kind: an opening would not read all of it."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What a controller is asked, by the workers and commands of its host and by other members, and its answers.
+"""Requests to a controller, by the workers and commands of its host and by other members, and its answers.
 
 ============  =======================  ======================================================
-request       asked by                 answered with
+request       sent by                  answered with
 ============  =======================  ======================================================
 Propose       host, member             Proposed, by the leader; a host's own controller finds it
 Change        host, member             Changed
@@ -13,7 +13,7 @@ Join          anyone                   Changed: the node was made a learner
 
 Failed stands in the place of any answer.
 
-How what a proposer is told crosses a socket: a record, nothing, or the error that was raised.
+An outcome crosses a socket as a record, as nothing, or as the error that was raised.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Propose(msgspec.Struct, frozen=True, tag="propose"):
 
 
 class Change(msgspec.Struct, frozen=True, tag="change"):
-    """Change who takes part: ``what`` is add (as a learner), promote, remove or move (to ``address``).
+    """Change the members: ``what`` is add (as a learner), promote, remove or move (to ``address``).
 
     ``repeated``: it was sent before and may have been done, so a member that is gone was removed.
     """

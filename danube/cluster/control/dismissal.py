@@ -1,4 +1,4 @@
-"""How a node finds out that it was removed from its cluster, and is to stop.
+"""Dismissal of a node: how it learns that it was removed from its cluster, and stops.
 
 Its own log may say so, but need not: the leader tells it nothing more once the removal is agreed on.  So it
 asks when its log does not name it or no leader is heard of.  It was removed when most of the other voters

@@ -64,7 +64,7 @@ class HostLink(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """What is under way goes on: it may be agreed on already."""
+        """Close the link; requests under way go on, as their proposals may be agreed on already."""
         self._over = True
         self._links.discard(self)
 
@@ -81,7 +81,7 @@ class HostLink(asyncio.Protocol):
         self._pace_reading()
 
     def tell(self) -> None:
-        """There is more to read; whoever has not read the last word needs no other."""
+        """Announce that there is more to read, unless an earlier announcement was not read yet."""
         if self._follows and not self._transport.get_write_buffer_size():
             self._transport.write(_MORE)
 
@@ -148,7 +148,7 @@ class HostDoor:
         self._telling = False
 
     def committed(self) -> None:
-        """Something was applied: tell who follows, once for all of this turn of the loop."""
+        """Announce applied entries to the followers, once for a turn of the loop."""
         if not self._telling:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._tell)
@@ -159,7 +159,7 @@ class HostDoor:
             link.tell()
 
     def close(self) -> None:
-        """Accept nothing more and end what is open; who waits for an answer asks the next controller."""
+        """Accept nothing more and end open links; waiting clients ask the next controller."""
         self._server.close()
         for link in list(self._links):
             link.close()

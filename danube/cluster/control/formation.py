@@ -1,4 +1,4 @@
-"""How a node comes to be part of a cluster: what its disk says, else what the other nodes say.
+"""Formation of a cluster: a node's membership by its disk, else by the answers of other nodes.
 
     a journal is here          restart: it knows everything
     a seed is in a cluster     join that one, as a learner; or as the voter that it was made and never was
@@ -76,7 +76,7 @@ class Formation:
         self.waiting: Waiting | None = None
 
     async def find(self) -> Formed:
-        """Until it is decided; raises ConfigInvalid where there is nobody to ask and no cluster of one."""
+        """Wait until the cluster is found; raises ConfigInvalid if there is no node to ask."""
         if not self._asked:
             raise ConfigInvalid("a member needs cluster.seed_nodes or cluster.join, to find the others")
         while True:
@@ -171,7 +171,7 @@ class Formation:
 async def ask_to_join(
     transport: Transport, request: bytes, addresses: Sequence[str], timeout_s: float
 ) -> Members | DanubeError:
-    """Ask members one after the other to add this node: who is a member then, or why it was not added."""
+    """Ask members one after the other to add this node; return the members, or why it was not added."""
     refused: DanubeError = ConnectionFailed(
         "no member was asked", hint="cluster.seed_nodes or cluster.join says where they are"
     )

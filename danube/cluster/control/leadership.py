@@ -1,6 +1,6 @@
-"""What a member does while it leads: answers proposals and barriers, changes members, places partitions.
+"""Duties of a member while it leads: answers proposals and barriers, changes members, places partitions.
 
-Asked while it does not lead it says so, and who does as far as it knows.
+A request that reaches a member that does not lead is refused with the leader's id, if that is known.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Leadership:
             self._failed(error)
 
     def follow_time(self) -> None:
-        """An entry was applied: who leads next goes on with the time, also while nobody led."""
+        """Follow the agreed time of an applied entry, from which the next leader goes on."""
         if not self.leading and self._machine.state.cluster.agreement.now_us:
             self._proposer.now_us()
 
@@ -174,7 +174,7 @@ def changed_members(before: Members, change: Change) -> Members:
 
 
 def _check_address(address: str) -> None:
-    """Raise InvalidArgument where nobody could be reached: all members would dial it for good."""
+    """Raise InvalidArgument for an address that cannot be reached: members would dial it for good."""
     try:
         split_address(address)
     except ConfigInvalid as error:

@@ -79,7 +79,7 @@ class NodeSettings:
 
 
 class MakeEngine(Protocol):
-    """How an engine comes to be; ``bootstrap`` only for who makes the cluster."""
+    """Factory of an engine; ``bootstrap`` only for the node that makes the cluster."""
 
     def __call__(
         self,
@@ -156,7 +156,7 @@ class Node:
         return "" if self._engine is None else self._engine.status.leader_id
 
     async def ask_members(self) -> dict[str, Members]:
-        """By node id, what those others that answer say who is a member; etcd speaks for all."""
+        """Return, by node id, the members that other nodes name in their answers; etcd answers for all."""
         if self._settings.etcd is not None:
             return dict.fromkeys(self.members.voters, self.members)
         return await self._roster.ask_all()
@@ -183,7 +183,7 @@ class Node:
         self._enter(formed)
 
     def _enter(self, formed: Formed) -> None:
-        """Become a part of the cluster; on disk before anybody is answered in its name."""
+        """Become a part of the cluster, on disk before any answer in its name."""
         settings = self._settings
         fresh = not self._journal_exists
         if not self._record.cluster_id:
@@ -221,7 +221,7 @@ class Node:
         return (self._directory / JOURNAL_FILE).exists()
 
     def _first_members(self, formed: Formed) -> Members | None:
-        """What a new journal begins with: the cluster's first voters, or this node as a learner to be."""
+        """Return the members that a new journal begins with: the first voters, or this node as a learner."""
         if self._journal_exists:
             return None
         return Members({}, {self.node_id: self._settings.raft_addr}) if formed.joining else formed.members
@@ -397,7 +397,7 @@ class Node:
         )  # fmt: skip
 
     def _waiting(self, status: EngineStatus, reached: list[str]) -> Waiting | None:
-        """What this member lacks: to be added, or a leader."""
+        """Return what this member lacks: to be added, or a leader.  None if it lacks nothing."""
         if status.leader_id:
             return None
         since_us = self._leaderless_us = self._leaderless_us or wall_us()

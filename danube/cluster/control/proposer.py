@@ -86,7 +86,7 @@ class Proposer:
             self._task.add_done_callback(self._ended)
 
     def resign(self, leader_id: str) -> None:
-        """It leads no more; what waits was not stored."""
+        """Refuse all waiting proposals, none of which was stored: this member leads no more."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -195,7 +195,7 @@ class Proposer:
     def _accept(
         self, ahead: Metadata, proposal: _Proposal, bytes_left: int, count_left: int
     ) -> list[bytes] | None:
-        """What of a proposal is to be stored, with its Agreed first; None where it does not fit any more."""
+        """Return the commands of a proposal to store, its Agreed first; None if they do not fit any more."""
         if self._machine.state.cluster.agreement.repeated(proposal.origin, proposal.sequence):
             proposal.outcomes = self._outcomes_again(proposal)
             return []
@@ -265,7 +265,7 @@ class Proposer:
         return outcomes
 
     def _found(self, command: Command, alone: bool) -> Outcome:
-        """A command whose outcome nobody remembers: what it asks for is so, or it is not known."""
+        """Return the outcome of a repeated command from the state that it asks for, or OutcomeUnknown."""
         state = self._machine.state
         if isinstance(command, CreateTopic):
             record = state.find_topic(command.topic)

@@ -58,7 +58,7 @@ Asked = Callable[[bytes], Awaitable[bytes]]
 
 
 class Bound(Protocol):
-    """What tells the workers until when they may serve; see danube.broker.processes.lease."""
+    """Time until which the workers may serve; see danube.broker.processes.lease."""
 
     def begin(self, registration: int) -> None: ...
     def extend(self, end_ns: int) -> None: ...

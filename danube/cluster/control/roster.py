@@ -1,4 +1,4 @@
-"""Which nodes may connect, and where each is reached: what the members agreed on, and what came after.
+"""Nodes that may connect, with their addresses: the agreed members, and later news.
 
 A member that was away may meet a node that was added meanwhile.  It asks the members that it knows, and
 lets the node in when one of them names it.
@@ -41,11 +41,11 @@ class Roster:
 
     @property
     def members(self) -> Members:
-        """What was learned before anything was agreed on."""
+        """Return the members that were learned before anything was agreed on."""
         return self._told
 
     def agreed(self, members: Members) -> None:
-        """What this member's own log says; it says nothing before the first entry arrived."""
+        """Take the members of this member's own log; before its first entry there are none."""
         if not members.voters:
             return
         former, self._agreed = self._agreed, {**members.learners, **members.voters}
@@ -59,7 +59,7 @@ class Roster:
         self._transport.set_members(self.addresses)
 
     def learn(self, members: Members) -> None:
-        """What another member says."""
+        """Take the members that another member names."""
         self._told = members
         self._learned.update({**members.learners, **members.voters})
         self._transport.set_members(self.addresses)
@@ -77,7 +77,7 @@ class Roster:
             self._asking = asyncio.get_running_loop().create_task(self._ask(node_id))
 
     async def ask_all(self) -> dict[str, Members]:
-        """By node id, what each known node that answers says who is a member."""
+        """Return, by node id, the members that each known node names in its answer."""
         addresses = self.addresses
 
         async def ask(node_id: str) -> tuple[str, Members] | None:

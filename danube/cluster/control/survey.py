@@ -1,8 +1,8 @@
-"""What a member that does not run still holds of its cluster's metadata; nothing is changed by looking.
+"""Survey of the metadata that a stopped member still holds; it changes nothing.
 
 Two things may be there: the journal, up to where it is damaged, and the copy that the host's workers read.
-The copy holds what was applied here and no more; the journal may hold entries behind that, of which nobody
-can say any more whether they were agreed on.  Together they give one machine: the further of the copy and
+The copy holds what was applied here and no more.  The journal may hold entries behind that, of which it is
+unknown whether they were agreed on.  Together they give one machine: the further of the copy and
 the journal's snapshot, and the journal's entries behind it.
 """
 
@@ -51,7 +51,7 @@ class Survey:
         return (members.voters | members.learners).get(self.node.node_id, "")
 
     def told(self) -> dict[str, Any]:
-        """For people, who compare members by it: the one with the highest term, then index, has most."""
+        """Report for people, who compare members by it: the highest term, then index, has most."""
         damage = self.prefix.damage if self.prefix is not None else None
         state = self.state
         return {
@@ -143,7 +143,7 @@ def survey(data_dir: Path) -> Survey:
 
 
 def read_journal(path: Path) -> Prefix | None:
-    """What of it is sound; None where there is none."""
+    """Return the sound beginning of the journal; None without a file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

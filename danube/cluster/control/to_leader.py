@@ -56,7 +56,7 @@ class ToLeader:
         self._behind: list[tuple[int, asyncio.Future[None]]] = []  # who waits for which version
 
     def leader_changed(self) -> None:
-        """Whoever waits for a leader looks again."""
+        """Wake all requests that wait for a leader."""
         self._leader_changed.set()
         self._leader_changed = asyncio.Event()
 

@@ -1,7 +1,7 @@
-"""What the metadata log asks of etcd, through its HTTP/JSON gateway (``/v3``, etcd 3.4 and later).
+"""Calls of the metadata log to etcd, through its HTTP/JSON gateway (``/v3``, etcd 3.4 and later).
 
-Reads are tried at every endpoint in turn.  A transaction is sent once: where the answer does not come,
-whether it took effect is for the caller to find out (OutcomeUnknown).  Blocks, for ``timeout_s`` a call.
+A read is tried at every endpoint in turn.  A transaction is sent once: without an answer, the caller has to
+find out whether it took effect (OutcomeUnknown).  A call blocks for at most ``timeout_s``.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _random = random.SystemRandom()
 
 
 class News(NamedTuple):
-    """What one look at etcd found: entries or a snapshot that come next, and whether that is all."""
+    """Result of one poll of etcd: the entries or the snapshot that come next, and whether that is all."""
 
     known: Known
     entries: list[Any]
@@ -221,7 +221,7 @@ class EtcdEngine:
             pass  # look, whatever the watch says
 
     def _lost(self, error: Unavailable) -> None:
-        """Without etcd nobody leads, and nobody is known to."""
+        """Note that etcd is away: no member leads, and no leader is known."""
         _log.lasting("etcd does not answer as it should", source="etcd", why=str(error), hint=error.hint)
         self._reached = False
         self._news = True
@@ -294,7 +294,7 @@ class EtcdEngine:
         return self._machine.applied_index < news.known.head.index
 
     def _see(self, known: Known) -> None:
-        """Take in who leads and who is a member."""
+        """Take in the leader and the members."""
         former, self._known = self._known, known
         self._reached = True
         if former.members != known.members:
@@ -444,7 +444,7 @@ class EtcdEngine:
         await self._on_side(self._log_of.delete_before, self._side, head)
 
     async def _forget_history(self) -> None:
-        """Let etcd forget former values: it keeps all of them unless somebody asks for that."""
+        """Compact etcd, which otherwise keeps all former values."""
         former = 0
         while True:
             await asyncio.sleep(HISTORY_S)

@@ -41,7 +41,7 @@ _IN_PIECES: Final = b"\1"
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """All that decides: how far the log goes, from where on it can be read, and who may write."""
+    """Head of the log: its end, the first readable entry, and the node that may write."""
 
     format: int = _FORMAT
     cluster_id: str = ""
@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
     @property
     def leader_id(self) -> str:
-        """Who was elected and has not lost its lease."""
+        """Return the elected member whose lease still holds; "" without one."""
         if self.leader is None or self.leader.value.decode("ascii", "replace") != self.head.leader_id:
             return ""
         return self.head.leader_id
@@ -87,7 +87,7 @@ class EtcdLog:
 
     @property
     def watched(self) -> tuple[bytes, bytes]:
-        """The keys from the head to the last member: whoever is told of them misses nothing."""
+        """Keys from the head to the last member; a watch of them misses nothing."""
         return self._key("head"), self._key("members0")
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class EtcdLog:
         return self._calls.put_if(guards, puts) is not None
 
     def append(self, term: int, content: bytes) -> bool:
-        """Put the next entry; False where somebody else has changed the head.  Raises OutcomeUnknown."""
+        """Put the next entry; False if another node has changed the head.  Raises OutcomeUnknown."""
         known = self.known
         index = known.head.index + 1
         value = term.to_bytes(_TERM_BYTES, "big") + self._kept(index, content)
@@ -235,7 +235,7 @@ class EtcdLog:
         return self._change_head(head, Put(self._entry_key(index), value))
 
     def _kept(self, index: int, content: bytes) -> bytes:
-        """What an entry's key holds: all of it, or where its pieces are."""
+        """Return the value of an entry's key: the whole entry, or the name of its pieces."""
         if len(content) <= INLINE_BYTES_MAX:
             return _INLINE + content
         directory = f"{index:020}-{secrets.token_hex(8)}"
@@ -243,7 +243,7 @@ class EtcdLog:
         return _IN_PIECES + msgspec.msgpack.encode((directory, count))
 
     def adopt_snapshot(self, index: int, directory: str, chunks: int) -> bool:
-        """Let the head name a snapshot that was put; False where somebody else has changed the head."""
+        """Let the head name a snapshot that was put; False if another node has changed the head."""
         head = msgspec.structs.replace(
             self.known.head, snapshot_index=index, snapshot_directory=directory, snapshot_chunks=chunks
         )
@@ -262,7 +262,7 @@ class EtcdLog:
         return True
 
     def _look_for(self, head: Head, error: OutcomeUnknown) -> int | None:
-        """What ``put_if`` would have answered; raises OutcomeUnknown."""
+        """Return what ``put_if`` would have answered; raises OutcomeUnknown."""
         known, key = self.known, self._key("head")
         try:
             # The same head again: from then on the attempt is in, or can never be.

@@ -1,4 +1,4 @@
-"""Which etcd a cluster's metadata is in, and how a node comes to be part of the cluster there.
+"""Place of a cluster's metadata in etcd, and how a node becomes part of the cluster there.
 
 etcd holds no cluster     make it, where this node was never part of one
 it holds one              become a member of it, where it is the one that this node knows, or knows none
@@ -35,7 +35,7 @@ _log = telemetry.events("cluster.etcd")
 
 
 def place_of(cluster: ClusterConfig) -> EtcdPlace:
-    """What the configuration says; raises ConfigInvalid where files cannot be used."""
+    """Return the configured etcd; raises ConfigInvalid for files that cannot be used."""
     parts = urlsplit(cluster.metadata)
     secure = parts.scheme == "etcds"
     scheme = "https" if secure else "http"

@@ -1,4 +1,4 @@
-"""A thread that listens to etcd for changes of some keys, so that nobody has to ask."""
+"""A thread that watches some keys of etcd for changes, so that nothing has to poll."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _FRAME_HEAD: Final = struct.Struct("<IB3xQ")
 
 
 class Lane(IntEnum):
-    """What a connection carries.  Each has one of its own, so that nothing large delays a heartbeat."""
+    """Traffic of a connection.  Each kind has its own connection, so nothing large delays a heartbeat."""
 
     RAFT = 1  # messages of the engine, small ones
     BULK = 2  # messages of the engine, large ones
@@ -72,7 +72,7 @@ class Kind(IntEnum):
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """Who speaks, for which cluster, and whom it wants; ``refused`` instead of all that by who refuses."""
+    """Identity of the sender, its cluster, and the wanted node; a refusal states ``refused`` instead."""
 
     cluster: str = ""  # its name, as configured
     cluster_id: str = ""  # "" while the node belongs to none
@@ -141,7 +141,7 @@ class GreetingReader:
 
     @property
     def rest(self) -> bytes:
-        """What came after the greeting."""
+        """Return the bytes behind the greeting."""
         return bytes(self._pending)
 
 

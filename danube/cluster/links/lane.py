@@ -166,7 +166,7 @@ class OutgoingLane:
 
 
 def _dialled(task: asyncio.Task[None]) -> None:
-    """What nobody expects is for the loop to tell: the lane would wait for it for ever."""
+    """Re-raise unexpected errors on the loop; otherwise the lane would wait for ever."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
 

@@ -130,7 +130,7 @@ class Link(asyncio.Protocol):
         self._pace_reading()
 
     def _pace_reading(self) -> None:
-        """Who asks waits while many requests of it are under way, and while it does not take the answers."""
+        """Stop reading while many requests of the peer are under way, or its answers are not taken."""
         reading = self.serving < REQUESTS_MAX and (self._writable or self.dialled)
         if reading == self._reading or self._transport is None or self.ended:
             return
@@ -291,7 +291,7 @@ class Link(asyncio.Protocol):
 
 
 def _looked_at(future: asyncio.Future[Any]) -> None:
-    """Its exception may interest nobody."""
+    """Mark the future's exception as read, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
 

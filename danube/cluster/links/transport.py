@@ -49,7 +49,7 @@ _log = telemetry.events("cluster.transport")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this node is; ``cluster_id`` is "" until it belongs to a cluster."""
+    """Identity of this node; ``cluster_id`` is "" until it belongs to a cluster."""
 
     cluster: str
     node_id: str
@@ -58,7 +58,7 @@ class Identity:
 
 
 class TransportHost(Protocol):
-    """What the transport asks of the node it runs in."""
+    """Callbacks of the transport to the node it runs in."""
 
     def received(self, node_id: str, message: bytes) -> None:
         """A message of a member."""
@@ -131,7 +131,7 @@ class Transport:
         self._identity = replace(self._identity, cluster_id=cluster_id)
 
     def set_members(self, addresses: Mapping[str, str]) -> None:
-        """Who may connect as a member, and where each is reached; this node is left out."""
+        """Set the nodes that may connect as members, with their addresses; this node is left out."""
         wanted = {node: address for node, address in addresses.items() if node != self._identity.node_id}
         for key in [key for key in self._lanes if key[0] not in wanted]:
             self._lanes.pop(key).close()
@@ -185,7 +185,7 @@ class Transport:
             ) from None
 
     async def call_address(self, address: str, body: bytes, timeout_s: float) -> tuple[Greeting, bytes]:
-        """Ask whoever serves at ``address``, as a guest; returns who that is and its answer.
+        """Send a request to ``address`` as a guest; return the node that serves there, and its answer.
 
         Raises ConnectionFailed and OperationTimeout.
         """
@@ -284,7 +284,7 @@ class Transport:
         return Greeting(me.cluster, me.cluster_id, me.node_id, me.address, greeting.lane)
 
     def _judge_answer(self, link: Link, mine: Greeting, greeting: Greeting) -> None:
-        """Whoever was dialled as a member must be it."""
+        """Check that the dialled member is the one that answers."""
         if mine.wanted and (greeting.node_id != mine.wanted or not greeting.cluster_id):
             raise Refused("wrong_node", greeting.node_id)
 
@@ -376,7 +376,7 @@ class Transport:
 
 
 def _race_delay_s(host: str) -> float | None:
-    """When a name's next address is tried beside the one before; an address has nobody to race with.
+    """Return when a name's next address is tried beside the one before; None for a plain address.
 
     asyncio's race, when it is given up in the turn in which it is won, forgets the winner's socket.
     """

@@ -176,7 +176,7 @@ class AppliedLog:
     # Outcomes of what is sent again
 
     def remembered(self, origin: str, sequence: int) -> list[Stored] | None:
-        """What was stored of this proposal; None where that is not known here (any more)."""
+        """Return the stored commands of this proposal; None if they are not known here (any more)."""
         found = self._remembered.get(origin)
         return found.commands if found is not None and found.sequence == sequence else None
 

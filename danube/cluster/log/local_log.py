@@ -142,7 +142,7 @@ class LockCount:
 
     @property
     def number(self) -> int:
-        """What was read under an even number holds for as long as that number stays."""
+        """Current number; what was read under an even number holds as long as that number stays."""
         return self._words[0]
 
     def held_since(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Who this node is, and which cluster it is part of: the file ``node_id`` of a data directory.
+"""Identity of this node and its cluster: the file ``node_id`` of a data directory.
 
     1234567890123456789          a random number, for good; it is the broker's id as well
     cluster 7f3a... forming      only once it is part of a cluster; "member" once its journal exists,

@@ -1,4 +1,4 @@
-"""What a member waits for before it can serve, as its controller tells workers, commands and clients."""
+"""Reason why a member cannot serve yet, as its controller tells workers, commands and clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 def waiting_error(waiting: Waiting | None, now_us: int) -> Unavailable:
-    """The error for whoever asks this broker meanwhile."""
+    """Return the error for requests to this broker while it waits."""
     if waiting is None:
         return Unavailable("this broker waits for its cluster", why="it has just started", hint=HINT)
     seconds = max(0, now_us - waiting.since_us) // 1_000_000

@@ -1,4 +1,4 @@
-"""Where a member's journal lies: one file in a directory of its own.
+"""Disk of a member's journal: one file in a directory of its own.
 
 ``raft.log``   the journal; only ever replaced as a whole, by a rename.  Most of the next one may be staged
                beforehand by another thread, while this one is written.

@@ -1,12 +1,12 @@
-"""What one member of a replicated log offers, whichever algorithm keeps the order: the engine's port.
+"""Port of the engine: what one member of a replicated log offers, whatever algorithm keeps the order.
 
 Owner:    one event loop's thread; every call happens there.
 Entries:  opaque bytes in one agreed order.  ``Machine.apply`` gets each committed one once, in order.
 Outcome:  a future that ends with NotLeader was not stored by this member; one that ends with
           OutcomeUnknown may still be committed by a later leader.
 Network:  may lose, repeat, delay and reorder messages; never changes them.
-Storage:  what an engine promised to a peer is durable before the promise leaves.  A storage error ends
-          the member: it is told to ``Host.failed`` and nothing is sent any more.
+Storage:  a promise to a peer is durable before the promise leaves.  A storage error ends
+          the member: ``Host.failed`` gets the error, and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Members(msgspec.Struct, frozen=True):
-    """Who takes part: addresses (``host:port``) by node id.  Voters decide; learners only follow."""
+    """Members by node id, with their addresses (``host:port``).  Voters decide; learners only follow."""
 
     voters: dict[str, str]
     learners: dict[str, str] = {}
@@ -40,7 +40,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class Machine(Protocol):
-    """What committed entries are applied to; deterministic."""
+    """State that committed entries are applied to; deterministic."""
 
     @property
     def applied_index(self) -> int:
@@ -56,14 +56,14 @@ class Machine(Protocol):
         """The bytes of the last ``freeze`` are on disk, in the place of the entries that they hold."""
 
     def thaw(self, snapshot: bytes) -> object:
-        """What ``restore`` needs of a snapshot; in any thread, as it touches nothing."""
+        """Decode a snapshot for ``restore``; in any thread, as it touches nothing."""
 
     def restore(self, index: int, snapshot: bytes, thawed: object) -> None:
         """Become the state of ``snapshot``, which holds all entries up to ``index``."""
 
 
 class Host(Protocol):
-    """What an engine asks of the node it runs in."""
+    """Callbacks of an engine to the node it runs in."""
 
     def send(self, node_id: str, message: bytes) -> None:
         """Send to a peer without waiting; may lose the message."""

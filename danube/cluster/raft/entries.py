@@ -49,7 +49,7 @@ class HardState:
 
 
 class RaftLog:
-    """The entries that a snapshot does not stand for alone, and who is a member according to them."""
+    """Entries behind the snapshot, and the members according to them."""
 
     def __init__(self, journal: Journal, recovered: Recovered) -> None:
         self._journal = journal
@@ -172,8 +172,10 @@ class RaftLog:
         return self._members_at(self.snapshot_index)
 
     def plan_snapshot(self, kept_bytes: int) -> Base:
-        """What a snapshot of now is to stand for: all that was applied; the last entries of that stay for
-        followers that are a little behind."""
+        """Return the base of a snapshot of now, which stands for all that was applied.
+
+        The last ``kept_bytes`` of entries stay for followers that are a little behind.
+        """
         applied = index = self.last_applied
         while index > self.base_index and kept_bytes > 0:
             kept_bytes -= size_of(self[index])

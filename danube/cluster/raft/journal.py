@@ -1,4 +1,4 @@
-"""What one member may not forget, in one append-only file: its term and vote, its entries, a snapshot.
+"""Journal of one member, an append-only file: its term and vote, its entries, a snapshot.
 
 The file is one of danube.cluster.log.log_file without a snapshot of its own: header, mark, entries.  Each
 entry is one step, a MessagePack list of records, and the "index" of the first is 1, of the next 2, ...
@@ -10,12 +10,12 @@ entry is one step, a MessagePack list of records, and the "index" of the first i
     Promise   term, voted_for                                           anywhere after
     Put       first_index, entries; what was there from it on is cut    anywhere after
 
-Order:   ``promise`` and ``put`` only note; ``sync`` writes all that was noted as one step, syncs it, and
+Order:   ``promise`` and ``put`` only note; ``sync`` writes all notes as one step, syncs it, and
          then moves the mark behind it.  Nothing that reflects a step may leave the member before.
 Full:    any storage error is final: the journal is closed for good and never synced again.
 Crash:   everything up to the mark must be whole, or it is Damage.  The mark itself is synced with the next
          step, so after a power cut one whole step may follow it, which counts; a torn one was never
-         promised to anybody and is cut.  What is taken over from behind the mark is written and synced
+         promised to anybody and is cut.  A step taken over from behind the mark is written and synced
          anew: a sync that failed may have left it in memory only.
 Growth:  ``stage`` writes the next file, which starts with a snapshot, in any thread, and meanwhile this one
          goes on; ``complete`` adds what came since and renames it into place.
@@ -81,7 +81,7 @@ _decoder = msgspec.msgpack.Decoder(list[Record])
 
 
 class Recovered(NamedTuple):
-    """What the file says: the member as it was after its last step."""
+    """Content of the file: the member as it was after its last step."""
 
     identity: Identity
     base: Base
@@ -167,7 +167,7 @@ class Journal:
     # Whole files
 
     def create(self, identity: Identity, members: Members) -> Recovered:
-        """The first journal of a new member; whoever calls knows that it never voted."""
+        """Create the first journal of a new member, which must never have voted."""
         self._identity = identity
         base, promise = Base(0, 0, 0, 0, members, 0), Promise(0, None)
         self.complete(self._guarded(lambda: self.stage(base, b"")), promise, [])
@@ -180,7 +180,7 @@ class Journal:
         return Staged(file.base, file)
 
     def unstage(self) -> None:
-        """What was staged is not wanted any more."""
+        """Discard the staged file."""
         self._guarded(self._disk.unstage)
 
     def complete(self, staged: Staged, promise: Promise, entries: Sequence[Entry]) -> None:
@@ -379,7 +379,7 @@ class _File:
         self.end += len(step)
 
     def take(self) -> list[bytes]:
-        """What has to be written and was not taken before."""
+        """Return the pieces to write that were not taken before."""
         pieces, self._pieces = self._pieces, []
         return pieces
 

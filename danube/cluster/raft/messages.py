@@ -1,4 +1,4 @@
-"""What members of a group say to each other, as bytes: one byte for the kind, then MessagePack.
+"""Messages between members of a group, as bytes: one byte for the kind, then MessagePack.
 
 A body is a list of fields in a fixed order.  A newer version may add fields at the end, which an older
 one skips, and new kinds, which an older one drops and counts.  A number is never used again.
@@ -10,7 +10,7 @@ one skips, and new kinds, which an older one drops and counts.  A number is neve
        4  PreVoteAnswer     voter      follower
        5  AppendRequest     leader     all          entries, or none: a heartbeat
        6  AppendAnswer      all        leader
-       7  SnapshotPart      leader     who is behind the leader's log
+       7  SnapshotPart      leader     a member behind the leader's log
        8  SnapshotAnswer    that one   leader
        9  Stale             all        sender of a request of an older term
       10  ElectNow          leader     the voter that is to follow it

@@ -1,9 +1,9 @@
-"""What is sound of a member's journal from its beginning up to where it is damaged; nothing is changed.
+"""Sound prefix of a member's journal, from its beginning up to its damage; nothing is changed.
 
-A member itself starts with a whole journal or not at all (:mod:`danube.cluster.raft.journal`).  This is for
-an operator who has no whole one left.  Each step has a checksum and a number, so the steps in front of the
-damage are what was written; behind it nothing is looked at, for what is missing in between is not known.
-The header and the mark say nothing that the steps do not say: where only they are damaged, no step is lost.
+A member itself starts with a whole journal or not at all (:mod:`danube.cluster.raft.journal`).  This module
+is for an operator who has no whole one left.  Each step has a checksum and a number, so the steps before the
+damage are as they were written.  Steps behind it are not read, for it is unknown what is missing in between.
+The header and the mark state nothing that the steps do not: if only they are damaged, no step is lost.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Content:
 
 
 def _damage_in(content: bytes, path: str) -> Damage | None:
-    """What the member would say that starts with it."""
+    """Return the damage that would stop a member from starting with this content; None without any."""
     try:
         Journal(_Content(content, path)).recover()
     except Damage as error:

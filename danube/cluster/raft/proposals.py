@@ -1,7 +1,7 @@
-"""What callers wait for at a leader: outcomes of proposals by index, and barriers by heartbeat.
+"""Futures of callers at a leader: outcomes of proposals by index, and barriers by heartbeat.
 
-A future belongs to one leadership.  What it proposed and did not append ends with NotLeader, what it
-appended with OutcomeUnknown, unless it was applied before.
+A future belongs to one leadership.  If that ends, a proposal that was not appended ends with NotLeader, and
+an appended one with OutcomeUnknown, unless it was applied before.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Barriers:
 
 
 def refuse(outcome: Outcome, error: DanubeError) -> Outcome:
-    """End a future with an error that nobody has to look at."""
+    """End a future with an error that need not be read."""
     if not outcome.done():
         outcome.set_exception(error)
         outcome.exception()

@@ -1,4 +1,4 @@
-"""Who decides: quorums over voters, and which changes of members are allowed.
+"""Quorums over voters, and the changes of members that are allowed.
 
 One member changes at a time, so that any majority before and any majority after have a member in
 common; and only when the change before is committed, in a term in which the leader has committed

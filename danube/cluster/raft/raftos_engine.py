@@ -162,7 +162,7 @@ class LeaderRole(Leading, Leader):
             self.state.to_follower()
 
     def append_entries(self, destination: object = None) -> asyncio.Future[None]:
-        """What raftos calls for a heartbeat; nothing leaves before the step."""
+        """Begin a round of heartbeats, as raftos requests it; nothing leaves before the step."""
         self.begin_round(self.request_id)
         done: asyncio.Future[None] = self.state.done
         return done
@@ -200,12 +200,12 @@ class _State(State):
 
     @property
     def leader_heard(self) -> bool:
-        """Whether there was a leader so lately that nobody may be elected yet."""
+        """Whether a leader was heard so lately that no other may be elected yet."""
         return self.loop.time() - self._heard_at < 0.95 * HEARTBEATS_MISSED_MAX * self.heartbeat_s
 
     @property
     def may_vote(self) -> bool:
-        """Not while it knows of no voters: who came with an empty disk may have voted before it was lost."""
+        """Whether voters are known; a member on an empty disk may have voted before the disk was lost."""
         return bool(self.log.members.voters)
 
     def election_delay(self) -> float:
@@ -344,7 +344,7 @@ class RaftosEngine:
             self._state.stop()
 
     def _fail(self, error: BaseException) -> None:
-        """The member's state on disk is not known any more: say nothing to anybody ever again."""
+        """End the member, whose state on disk is unknown: nothing is sent ever again."""
         self._end()
         self._host.failed(error)
         if not isinstance(error, Exception):
@@ -386,7 +386,7 @@ class RaftosEngine:
         return self._led(lambda role: role.change_members(members))
 
     def _led(self, call: Callable[[LeaderRole], asyncio.Future[Any]]) -> asyncio.Future[Any]:
-        """What the leader's role answers; a future that ends with NotLeader where this is none."""
+        """Return the answer of the leader's role, or a future that ends with NotLeader."""
         role = self.role
         if self._ended or not isinstance(role, LeaderRole):
             leader_id = "" if self._ended else self._state.leader_id

@@ -1,13 +1,15 @@
-"""What a leader knows of the others and sends them next, and how a snapshot arrives; no clock, no network.
+"""Replication at a leader: progress of each peer, its next requests, and arriving snapshots.
+
+Pure: no clock, no network.
 
 A peer is *probed* (one request at a time, until one is accepted), then *followed* (a bounded number of
-requests in flight, each beginning where the one before ended).  A refusal leads back to probing.  Where
+requests in flight, each beginning where the one before ended).  A refusal leads back to probing.  If
 the log no longer holds what a peer needs, it gets the snapshot, part by part, one in flight.  Every
 heartbeat asks at the end of what was sent, so a request that was lost is refused soon.
 
-A large request takes long on a slow network, and smaller ones pass it.  For some heartbeats what is refused
-then says nothing, and heartbeats ask where the peer is known to be: else each of them would have the large
-one sent again, behind itself, until nothing arrives any more.
+A large request takes long on a slow network, and smaller ones pass it.  So for some heartbeats after a large
+one, refusals are ignored and heartbeats ask at the end that the peer is known to have.  Otherwise each
+heartbeat would have the large request sent again, behind itself, until nothing arrives any more.
 """
 
 from __future__ import annotations
@@ -110,8 +112,10 @@ class Replication:
     def requests(
         self, node_id: str, *, heartbeat: bool, commit_moved: bool
     ) -> Iterator[AppendRequest | SnapshotPart]:
-        """What a peer is to be sent now: with ``heartbeat`` something in any case, with ``commit_moved``
-        something where it follows."""
+        """Return the requests to send to a peer now.
+
+        With ``heartbeat`` there is at least one, with ``commit_moved`` at least one if the peer follows.
+        """
         peer = self.peers[node_id]
         if peer.position >= 0 or peer.next <= self._log.base_index:
             yield from self._snapshot_requests(peer, heartbeat)

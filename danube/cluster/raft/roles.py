@@ -1,7 +1,7 @@
-"""What members do in their roles that is Danube's own: how followers answer, how leaders decide.
+"""Danube's own half of the roles of members: how followers answer, how leaders decide.
 
-Each class is one half of a role; the other half, which is raftos', brings ``state``, ``storage``, ``log``,
-``id`` and the timers (see danube.cluster.raft.raftos_engine).
+The other half of each class, which is raftos', brings ``state``, ``storage``, ``log``, ``id`` and the
+timers (see danube.cluster.raft.raftos_engine).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from danube.errors import Overloaded, broken
 
 
 class Role:
-    """What raftos gives each role."""
+    """Attributes that raftos gives each role."""
 
     state: Any
     storage: Any
@@ -35,7 +35,7 @@ class Role:
 
 
 class Voting(Role):
-    """What followers and candidates have in common: the timer and PreVote."""
+    """Common half of followers and candidates: the timer and PreVote."""
 
     election_timer: Any
 
@@ -56,7 +56,7 @@ class Voting(Role):
 
 
 class Following(Voting):
-    """Follows a leader; asks around before it disturbs anybody with an election."""
+    """Follows a leader; runs a PreVote before an election, so that it disturbs no leader."""
 
     def begin_following(self) -> None:
         self.round = 0

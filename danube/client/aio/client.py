@@ -420,7 +420,7 @@ class Admin:
         return await self._client._live.run(self._plans.accept_loss(ends))
 
     async def storage_status(self, topic: str = "") -> dict[str, Any]:
-        """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
+        """Return where data lies, by topic (or of one), and the bytes and seconds not off the host yet."""
         return await self._client._live.run(self._plans.storage_status(topic))
 
     async def cluster(self, op: str, **arguments: Any) -> Any:

@@ -184,7 +184,7 @@ class Connection:
         owner._keep_by(owner._serve_owner(), lambda error: session.brokers.lost(session, error))
 
     def _keep_by(self, work: Coroutine[Any, Any, None], end: Callable[[DanubeError], None]) -> None:
-        """Have a task keep this connection; where it ends by itself, whatever with, tell who waits."""
+        """Start a task that keeps this connection; if it ends by itself, fail all waiting calls."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -255,7 +255,7 @@ class Connection:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     def leave(self) -> None:
-        """Write what is queued and have the sockets closed once it is gone; nobody need wait for that."""
+        """Write queued bytes and close the sockets after them, without waiting."""
         self._left = True
         self.flush()
         owners, self._owners = self._owners, {}
@@ -325,7 +325,7 @@ class Connection:
         return reply.value
 
     async def _poll(self, reply: Reply) -> None:
-        """Keep the loop from sleeping until the reply is there; one who waits is enough for that."""
+        """Keep the loop from sleeping until the reply is there; one polling task is enough."""
         end_ns = clock.monotonic_ns() + self._busy_poll_us * 1_000
         self._polling = True
         try:

@@ -83,7 +83,7 @@ class Schemas:
         return await self._live().run(self._plans.check(subject, schema_type, definition, compatibility))
 
     async def diff(self, subject: str, old: int = 0, new: int = 0) -> SchemaDiff:
-        """What stands between two versions, in both directions (0: the latest and the one before)."""
+        """Return the differences of two versions, in both directions (0: the latest and the one before)."""
         return await self._live().run(self._plans.diff(subject, old, new))
 
     async def set_compatibility(self, subject: str, compatibility: str) -> str:
@@ -116,5 +116,5 @@ class Schemas:
         )
 
     async def topic_schema(self, topic: str) -> TopicSchema:
-        """What a topic asks of its records."""
+        """Return the schema that a topic's records are checked against."""
         return await self._live().run(self._plans.topic_schema(topic))

@@ -86,7 +86,7 @@ class TypedConsumer(Consumer, Generic[T]):
         return self
 
     async def _learn(self, parts: Iterable[Part]) -> None:
-        """Ask the registry for versions that the records name and nobody has asked for."""
+        """Fetch versions from the registry that the records name and that are not known yet."""
         decoding = cast(Decoding, self._decoding)
         missing = decoding.missing(parts)
         if missing:

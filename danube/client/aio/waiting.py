@@ -1,4 +1,4 @@
-"""How a task waits for a reply: it goes on as soon as the bytes that settled it are taken.
+"""Waiting of a task for a reply: the task resumes as soon as the bytes that settled it are taken.
 
 A future has its task go on in the loop's next iteration, before which the loop looks at all its sockets once
 more.  A task that waits here is resumed by the link that read the bytes, when it has taken all of them
@@ -25,7 +25,7 @@ class Wakeups:
         self.due: list[Waiting] | None = None  # whose replies are settled; a list while bytes are taken
 
     def run(self) -> None:
-        """All bytes are taken: who waited for them goes on here, as far as the next wait."""
+        """Resume the tasks whose replies are settled, now that all bytes are taken."""
         due, self.due = self.due, None
         for waiting in due or ():
             try:

@@ -33,7 +33,7 @@ class Attendance:
         self._stopped = threading.Event()
 
     def start(self, connection: Attended) -> None:
-        """Attend to ``connection`` until stop(), or until nobody holds it any more."""
+        """Attend to ``connection`` until stop(), or until it is garbage."""
         threading.Thread(
             target=_attend, args=(weakref.ref(connection), self._stopped), name="danube-client", daemon=True
         ).start()
@@ -51,7 +51,7 @@ def _attend(held: weakref.ref[Attended], stopped: threading.Event) -> None:
 
 
 def _pause_s(connection: Attended | None) -> float:
-    """How long nobody need look; 0 where there is no connection any more."""
+    """Return the pause before the next attendance; 0 without a connection."""
     if connection is None:
         return 0.0
     timeout_ms = connection.session.welcome.session_timeout_ms

@@ -395,7 +395,7 @@ class Admin:
         return self._run(lambda plans: plans.accept_loss(ends))
 
     def storage_status(self, topic: str = "") -> dict[str, Any]:
-        """What lies where, by topic (or of one), and the bytes and seconds not off the host yet."""
+        """Return where data lies, by topic (or of one), and the bytes and seconds not off the host yet."""
         return self._run(lambda plans: plans.storage_status(topic))
 
     def cluster(self, op: str, **arguments: Any) -> Any:

@@ -211,7 +211,7 @@ OWNER_CONNECT_TIMEOUT_S = 2.0
 
 
 class BlockingConnection:
-    """The socket of home and those of owners, read by whoever waits."""
+    """Sockets of home and of owners, read by one of the waiting threads for all."""
 
     def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
         self.session = session
@@ -244,7 +244,7 @@ class BlockingConnection:
             self._tell()
 
     def _let_go(self) -> None:
-        """In the child of a fork: no thread but this one goes on, so nobody else holds the lock or reads."""
+        """Drop the sockets in the child of a fork, where no other thread runs or holds the lock."""
         self.lock = threading.Lock()
         self._changed = None
         self._reader = 0
@@ -253,7 +253,7 @@ class BlockingConnection:
         self._home.let_go()
 
     def attend(self) -> None:
-        """Read what is there, unless somebody watches, and write what it asks for; nothing waits here."""
+        """Read arrived bytes, unless a thread reads already, and write the answers; never wait."""
         with self.lock:
             for _ in range(ATTENDED_READS_MAX):
                 if self._reader:  # whose thread sleeps in a poller, which takes one call at a time
@@ -309,7 +309,7 @@ class BlockingConnection:
                 self._end_turn([watched[descriptor] for descriptor in ready])
 
     def _change(self) -> threading.Event:
-        """Set when whoever reads for all has read something, or has ended."""
+        """Event that is set when the reading thread has read something, or has ended."""
         if self._changed is None:
             self._changed = threading.Event()
         return self._changed

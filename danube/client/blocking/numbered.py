@@ -94,7 +94,7 @@ class NumberedProducer:
 
     @property
     def client(self) -> Client:
-        """What it publishes over."""
+        """Client that the producer publishes over."""
         return self._client
 
     @property
@@ -246,7 +246,7 @@ class NumberedProducer:
         return (yield self._client._session.admin("describe_partition", partition))
 
     def close(self) -> None:
-        """Close the handles; what is not answered by now is known to who resumes."""
+        """Close the handles; the next run learns of batches without an answer."""
         opened, self._open = self._open, {}
         self._failure = self._failure or ClosedError("the producer is closed")
         connection = self._client._connection

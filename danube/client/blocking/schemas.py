@@ -81,7 +81,7 @@ class Schemas:
         return self._live().run(self._plans.check(subject, schema_type, definition, compatibility))
 
     def diff(self, subject: str, old: int = 0, new: int = 0) -> SchemaDiff:
-        """What stands between two versions, in both directions (0: the latest and the one before)."""
+        """Return the differences of two versions, in both directions (0: the latest and the one before)."""
         return self._live().run(self._plans.diff(subject, old, new))
 
     def set_compatibility(self, subject: str, compatibility: str) -> str:
@@ -112,5 +112,5 @@ class Schemas:
         return self._live().run(self._plans.configure_topic(topic, subject, validation, validate_payload))
 
     def topic_schema(self, topic: str) -> TopicSchema:
-        """What a topic asks of its records."""
+        """Return the schema that a topic's records are checked against."""
         return self._live().run(self._plans.topic_schema(topic))

@@ -1,4 +1,4 @@
-"""What a producer gets back: where its records are, and what that is worth."""
+"""Ack: partition, offsets and durability of published records."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def greeting_s(silence_ns: int, connect_timeout_s: float) -> float:
 
 
 def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:
-    """What went wrong at ``address``, why, and what to do about it."""
+    """Describe a failed connection to ``address``: what went wrong, why, and what to do."""
     if isinstance(error, ConnectionRefusedError):
         why, hint = "nothing listens there", "start a broker with `danube start`, or check host and port"
     elif isinstance(error, socket.gaierror):

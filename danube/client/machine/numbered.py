@@ -1,4 +1,4 @@
-"""Producers whose numbers the application gives, so that another process can take up their work.
+"""Producers whose sequences the application gives, so that another process can take up their work.
 
 A plain producer opens anew whenever its process starts, and its numbers start at 0 again.  A job that
 may be killed at any moment and run again wants the opposite: the same name, the same numbers, and to

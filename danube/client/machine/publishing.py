@@ -392,7 +392,7 @@ class PartitionProducer:
         self._open_later()
 
     def _give_up_handle(self) -> None:
-        """Nothing that was sent on the handle will be answered any more."""
+        """Forget the handle and the correlations of its batches: none of them will be answered any more."""
         self.session.drop_handle(self._handle)
         for outgoing in list(self._unacked):
             if outgoing.correlation:

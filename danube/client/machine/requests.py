@@ -1,6 +1,6 @@
-"""What a session keeps for later: requests that wait for an answer, and counters.
+"""State that a session keeps: requests that wait for an answer, timers, and counters.
 
-Moments that a session waits for; the shell asks for the next one and says when it has come.
+The shell asks for the next timer's moment and says when it has come.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Undone:
         self._close()
 
     def on_error(self, error: DanubeError) -> None:
-        """Nothing was opened."""
+        """Ignore the error: the broker opened nothing, so there is nothing to undo."""
 
 
 CLOSED_BY: dict[int, Kind] = {

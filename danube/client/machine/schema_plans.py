@@ -35,7 +35,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What a registration gave: the id of the subject and the version that holds the definition."""
+    """Result of a registration: the id of the subject and the version that holds the definition."""
 
     subject: str
     schema_id: int
@@ -94,7 +94,7 @@ class SchemaDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic asks of its records."""
+    """Schema that a topic's records are checked against, and how."""
 
     topic: str
     subject: str = ""  # "": none

@@ -27,10 +27,10 @@ RANGES_KEPT_MAX: Final = 16_384
 
 
 class SentAcks:
-    """What to send again before the broker can say that everything is stored.
+    """Sent acks to send again before the broker can say that everything is stored.
 
-    Kept for KEPT_NS at least; what is older was stored by a broker that runs.  It is sent again only when
-    somebody asks for a sync.
+    Each is kept for KEPT_NS at least; the broker has stored older ones by then if it runs.  Acks are sent
+    again only when the application asks for a sync.
     """
 
     __slots__ = ("_asked", "_earlier", "_last", "_lost", "_now_ns", "_recent", "_turned_ns", "unsure")
@@ -69,12 +69,12 @@ class SentAcks:
             self._asked, self._earlier, self._recent = [], [], []
 
     def clear(self) -> None:
-        """Somebody has sought: what was acked before must not be acked again."""
+        """Forget all acks after a seek: records acked before must not be acked again."""
         self._lost, self._asked, self._earlier, self._recent = [], [], [], []
         self._last = None
 
     def take_lost(self) -> Ranges:
-        """What is to be sent again before a sync."""
+        """Take the acks to send again before a sync."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -124,9 +124,9 @@ class LatelyAcked:
             self._range_count -= len(rounds.popleft()[1])
 
     def split(self, batch: ReceivedBatch, now_ns: int, start: int = 0) -> tuple[ReceivedBatch | None, Ranges]:
-        """What of a batch from record ``start`` on was not acked (None: nothing), and the ranges that were.
+        """Split a batch from record ``start`` on: the part that was not acked, and the acked ranges.
 
-        The batch itself where all of it is left.
+        The first is the batch itself if all of it is left, and None if nothing is.
         """
         self._expire(now_ns)
         offsets = batch.offsets

@@ -55,7 +55,7 @@ class Sender(Protocol):
 
 
 class PublishCredit:
-    """What is left of WELCOME's ``publish_credit_bytes``, and who waits for it."""
+    """Rest of WELCOME's ``publish_credit_bytes``, and the senders that wait for some."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -64,7 +64,7 @@ class PublishCredit:
         self._served: Sender | None = None
 
     def reset(self, size_bytes: int) -> None:
-        """A new connection: nothing is in flight and nobody waits."""
+        """Begin a new connection: nothing is in flight, and no sender waits."""
         self._left = self._whole = size_bytes
         self._queue.clear()
         self._served = None
@@ -101,7 +101,7 @@ class PublishCredit:
 
 
 class Opened(Protocol):
-    """What a handle belongs to: a producer or consumer of one partition."""
+    """Owner of a handle: a producer or consumer of one partition."""
 
     def on_connected(self) -> None:
         """The connection is ready; open yourself on it."""
@@ -119,7 +119,7 @@ class Opened(Protocol):
         """Why no batches come now; None: they go on."""
 
     def on_sought(self) -> None:
-        """Somebody moved the subscription: what comes next is to be seen, whatever was acked."""
+        """Handle a seek of the subscription: records that come next are handed out, even if acked before."""
 
     def on_session_failed(self, error: DanubeError) -> None:
         """There will be no further connection."""
@@ -129,7 +129,7 @@ class Opened(Protocol):
 
 
 class Awaited(Protocol):
-    """What a correlation belongs to."""
+    """Owner of a correlation."""
 
     def on_answer(self, kind: int, flags: int, body: memoryview) -> None: ...
 
@@ -148,7 +148,7 @@ class Handles:
         self.owner = self._owners.get  # for every frame with batches
 
     def give(self, opened: Opened) -> int:
-        """A number that was not used lately on this connection, and is nobody's."""
+        """Return a handle number that is free and was not used lately on this connection."""
         number = next(self._numbers) & 0xFFFFFFFF
         while not number or number in self._owners:  # 32 bits begin again after some time
             number = next(self._numbers) & 0xFFFFFFFF
@@ -440,7 +440,7 @@ class Session(Timers):
         self._write(wire.control_frame(request.kind, request.body, request.correlation, request.handle))
 
     def drop_request(self, request: Request) -> None:
-        """Nobody waits for this answer any more, and none may come."""
+        """Forget a request whose answer is not awaited any more and may never come."""
         self._awaited.pop(request.correlation, None)
         self._waiting.pop(request, None)
         if request.timer is not None:

@@ -162,7 +162,7 @@ class PartitionConsumer:
         return batch
 
     def rest_of(self, batch: ReceivedBatch, start: int) -> ReceivedBatch | None:
-        """What of a batch that was handed out up to record ``start`` was not acked; None: nothing."""
+        """Return the part of a batch, handed out up to record ``start``, that was not acked; None: none."""
         return self._lately_acked.split(batch, self.session.now_ns(), start)[0]
 
     def _without_acked(self, batch: ReceivedBatch) -> ReceivedBatch | None:
@@ -245,7 +245,7 @@ class PartitionConsumer:
         self._ack_start = self._ack_end = 0
 
     def hand_back(self, ranges: list[tuple[int, int]]) -> None:
-        """Give records back that nobody has tried: at once, and without counting as a failure."""
+        """Give untried records back: at once, and without counting as a failure."""
         self.nack(ranges, -1, "", True)
 
     def nack(self, ranges: list[tuple[int, int]], delay_ms: int, reason: str, returned: bool = False) -> None:
@@ -337,7 +337,7 @@ class PartitionConsumer:
         return reply
 
     def _sync(self) -> None:
-        """Ask for what sync_acks() waits for, unless an earlier question is out or nobody can be asked."""
+        """Send the sync that sync_acks() waits for, unless one is under way or no subscription is open."""
         self._syncs = [one for one in self._syncs if not one.settled]
         if not self._syncs or not self._subscribed or self._syncing is not None:
             return
@@ -444,7 +444,7 @@ class PartitionConsumer:
             self._tell_of_refusal()
 
     def _tell_of_refusal(self) -> None:
-        """The partition cannot be opened, and may be soon: after a while, who waits is told why."""
+        """Report after a while why the partition cannot be opened; it may open soon."""
         now_ns, reason = self.session.now_ns(), self.last_error
         if self._refused_since_ns < 0:
             self._refused_since_ns = now_ns
@@ -481,7 +481,7 @@ class PartitionConsumer:
             self._open_later()
 
     def _forget_deliveries(self) -> None:
-        """What was prefetched on the old subscription will come again, and so may what was acked on it."""
+        """Drop prefetched batches of the old subscription: they will come again, some acked ones as well."""
         self._subscribed = False
         if self._syncing is not None:  # it may never be answered; the next subscription asks again
             self.session.drop_request(self._syncing)
@@ -559,7 +559,7 @@ class PartitionConsumer:
         request.when_settled(left)
 
     def _give_up_subscribing(self) -> Reply:
-        """What a SUBSCRIBE that is not answered yet makes of this consumer is undone at the broker."""
+        """Undo at the broker a SUBSCRIBE that is not answered yet."""
         request, self._request = self._request, None
         return settled_reply() if request is None else self.session.undo(request)
 

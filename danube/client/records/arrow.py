@@ -1,4 +1,4 @@
-"""Batches as Arrow tables; pyarrow is imported when the first one is asked for."""
+"""Batches as Arrow tables; pyarrow is imported for the first one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ B = TypeVar("B", bound=BaseBatch)
 
 
 class Inbox(Generic[M, B]):
-    """What was delivered and not yet handed to the application.
+    """Delivered messages that the application has not been given yet.
 
     ``messages`` is the batch that is being handed out one by one; it is replaced when the
     subscription was made anew, because its records will come again.
@@ -68,7 +68,7 @@ class Inbox(Generic[M, B]):
             self.messages = self._coming = iter(())
 
     def _on_repeated(self, partition: PartitionConsumer) -> None:
-        """What is here of records whose acks were sent again is not handed out."""
+        """Drop the records here whose acks were sent again."""
         if self._current is partition:
             self._set_current_aside()
         part = self._rest.pop(partition, None)
@@ -97,7 +97,7 @@ class Inbox(Generic[M, B]):
         return next((one.waiting for one in self.partitions if one.waiting is not None), None)
 
     def nothing_came(self, timeout_s: float) -> OperationTimeout:
-        """The error of who has waited in vain; its cause is what the broker said."""
+        """Return the error of a receive that timed out; its cause is the broker's reason."""
         reason = self.waits_for
         error = OperationTimeout(
             f"no message came within {timeout_s:g} s",
@@ -165,7 +165,7 @@ class Inbox(Generic[M, B]):
                 partition.widen(2 * records_max)
 
     def _set_current_aside(self) -> None:
-        """What is left of ``messages`` waits before everything else of its partition."""
+        """Put the rest of ``messages`` before everything else of its partition."""
         message: Any = next(chain(self.messages, self._coming), None)
         if message is not None and self._current is not None:
             batch = message._source.batch
@@ -205,7 +205,7 @@ class Inbox(Generic[M, B]):
         return None, soonest
 
     def _collect(self, partition: PartitionConsumer, records_max: int | None) -> B | None:
-        """What of the partition is here; None where all of it was acked meanwhile."""
+        """Join the parts of the partition that are here; None if all of them were acked meanwhile."""
         parts: list[Part] = []
         records = size = 0
         rest = self._rest.pop(partition, None)
@@ -238,7 +238,7 @@ class Inbox(Generic[M, B]):
     # -- ending ---------------------------------------------------------------------------------
 
     def _hand_back(self) -> None:
-        """What the application was not given counts for nothing at the broker."""
+        """Return records that the application was not given; the broker does not count their delivery."""
         self.begin_batches(None)
         for partition in self.partitions:
             if partition.failure is None:

@@ -1,4 +1,4 @@
-"""What a client has opened and must close when it is closed itself."""
+"""Open producers and consumers of a client, which it closes when it is closed itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer hands out: single messages, and batches of them."""
+"""Messages, and batches of them, as a consumer hands them out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Source(msgspec.Struct, eq=False):
-    """What the messages of one wire batch share."""
+    """Common part of the messages of one wire batch."""
 
     topic: str
     partition: PartitionConsumer
@@ -310,7 +310,7 @@ def _cut(part: Part, values: list[Any]) -> list[Any]:
 
 
 def _together(pieces: list[list[Any]]) -> list[Any]:
-    """One list of all; the first is added to, for nobody else has it."""
+    """Join the lists into the first one, which no other code holds."""
     whole, *others = pieces
     for one in others:
         whole += one

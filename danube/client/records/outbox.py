@@ -1,4 +1,4 @@
-"""Between an application's records and a partition's batches: splitting, coalescing and the bound.
+"""Outbox of a producer: splits and coalesces an application's records into batches, within a bound.
 
 The outbox of one producer.  Records sent one at a time gather in a *group* that leaves as one batch
 at the end of the turn, when it is full, or, while the broker is busy with earlier batches, when
@@ -279,7 +279,7 @@ class Outbox:
         self._held = True
 
     def _fail_group(self, error: DanubeError) -> None:
-        """What was gathered is not sent."""
+        """Fail the gathered records, which are not sent."""
         group = self._take_group()
         if group is not None:
             group.parts = [error]
@@ -459,7 +459,7 @@ class Outbox:
             room.resolve(None)
 
     def _on_late(self, outgoing: Outgoing) -> None:
-        """Whoever flushes is told once that records of a group have failed."""
+        """Tell the next flush, once, that records of a group have failed."""
         if outgoing.error is not None and outgoing.group is not None:
             group, outgoing.group = outgoing.group, None
             self._note_failure(group, outgoing.error)
@@ -492,7 +492,7 @@ class Outbox:
         return all_settled([outgoing for partition in self.partitions for outgoing in partition.unanswered()])
 
     def take_failures(self) -> list[BaseException]:
-        """Errors of send_nowait since the last call that nobody has looked at (at most the last 100)."""
+        """Return errors of send_nowait that were not read since the last call (at most the last 100)."""
         failures, self._unreported = self._unreported, []
         return [error for group, error in failures if not group.reported]
 

@@ -63,7 +63,7 @@ class ConsumerKeywords(TypedDict, total=False):
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
-    """What client.producer() was given; checked when made."""
+    """Arguments of client.producer(); checked when made."""
 
     topic: str
     name: str
@@ -80,7 +80,7 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
 
 
 class ConsumerOptions(msgspec.Struct, kw_only=True):
-    """What client.consumer() was given; checked when made."""
+    """Arguments of client.consumer(); checked when made."""
 
     topic: str
     subscription: str

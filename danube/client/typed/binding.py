@@ -1,4 +1,4 @@
-"""Between a model and the registry: which version batches name, and what a record's version means.
+"""Binding of a model to the registry: the version that batches name, and the decoder of each version.
 
 Plans that both shells run, and the memory of the versions that a consumer has met.
 """
@@ -22,7 +22,7 @@ VersionKey = tuple[int, int]  # schema id, version; 0 for a record that names no
 
 
 class Bound(NamedTuple):
-    """What a producer's values are encoded with, and what its batches say of it."""
+    """Codec of a producer's values, and the schema that its batches name."""
 
     codec: Codec
     subject: str
@@ -73,7 +73,7 @@ def _same_definition(registry: SchemaPlans, subject: str, codec: Codec) -> Plan[
 
 
 def _meaning(definition: bytes) -> Any:
-    """What two definitions are compared by: their JSON, else their words."""
+    """Return the form in which two definitions are compared: their JSON, else their words."""
     try:
         return json.loads(definition)
     except ValueError:
@@ -89,7 +89,7 @@ def _other_type(codec: Codec, found: SchemaVersion) -> SchemaInvalid:
 
 
 def bind_consumer(session: Session, schema: Schema[Any]) -> Plan[Decoding]:
-    """What decodes a consumer's records.  A subject without a model must exist: SchemaNotFound."""
+    """Return the decoder of a consumer's records; without a model the subject must exist (SchemaNotFound)."""
     codec = codec_of(schema)
     if codec is None:
         found = yield from SchemaPlans(session).get(schema.subject, schema.version)

@@ -39,7 +39,7 @@ class SchemaKeywords(TypedDict, total=False):
 
 
 class Schema(Generic[T]):
-    """What a producer or consumer is given as ``schema=`` where the model alone does not say enough.
+    """Argument ``schema=`` of a producer or consumer, if the model alone does not say enough.
 
     ``model`` is a pydantic model class, a dataclass, an Avro record schema (dict or JSON text), a
     generated Protobuf message class, or one of bytes, str, int, float.  Without it values follow
@@ -105,7 +105,7 @@ class Codec:
 
 
 def schema_of(given: Any) -> Schema[Any]:
-    """What ``schema=`` was given, as a Schema."""
+    """Return the argument ``schema=`` as a Schema."""
     return given if isinstance(given, Schema) else Schema(given)
 
 

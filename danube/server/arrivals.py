@@ -34,7 +34,7 @@ class Arrivals:
         self._loop.add_reader(self._passage.fileno(), self._take)
 
     def stop(self) -> None:
-        """Take no more: whoever waits still connects again when the broker's processes have ended."""
+        """Accept no more; waiting clients connect again when the broker's processes have ended."""
         self._loop.remove_reader(self._passage.fileno())
 
     def _take(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections whose peer is gone without a word: a host that lost its power, a cable that was cut.
+"""Connections whose peer is gone without closing: a host that lost its power, a cable that was cut.
 
 Nobody hears of it from the peer, and what was delivered to it waits for an acknowledgement that never
 comes.  A connection without anything under way is asked by the kernel's keepalive.  With something under
@@ -26,7 +26,7 @@ _LAST_ACK_RECEIVED: Final = struct.Struct("=56xI")  # milliseconds ago
 
 
 def tune_socket(raw: Any) -> None:
-    """What every connection wants, and to find out who is gone."""
+    """Set the options of every connection, which include probes for a peer that is gone."""
     if not tcp.tune(raw):
         local_socket.tune(raw)
         return
@@ -37,7 +37,7 @@ def tune_socket(raw: Any) -> None:
 
 
 def unsent_bytes(descriptor: int) -> int:
-    """What the kernel holds of a connection that the other side has not taken; 0 where it does not tell."""
+    """Return the bytes in the kernel that the peer has not taken; 0 if the kernel does not tell."""
     try:
         (count,) = _COUNT.unpack(fcntl.ioctl(descriptor, _UNSENT, bytes(_COUNT.size)))
     except (OSError, ValueError):

@@ -165,7 +165,7 @@ class NativeServer:
         self._blocked[connection] = None
 
     def rest(self, connection: NativeConnection) -> None:
-        """It has had its share of this turn, and goes on in the next."""
+        """Let a connection that had its share of this turn go on in the next."""
         self._resting[connection] = None
 
     def session(self, connection_id: int) -> RoutedSession | None:

@@ -1,4 +1,4 @@
-"""Where a worker reads its sockets into: one scratch buffer for all, and what each has sent beyond it.
+"""Receive buffers of a worker: one scratch buffer for all sockets, and rests of unfinished frames.
 
 A read goes into the scratch buffer, behind what the turn has read before.  Frames are used where they lie,
 until the end of the turn; then the buffer is empty again.  So a connection that is idle, that ends or that
@@ -82,7 +82,7 @@ class ReceiveBuffers:
         return held
 
     def keep(self, buffer: ReceiveBuffer, wanted: int, *, earned: bool) -> ReceiveBuffer | None:
-        """What a connection holds of ``buffer`` once its frames are taken; None where all were whole.
+        """Return the buffer that a connection keeps once its whole frames are taken; None if none is left.
 
         ``wanted`` is the size of the frame that is not whole.  ``earned``: the connection has sent so much
         that it may keep a buffer of full size.

@@ -91,7 +91,7 @@ class WaitingRoom:
             self._servers.append(server)
 
     def close(self) -> None:
-        """Accept nothing more; who is connected comes back to a broker that serves."""
+        """Accept nothing more; connected clients come back to a broker that serves."""
         if self._asking is not None:
             self._asking.cancel()
         for server in self._servers:

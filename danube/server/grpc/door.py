@@ -37,7 +37,7 @@ GOAWAY_DELAY_S = 0.05
 
 
 class DataHalves:
-    """What only the data port has: publishing, consuming and settling, over one session."""
+    """Parts of the data port alone: publishing, consuming and settling, over one session."""
 
     def __init__(
         self, session: BrokerSession, publishing: Publishing, consuming: Consuming, settling: Settling

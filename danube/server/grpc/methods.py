@@ -1,4 +1,4 @@
-"""The table of a gRPC port: path -> how the call is read and who handles it."""
+"""The table of a gRPC port: for each path how the call is read, and its handler."""
 
 from __future__ import annotations
 

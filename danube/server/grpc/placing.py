@@ -1,4 +1,4 @@
-"""Which worker a gRPC connection is for: the owner of the partition that its first call names.
+"""Placing of a gRPC connection: it goes to the owner of the partition that its first call names.
 
 Until that call is whole, nothing but SETTINGS and PING was answered, so what the client has of this
 connection follows from the bytes it sent.  They go along with the socket; the machine of the other worker
@@ -41,7 +41,7 @@ _RECEIVE: Final = "/danube.ConsumerService/ReceiveMessages"
 
 
 class HeldCall(NamedTuple):
-    """A whole call that waits until it is known who serves it; ``size`` counts against flow control."""
+    """A whole call that waits until its worker is known; ``size`` counts against flow control."""
 
     method: Method
     stream: Stream
@@ -50,7 +50,7 @@ class HeldCall(NamedTuple):
 
 
 class Unplaced:
-    """What a connection has received and was sent until it is known which worker it is for."""
+    """Bytes that a connection has received, and calls it has begun, until its worker is known."""
 
     __slots__ = ("calls", "deferred", "received", "sent_bytes")
 

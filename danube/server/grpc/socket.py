@@ -52,7 +52,7 @@ class SocketDoor(Protocol):
 
 
 class GrpcSocket(asyncio.BufferedProtocol):
-    """See the module; who inherits has the machine tell it of calls."""
+    """Transport of one gRPC connection, see the module; a subclass handles the calls."""
 
     _http2: ServerConnection
 

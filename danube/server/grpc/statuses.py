@@ -27,7 +27,7 @@ def trailers_of(error: BaseException) -> bytes:
 
 
 def sentence(error: DanubeError) -> str:
-    """What happened, why, and what to do, in one line."""
+    """Put an error into one line: what happened, why, and what to do."""
     text = f"{error} ({error.hint})" if error.hint else str(error)
     return text[:MESSAGE_CHARACTERS_MAX]
 

@@ -1,4 +1,4 @@
-"""Answers of unary calls: a number that the client gave, told to each, those of one connection together."""
+"""Answers of unary calls: each repeats the client's number; those of one connection leave together."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Consuming:
             self.leave(consumer)
 
     def _forget(self, consumer: GrpcConsumer) -> None:
-        """Nothing of the consumer stays, here or at the owner; its id stays known."""
+        """Remove the consumer here and at the owner; its id stays known."""
         if self._by_id.get(consumer.consumer_id) is consumer:
             del self._by_id[consumer.consumer_id]
         others = self._by_connection.get(consumer.connection)

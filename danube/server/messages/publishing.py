@@ -220,7 +220,7 @@ class Publishing:
             self._forget(target)
 
     def connection_lost(self, user: Any) -> None:
-        """The connection that created producers is gone; those that nobody else uses are closed."""
+        """Close the producers of a lost connection that no other connection uses."""
         for target in self._by_user.pop(user, ()):
             target.users.discard(user)
             if target.idle:
@@ -448,7 +448,7 @@ class Publishing:
         self._offer(target)
 
     def _offer(self, target: Target) -> None:
-        """What waits goes out with this turn or, when that has handed over already, with the next."""
+        """Schedule the waiting messages for this turn or, if that has handed over already, for the next."""
         self._dirty[target] = None
         self._session.schedule_turn()
 

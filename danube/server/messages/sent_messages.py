@@ -74,7 +74,7 @@ def parsed(data: bytes) -> StreamMessage:
 
 
 def envelope_of(message: StreamMessage, place: MsgID) -> Envelope:
-    """What messages of one batch have in common, beside their producer; ``place`` is the message's msg_id."""
+    """Return what a message shares with its batch, beside the producer; ``place`` is its msg_id."""
     return (
         place.broker_addr,
         message.schema_id if message.HasField("schema_id") else None,
@@ -83,7 +83,7 @@ def envelope_of(message: StreamMessage, place: MsgID) -> Envelope:
 
 
 def own_of(message: StreamMessage) -> Message:
-    """What is the message's own."""
+    """Return the parts of the message that it does not share with its batch."""
     key = message.routing_key.encode() if message.HasField("routing_key") else None
     return message.payload, message.publish_time, message.request_id, key, message.attributes or None
 
@@ -136,9 +136,10 @@ def _lots(
 
 
 def _first_of_run(data: bytes) -> StreamMessage | None:
-    """It, where the others of its run differ from it in no more than the kernel has found.
+    """Parse the first message of a run; None if the others may differ in more than the kernel has found.
 
-    Not so where it is not as a serializer writes it, for then a field may come again behind the others.
+    They may if the message has unusual fields, or is not as a serializer writes it: then a field may come
+    again behind the others.
     """
     try:
         message = parsed(data)

@@ -28,7 +28,7 @@ Answer = Callable[[Frame, bytes | memoryview], None]
 
 
 class HandleOwner(Protocol):
-    """Who opened a handle: a target of publishes or a consumer."""
+    """Opener of a handle: a target of publishes or a consumer."""
 
     def delivered(self, batches: bytes | memoryview) -> None: ...
     def handle_closed(self, error: DanubeError) -> None: ...

@@ -28,7 +28,7 @@ _Waiting = tuple[Answering, "Stream", int]  # connection, stream, request id
 
 
 class _Pending:
-    """What a turn brought for one subscription of one partition."""
+    """Acks and nacks of one turn for one subscription of one partition."""
 
     __slots__ = ("acks", "nacks", "waiting")
 

@@ -77,7 +77,7 @@ def _sized(tag: bytes, data: bytes) -> bytes:
 
 
 class _Constant(NamedTuple):
-    """What all messages of a batch have in common."""
+    """Bytes that all messages of a batch share."""
 
     fields: bytes  # producer_name, schema_id, schema_version, publish_time where it is one
     place: bytes  # MsgID up to the value of topic_offset

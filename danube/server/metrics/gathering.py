@@ -41,7 +41,7 @@ class Gathering:
         self._last_ns = -FRESH_NS
 
     async def answers(self) -> dict[int, Measured]:
-        """What each worker answered, by its number; who asks during a round gets that round's answers."""
+        """Return each worker's answer by its number; a caller during a round gets that round's answers."""
         if clock.monotonic_ns() - self._last_ns < FRESH_NS:
             return self._last
         if self._round is None:
@@ -66,7 +66,7 @@ class Gathering:
         return self._last
 
     def connected(self, link: MeasuredLink) -> None:
-        """A worker is there; if somebody waits for answers, it is asked at once."""
+        """Add a worker; if a round is under way, ask it at once."""
         self.links.add(link)
         if self._round is not None:
             link.ask(self._question, self._topics_max)

@@ -45,7 +45,7 @@ def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
 
 
 class Metrics:
-    """What the process is made of."""
+    """Parts and loop of the metrics process."""
 
     def __init__(self, context: MetricsContext, topics_max: int, broker: Callable[[], int]) -> None:
         self._context = context
@@ -80,7 +80,7 @@ class Metrics:
         loop.call_later(HEARTBEAT_S, self._beat, loop)
 
     async def page(self) -> bytes:
-        """The text of one round of answers; made once for all who share the round."""
+        """Return the text of one round of answers, made once for all callers of the round."""
         answers = await self._gathering.answers()
         async with self._making:
             if answers is not self._answers:
@@ -89,7 +89,7 @@ class Metrics:
             return self._text
 
     async def _member_side(self) -> ObservedMember | None:
-        """What this host's controller says, within a second."""
+        """Return this host's member; its status is None if the controller does not answer within a second."""
         lease = self._context.lease
         if not self._context.controller_address or lease is None:
             return None

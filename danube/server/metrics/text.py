@@ -1,4 +1,4 @@
-"""From what is known of a broker to Prometheus' text; the only place that imports prometheus_client.
+"""Prometheus' text from the facts of a broker; the only place that imports prometheus_client.
 
 One collector makes all series anew from one observation.  The library's own registry, its process-wide
 metrics and its multiprocess mode are not used: workers count in shared memory.
@@ -130,7 +130,7 @@ def _of_the_storage(observed: Observed) -> dict[Family, list[Series]]:
 
 
 def _of_the_cluster(member: ObservedMember) -> dict[Family, list[Series]]:
-    """What is placed where is known to the leader alone; what a silent controller knows, to nobody."""
+    """Return the series of the cluster: few if the controller is silent, placing at the leader only."""
     status = member.status
     found: dict[Family, list[Series]] = {
         table.CONTROLLER_UP: _one(status is not None), table.LEASE_SECONDS: _one(member.lease_s)

@@ -1,6 +1,6 @@
-"""What a unary or streaming RPC gets: the call it belongs to, and the broker it acts on.
+"""Arguments of a unary or streaming RPC: the call it belongs to, and the broker it acts on.
 
-A whole list out of its pages: the messages of the gRPC services have none.
+``whole_list`` joins the pages of a list, as the messages of the gRPC services have no pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""danube_admin.ClusterAdmin: the members of a cluster, asked of this host's controller.
+"""danube_admin.ClusterAdmin: the members of a cluster, by this host's controller.
 
 Unlike upstream any member answers: its controller speaks to the leader.
 """

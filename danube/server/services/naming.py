@@ -18,7 +18,7 @@ from danube.server.services.ports import BrokerCalls
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a topic name of a request means: the topic and the physical names of its partitions."""
+    """Meaning of a topic name in a request: the topic and the physical names of its partitions."""
 
     record: TopicRecord
     partitions: list[str]

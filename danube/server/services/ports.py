@@ -1,4 +1,4 @@
-"""What a servicer sees of the call it answers and of the broker it asks."""
+"""Ports of a servicer: the call that it answers, and the broker that it asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from danube.core.metadata.machine import Metadata
 
 
 class Call(Protocol):
-    """One RPC: who calls, under which address, with which headers (names in lower case)."""
+    """One RPC: the caller, the address it dialled, and headers (names in lower case)."""
 
     @property
     def authority(self) -> str: ...
@@ -36,7 +36,7 @@ class BrokerCalls(Protocol):
 
     @property
     def metadata(self) -> Metadata:
-        """What this worker has read; see refresh."""
+        """Metadata as far as this worker has read it; see refresh."""
 
     def refresh(self) -> None:
         """Read what other workers committed since."""

@@ -202,7 +202,7 @@ def _definition(text: bytes) -> bytes:
 
 
 def _check_remarks(request: pb.RegisterSchemaRequest) -> None:
-    """What people write beside a definition has a bound too, because it is kept with it."""
+    """Refuse remarks that are too long: they are stored beside the definition."""
     texts = [request.description, request.created_by, *request.tags]
     size_bytes = sum(len(text.encode()) for text in texts)
     if size_bytes > _REMARKS_BYTES_MAX or len(request.tags) > _TAGS_MAX:

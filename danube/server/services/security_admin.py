@@ -1,4 +1,4 @@
-"""danube_admin.SecurityAdmin: roles, and who holds them where."""
+"""danube_admin.SecurityAdmin: roles and their bindings."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class TopicAdmin:
         return self._listed(metadata.topics(namespace) if known else [])
 
     async def list_broker_topics(self, request: pb.BrokerRequest, call: Call) -> pb.TopicInfoListResponse:
-        """What this broker owns; of one that is alone, everything."""
+        """List the topics of one broker; a broker that is alone has all."""
         broker_id = str(number_of_broker(request.broker_id))
         listed = self._listed(current(self._broker).topics())
         return pb.TopicInfoListResponse(topics=[one for one in listed.topics if one.broker_id == broker_id])
@@ -142,7 +142,7 @@ class TopicAdmin:
         )
 
     def _owner(self, record: TopicRecord, partition: int) -> str:
-        """The id of the broker that owns a partition; "" for nobody."""
+        """Return the id of the broker that owns a partition; "" for none."""
         if not self._broker.clustered:
             return str(self._broker.broker_id)
         owner_id = self._broker.metadata.cluster.owners.of(record.topic_id, partition).broker_id
@@ -361,7 +361,7 @@ class TopicAdmin:
         return sorted({one["subscription"] for one in await self._subscriptions_of(found)})
 
     async def _subscriptions_of(self, found: Named) -> list[dict[str, Any]]:
-        """What each partition's owner tells of its subscriptions."""
+        """Collect the subscriptions that each partition's owner reports."""
         held: list[dict[str, Any]] = []
         names = found.partitions
         for start in range(0, len(names), _ASKED_AT_ONCE):

@@ -96,7 +96,7 @@ def installed_settings(environ: Mapping[str, str]) -> set[str]:
 
 
 def _decided() -> Callable[[str], bool]:
-    """Whether spark-submit, the installation, or whoever has a session in this process, chose a setting."""
+    """Return a test whether spark-submit, the installation or a session of this process chose a setting."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 

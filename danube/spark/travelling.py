@@ -1,8 +1,8 @@
-"""What goes to Spark's workers, in a cover that says so where Danube is not installed.
+"""Code for Spark's workers, in a cover that reports if Danube is not installed there.
 
 Spark hands classes and functions on by name.  A Python without Danube then ends with a traceback of its
-loader for each attempt of each task.  So what Spark loads first, the functions of this module and a data
-source that stands for ours, travels by value, needs nothing but pyspark, and looks whether Danube is there.
+loader for each attempt of each task.  So the code that Spark loads first travels by value: the functions of
+this module, and a data source that stands for ours.  It needs only pyspark, and checks for Danube.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Travelling:
 
 
 def opened(octets: bytes) -> Any:
-    """What the bytes hold; ImportError, in one line, where this Python has no Danube.
+    """Load the object in the bytes; ImportError, in one line, if this Python has no Danube.
 
     ``danube.spark.failures`` knows the error by its words.
     """

@@ -1,1 +1,1 @@
-"""Which bytes hold which records, and reading them; no Spark in it."""
+"""History in segments: which bytes hold which records, and reading them; no Spark in it."""

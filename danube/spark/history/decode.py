@@ -79,7 +79,7 @@ class Skipped(NamedTuple):
 
 @dataclass
 class Losses:
-    """What was skipped.  ``allowed`` false: the first loss is raised instead."""
+    """Skipped records.  ``allowed`` false: the first loss is raised instead."""
 
     allowed: bool = False
     skipped: list[Skipped] = field(default_factory=list)
@@ -401,7 +401,7 @@ def _groups(
 def _inflated(
     octets: NDArray[np.uint8], positions: NDArray[np.int64], wanted: _Wanted
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.void]]:
-    """The same batches without compression, their positions and headers; damage is left out and noted."""
+    """Return the batches without compression, their positions and headers; damage is left out and noted."""
     parts: list[bytes | memoryview] = []
     places: list[int] = []
     end = 0

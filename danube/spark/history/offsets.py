@@ -1,4 +1,4 @@
-"""How far reading has come, as Spark keeps it in a stream's checkpoint.
+"""Offsets of a stream, as Spark keeps them in its checkpoint.
 
     {"/default/orders": {"id": 7, "history": "5f2c...", "offsets": {"0": 23, "1": 5}}}
 
@@ -45,7 +45,7 @@ def history_in(packed: Mapping[str, Any]) -> str:
 
 
 def unpack(packed: Mapping[str, Any]) -> Ends:
-    """What pack() was given; InvalidArgument for a checkpoint that is not one of this source's."""
+    """Read what pack() made; InvalidArgument for a checkpoint that is not one of this source's."""
     try:
         return {
             PartitionKey(topic, int(facts["id"]), int(partition)): int(offset)

@@ -42,7 +42,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What was asked for.  ``topics``: names and patterns.  ``store`` may hold secrets, never shown."""
+    """Checked options.  ``topics``: names and patterns.  ``store`` may hold secrets, never shown."""
 
     topics: tuple[str, ...]
     storage: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ def _checked(values: dict[str, Any], store: dict[str, Any], streaming: bool | No
 
 
 def _check_mode(values: Mapping[str, Any], starting: Bound, ending: Bound, streaming: bool | None) -> None:
-    """What fits only a batch read, or only a stream."""
+    """Refuse options of a batch read in a stream, and of a stream in a batch read."""
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
             if name in values:

@@ -1,4 +1,4 @@
-"""Where history lies: a broker's data directory, or an object store with its manifests.
+"""Places of history: a broker's data directory, or an object store with its manifests.
 
 Both tell which topics there are and which segments a partition has, from names, headers, footers and
 manifests alone; records are read by :mod:`danube.spark.history.fetch`.  Nothing is ever changed.  A place is

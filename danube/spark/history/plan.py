@@ -1,4 +1,4 @@
-"""From a selection to tasks: which bytes of which segments each of them reads.
+"""Plan of a read: from a selection to tasks, each with the bytes of its segments.
 
 The driver knows segments by name, size and offsets alone (:mod:`danube.spark.history.places`).  It cuts at
 any offset; a task that begins inside a segment finds its batch through the segment's own index.  Small
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What one task reads, in this order."""
+    """Runs that one task reads, in this order."""
 
     runs: tuple[Run, ...]
 

@@ -1,7 +1,7 @@
-"""What a task does: fetch the pieces of its split, decode them, and find records again that have moved.
+"""Work of a task: fetch the pieces of its split, decode them, and find records again that have moved.
 
-While a long job runs the broker may seal, upload, merge, evict or delete segments.  A piece whose file or
-object is gone is looked for anew by its offsets; only records that are nowhere count as lost.
+While a long job runs the broker may seal, upload, merge, evict or delete segments.  If a piece's file or
+object is gone, the piece is searched again by its offsets; only records that are nowhere count as lost.
 """
 
 from __future__ import annotations

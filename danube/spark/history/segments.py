@@ -1,4 +1,4 @@
-"""What a plan knows of a segment and of a partition, from names, headers, footers and manifests alone."""
+"""Facts of a plan about a segment and a partition, from names, headers, footers and manifests alone."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class SegmentRef(NamedTuple):
 
 
 class PartitionHistory(NamedTuple):
-    """What a place holds of a partition: records from ``start_offset`` on, in ``segments`` by offset.
+    """Records of a partition in one place: from ``start_offset`` on, in ``segments`` by offset.
 
-    ``holes``: what it knows of offsets that are in none, by offset.
+    ``holes``: the known holes among these offsets, by offset.
     """
 
     identity: LogIdentity
@@ -47,7 +47,7 @@ class PartitionHistory(NamedTuple):
     holes: tuple[Hole, ...] = ()
 
     def of_log(self, log_id: bytes) -> PartitionHistory:
-        """The same; whoever reads a segment refuses it where it is of another log."""
+        """Return this history for the log ``log_id``; a reader refuses segments of any other log."""
         return self._replace(segments=[one._replace(log_id=log_id) for one in self.segments])
 
     @property

@@ -1,4 +1,4 @@
-"""From options to partitions with their histories: which records there are, and which were asked for.
+"""Selection of records: from options to partitions with their histories.
 
 A restore and a copy that is put back begin a new history (:mod:`danube.core.placement.recovered`): what
 came after the copy is gone.  Offsets go on far ahead then, so a position that was behind what the copy
@@ -163,9 +163,9 @@ class Catalogue:
         return found
 
     def _ends(self, topic: str) -> list[tuple[str, PartitionEnds]]:
-        """What the broker says; nothing of a topic that was deleted there, where losses are allowed.
+        """Return the ends that the broker reports; none of a topic deleted there, if losses are allowed.
 
-        A place may know it a while longer: a store's copy of the metadata is older than the broker's.
+        A place may know such a topic longer: a store's copy of the metadata is older than the broker's.
         """
         try:
             return self._tail.ends(topic) if self._tail is not None else []
@@ -180,7 +180,7 @@ class Catalogue:
         return tuple(place.history(identity, unsynced=unsynced).of_log(log_id) for place in self.places)
 
     def recorded_histories(self, known: Iterable[Known]) -> Sequence[History]:
-        """The histories that followed the first one, of whoever knows most of them."""
+        """Return the histories that followed the first one, by the place that knows most of them."""
         told = [part.told.histories for part in known if part.told is not None]
         return max([*told, self._histories], key=len)
 

@@ -1,6 +1,6 @@
-"""What only the running broker has: how far each partition goes now, and its newest records.
+"""Tail of each partition, which only the running broker has: its present end, and its newest records.
 
-Records are asked for through a subscription that lives as long as one read.  Its name begins with
+Records are read through a subscription that lives as long as one read.  Its name begins with
 ``danube-spark-``, so one that a killed task has left behind is easy to find and delete.
 """
 
@@ -211,7 +211,7 @@ class Tail:
 
 
 def _tell_lost(state: Mapping[str, Any], lose: Lose) -> None:
-    """What the broker passed over, though there were records."""
+    """Count records as lost that the broker passed over."""
     for name, why in _LOSSES.items():
         if state.get(name, 0):
             lose(int(state[name]), why)

@@ -1,4 +1,4 @@
-"""How the broker is asked for what no place holds, and what of that is lost."""
+"""Runs over the tail: how records that no place holds are fetched from the broker, and what is lost."""
 
 from __future__ import annotations
 

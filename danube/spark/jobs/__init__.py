@@ -1,1 +1,1 @@
-"""What all jobs share: options, running tasks, findings."""
+"""Common parts of all jobs: options, running tasks, findings."""

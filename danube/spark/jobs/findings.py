@@ -1,9 +1,9 @@
-"""What validation finds: kinds of damage, rows, and the report.
+"""Findings of validation: kinds of damage, rows, and the report.
 
-A finding names file (or key), byte and offset.  *Errors* mean that records are lost, wrong or in doubt;
-*warnings* that something is there which should not be, and no record suffers from it.
+A finding names file (or key), byte and offset.  *Errors* mean that records are lost, wrong or in doubt.
+*Warnings* mean that something is there which should not be, and that no record suffers from it.
 
-What is known of a segment before it is validated, and what is known of it afterwards.
+Facts of a segment before and after it is validated are here as well.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def finding(kind: Damage, file: str, detail: str, byte: int = -1, offset: int = 
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a job did.  ``counts`` are plain numbers by name; ``remarks`` are for people and no fault.
+    """Report of a job.  ``counts`` are plain numbers by name; ``remarks`` are for people and no fault.
 
-    ``partial``: some of what was asked for was left undone, and the counts say how much.
+    ``partial``: a part of the request was left undone, and the counts say how much.
     """
 
     job: str
@@ -148,10 +148,10 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a segment before it is read.
+    """Facts of a segment that are known before it is read.
 
     ``synced``: bytes below it were on disk once, so they cannot be an unfinished write.  ``log_id``: of
-    danube.wal.segments.segment, zeros where it is not known.
+    danube.wal.segments.segment, zeros if it is not known.
     """
 
     where: str
@@ -164,10 +164,10 @@ class Expected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentFacts(msgspec.Struct, array_like=True):
-    """What a segment holds, for comparisons with its neighbours and with the manifest.
+    """Content of a segment, for comparisons with its neighbours and with the manifest.
 
     ``sequences``: producer id, epoch, first sequence, next sequence, offset of the first record.
-    ``schemas``: schema id, version (0: none), position, offset where it is named first.
+    ``schemas``: schema id, version (0: none), position, offset at which it is named first.
     """
 
     where: str

@@ -80,7 +80,7 @@ class JobOptions:
         return text
 
     def place(self) -> AnyPlace:
-        """What ``storage`` names; the settings are for a store."""
+        """Open the place that ``storage`` names; the settings are for a store."""
         return open_place(self.storage, self.settings if "://" in self.storage else None)
 
     def wants(self, topic: str) -> bool:

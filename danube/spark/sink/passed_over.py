@@ -28,9 +28,9 @@ class StoredRows(NamedTuple):
 
 
 def stored_rows(client: Client, partition: str, batches: Sequence[tuple[int, int, int]]) -> StoredRows | None:
-    """What is known of a producer's rows by the newest of its stored ``batches`` that is still there.
+    """Return a producer's stored rows, by the newest of its stored ``batches`` that is still there.
 
-    ``batches`` are as :class:`danube.core.protocol.native.ProducerOpened` tells them.  None where they have
+    ``batches`` are as :class:`danube.core.protocol.native.ProducerOpened` tells them.  None if they have
     all expired, or were compacted away.
     """
     tail = Tail.over(client)

@@ -53,7 +53,7 @@ class PublishOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """What one task did: rows it was given, those of them that were stored before, and bytes sent."""
+    """Progress of one task: rows it was given, those of them that were stored before, and bytes sent."""
 
     rows: int = 0
     passed_over: int = 0
@@ -198,7 +198,7 @@ class _Topic:
         self._rows += batch.num_rows
 
     def _pass_over(self, index: int, first: int, rows: pyarrow.RecordBatch) -> None:
-        """What is passed over must be what is stored; a topic that keeps no log cannot tell."""
+        """Check that rows passed over equal the stored ones; a topic that keeps no log cannot tell."""
         producer = self.producer
         if not producer.reliable:
             return

@@ -37,7 +37,7 @@ _logger = logging.getLogger("danube.spark")
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What a task published: rows it was given, and those of them that an earlier attempt had stored."""
+    """Result of a task: rows it was given, and those of them that an earlier attempt had stored."""
 
     rows: int
     passed_over: int

@@ -70,5 +70,5 @@ class DanubeStreamArrowWriter(Travelling, DataSourceStreamArrowWriter):
         _logger.debug("batch %d: published %d rows", batchId, sum(each.rows for each in told))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was published stays; the batch comes again and goes on behind it."""
+        """Leave published rows in place; the batch comes again and goes on behind them."""
         _logger.warning("batch %d failed; it goes on behind what its tasks had published", batchId)

@@ -1,4 +1,4 @@
-"""How the type of a table's values grows with its schema: fields are added, and nothing else changes.
+"""Growth of a table's type with its schema: fields are added, and nothing else changes.
 
 Rows that were written before have nulls in a column that came later, and rows of a version without a field
 have nulls in its column.  A column of another type, and a name that differs from another one in case alone,

@@ -55,7 +55,7 @@ class SplitReader(DanubeReader):
 
 
 class RowsOfSplits(Travelling):
-    """What a task does with the splits that reach it."""
+    """Work of a task on the splits that reach it."""
 
     def __init__(self, reader: PlanReader, places: Sequence[AnyPlace]) -> None:
         self._reader = reader

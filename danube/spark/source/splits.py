@@ -81,7 +81,7 @@ def _schemas(options: ReadOptions) -> Schemas | None:
 
 
 class PlanReader(Travelling):
-    """What batch reads and streams have in common: a selection's splits, and reading one of them."""
+    """Common part of batch reads and streams: a selection's splits, and reading one of them."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
@@ -182,7 +182,7 @@ def cut_ranges(
     splits_min: int = 0,
     split_bytes: int = SPLIT_BYTES,
 ) -> list[list[Range]]:
-    """What each task reads.
+    """Return the ranges that each task reads.
 
     ``holes`` are offsets that no record ever had; they are made before anything behind them, so a batch
     that reaches over one knows it each time.

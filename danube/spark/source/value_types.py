@@ -1,7 +1,7 @@
-"""What a schema's values look like as Arrow columns, for Avro, JSON Schema, Protobuf and the plain types.
+"""Arrow columns of a schema's values, for Avro, JSON Schema, Protobuf and the plain types.
 
-What Arrow has no column for (a choice between several types, a value of any shape, a type that contains
-itself) becomes text: the value as JSON.  Every field may be null, as records of older versions lack some.
+A value that Arrow has no column for (a choice between several types, a value of any shape, a type that
+contains itself) becomes text: the value as JSON.  Every field may be null, as older versions lack some.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _of_json_object(schema: dict[str, Any], root: Any, above: tuple[str, ...]) -
 
 
 def _referred(root: Any, reference: str) -> Any:
-    """What a reference inside the document names; None for any other."""
+    """Return the target of a reference inside the document; None for any other."""
     if not reference.startswith("#"):
         return None
     found = root

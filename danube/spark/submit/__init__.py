@@ -1,4 +1,4 @@
-"""What spark-submit is given: a file, as it takes no module."""
+"""Entry script for spark-submit, which accepts a file but no module."""
 
 from __future__ import annotations
 

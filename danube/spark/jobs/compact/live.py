@@ -78,7 +78,7 @@ class LiveBroker:
                 time.sleep(_PAUSE_MAX_S)
 
     def install(self, manifest: Manifest, objects: Sequence[Staged]) -> list[Outcome]:
-        """What became of each object of one partition, in their order."""
+        """Offer the objects of one partition; return the outcome of each, in their order."""
         partition = self._client.admin.topic(manifest.topic).partitions[manifest.partition]
         settled: dict[bytes, Outcome] = {}
         left = list(objects)

@@ -278,7 +278,7 @@ class _Job:
         return schema, shape_of(growth.type)
 
     def _new_parts(self, done: RoundPlan, known: Mapping[int, Known]) -> list[_NewPart]:
-        """What each partition holds that was not exported yet."""
+        """Return the part of each partition that was not exported yet."""
         parts: list[_NewPart] = []
         for number, part in sorted(known.items()):
             start, end = max(done.ends.get(str(number), part.start), 0), part.end
@@ -302,7 +302,7 @@ class _Job:
         return pieces, lost
 
     def _schemas(self, topic: str, pinned: str) -> Schemas | None:
-        """What the payloads of a topic are read by: ``pinned``, else its newest version; None for none."""
+        """Return the schemas of a topic's payloads: ``pinned``, else its newest version; None for none."""
         if pinned:
             return find_schemas(self._catalogue.metadata(), [topic], pinned)
         record = self._catalogue.metadata().topic(topic)
@@ -333,7 +333,7 @@ class _Job:
         return sorted(written, key=lambda one: one.file)
 
     def _split(self, part: Known, one: FilePlan) -> Split:
-        """What one file is made of, by what the places hold now."""
+        """Return the pieces of one file, by what the places hold now."""
         stored = min(one.end, part.stored_end)
         runs = []
         if one.start < stored:

@@ -1,4 +1,4 @@
-"""How far an export has come: a checkpoint beside its table, and the plan of the round that is under way.
+"""State of an export: a checkpoint beside its table, and the plan of the round that is under way.
 
     <table>/_danube/checkpoint-<round, 10 digits>.json   what rounds up to this one have exported
     <table>/_danube/plan-<round>.json                    the files that the round writes, and of which offsets

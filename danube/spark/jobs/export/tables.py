@@ -1,4 +1,4 @@
-"""Where exported files become part of a table: a directory of Parquet, a Delta table, an Iceberg table.
+"""Tables that exported files become part of: a directory of Parquet, a Delta table, an Iceberg table.
 
 Each commit may be made again: a run that was killed in the middle of one repeats it, and finds what is
 there already.
@@ -68,7 +68,7 @@ def _move(state: ExportState, written: Sequence[Exported]) -> list[Path]:
 
 
 class ParquetTable:
-    """A directory: whoever lists it sees files that are whole."""
+    """A directory of whole files."""
 
     def __init__(self, state: ExportState) -> None:
         self._state = state

@@ -50,7 +50,7 @@ class ExportTask(NamedTuple):
 
 
 class Exported(msgspec.Struct, frozen=True, array_like=True):
-    """What one task wrote; ``rows`` 0: no file was needed."""
+    """Result of one task; ``rows`` 0: no file was needed."""
 
     file: str
     rows: int

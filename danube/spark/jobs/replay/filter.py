@@ -63,7 +63,7 @@ class LaneReader(DataSourceReader):
 
 @dataclass
 class LaneDone(WriterCommitMessage):
-    """What a task reports."""
+    """Report of a task."""
 
     report: LaneReport
 
@@ -85,7 +85,7 @@ class LaneWriter(DataSourceArrowWriter):
         files.replace_durably(Path(self._answer), msgspec.json.encode(reports))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was written stays, and the next run passes over it."""
+        """Leave written records in place: the next run passes over them."""
 
 
 class ReplaySource(DataSource):

@@ -1,4 +1,4 @@
-"""Which records a replay takes: one lane for each partition, and how a lane is read."""
+"""Plan of a replay: one lane for each partition, and how a lane is read."""
 
 from __future__ import annotations
 

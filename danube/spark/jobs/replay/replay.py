@@ -206,7 +206,7 @@ def _done(
 
 
 def _counted(lanes: Sequence[Lane], where: str, spark: SparkSession | None) -> list[LaneReport]:
-    """What would be replayed."""
+    """Count what would be replayed."""
     counts = {lane.range.partition: lane.range.end - lane.range.start for lane in lanes}
     if where and spark is not None and lanes:
         from danube.spark.jobs.replay.filter import count_chosen

@@ -1,9 +1,9 @@
-"""What a replay remembers between runs: its ranges, and where its records go.
+"""State of a replay between runs: its ranges, and where its records go.
 
-Written once, before the first record is published.  A run that finds it takes its ranges from it, so that
-records which came since, or expired at the front, move no number.  Nothing else is needed: how far each
-lane is, the target knows.  A lost file is made anew, and the job goes on as long as the first offsets of its
-ranges are the same.
+The state is written once, before the first record is published.  A run that finds it takes its ranges from
+it, so that records which came since, or expired at the front, move no number.  Nothing else is needed: the
+target knows how far each lane is.  A lost file is made anew, and the job goes on as long as the first offsets
+of its ranges are the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a replay's records go: a topic, here or in another cluster, or files.  One lane at a time.
+"""Target of a replay's records: a topic, here or in another cluster, or files.  One lane at a time.
 
 A *lane* is a range of one source partition, in the order of its offsets.  Into a topic it is published
 under a name of its own (:mod:`danube.spark.sink.publishing`), into files it becomes one file that appears
@@ -62,7 +62,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneReport(msgspec.Struct):
-    """What became of a lane: ``rows`` that were chosen, ``passed_over`` of them stored before."""
+    """Result of a lane: ``rows`` that were chosen, ``passed_over`` of them stored before."""
 
     topic: str
     partition: int

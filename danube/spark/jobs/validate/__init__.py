@@ -1,1 +1,1 @@
-"""Is every byte what it was?."""
+"""Validation of stored history, byte by byte."""

@@ -64,7 +64,7 @@ def directories(place: DataDirectory) -> Iterator[tuple[LogIdentity, Path]]:
 
 
 def plan_directory(identity: LogIdentity, directory: Path, log_id: bytes = NO_LOG) -> DirectoryPlan:
-    """What there is to read; StorageFailed where the disk does not answer."""
+    """List what there is to read; StorageFailed if the disk does not answer."""
     plan = DirectoryPlan(identity, directory)
     try:
         _read_holes(plan)
@@ -91,7 +91,7 @@ def plan_directory(identity: LogIdentity, directory: Path, log_id: bytes = NO_LO
 
 
 def directory_state(directory: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of change; equal as long as nobody writes."""
+    """Return names, sizes and times of change; equal as long as no process writes."""
     found: list[tuple[str, int, int]] = []
     try:
         for path in directory.iterdir():
@@ -206,13 +206,13 @@ def judge_directory(plan: DirectoryPlan, segments: Sequence[SegmentFacts]) -> li
 
 
 def _begun_seals(segments: Sequence[SegmentFacts]) -> list[SegmentFacts]:
-    """Those whose footer a power cut may have left: no later one is sealed."""
+    """Return segments whose footer a power cut may have left unfinished: no later one is sealed."""
     sealed_end = max((one.end_offset for one in segments if one.sealed), default=0)
     return [one for one in segments if one.begun_seal and one.base_offset >= sealed_end]
 
 
 def remarks_of(segments: Sequence[SegmentFacts]) -> list[str]:
-    """What a crash may leave behind."""
+    """Describe what a crash may leave behind."""
     begun = [f"{facts.where}: its seal was never finished; the next start seals it"
              for facts in _begun_seals(segments)]  # fmt: skip
     return begun + [

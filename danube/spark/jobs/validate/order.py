@@ -1,4 +1,4 @@
-"""How the segments of one partition follow each other, and what the schemas they name are."""
+"""Order of the segments of one partition, and the schemas that they name."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _STAMPED: Final = struct.Struct("<4sIQqIII")
 
 
 class Verdict(IntEnum):
-    """What is wrong with a batch whose header is intact."""
+    """Fault of a batch whose header is intact."""
 
     FINE = 0
     BODY = 1

@@ -111,7 +111,7 @@ def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Foo
 
 
 def _compare_footer(facts: SegmentFacts, header: SegmentHeader | None, footer: Footer, walk: Walk) -> None:
-    """What the footer says against what was read; damage that was named is not told twice."""
+    """Compare the footer with what was read; damage that was named is not told twice."""
     summary, where = footer.summary, footer.summary.data_end
     if header is not None and header.identity != summary.identity:
         detail = f"the footer is of partition {summary.identity.directory_name}"

@@ -1,4 +1,4 @@
-"""An object store: manifests against objects, and which objects nobody names.
+"""An object store: manifests against objects, and objects that no manifest names.
 
 May run beside brokers and their movers: a partition whose manifest changed while it was read is read again,
 and objects that no manifest names are an upload under way until they are a day old.
@@ -66,7 +66,7 @@ def manifest_names(listed: Listed) -> tuple[str, ...]:
 def plan_store(
     store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int, log_id: bytes = NO_LOG
 ) -> StorePlan:
-    """What there is to read, and what the listing and the manifests show already."""
+    """List what there is to read, and what the listing and the manifests show already."""
     plan = StorePlan(identity, log_id)
     infos = {info.key: info for info, _ in listed}
     plan.state = manifest_names(listed)
@@ -86,7 +86,7 @@ def plan_store(
 
 
 def _read_manifests(store: ObjectStore, plan: StorePlan) -> dict[str, Manifest]:
-    """Those that are whole, ascending; the newest of them becomes the plan's."""
+    """Return the whole manifests, ascending; the newest of them becomes the plan's."""
     whole: dict[str, Manifest] = {}
     for name in plan.state:
         try:
@@ -212,7 +212,7 @@ def _against_entry(facts: SegmentFacts, entry: SegmentEntry) -> Iterator[Finding
 
 
 def check_other(store: ObjectStore, listed: Listed) -> list[Finding]:
-    """What belongs to no partition: store.json, metadata snapshots, names that are nobody's."""
+    """Check what belongs to no partition: store.json, metadata snapshots, unknown names."""
     found: list[Finding] = []
     for info, key in listed:
         if key is None:

@@ -1,4 +1,4 @@
-"""Validate: is every byte of the history what it was when it was written?
+"""Validate: check that every byte of the history is as it was written.
 
 Plans from listings, manifests, marks and cursors; reads and judges segments in tasks; then compares what
 they showed with each other.  May run beside brokers: what changes while it is looked at is looked at again,

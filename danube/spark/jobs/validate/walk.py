@@ -27,7 +27,7 @@ Range = tuple[int, int, int, int, int]  # producer id, epoch, first sequence, ne
 
 
 class Sequences:
-    """What the producers of one segment numbered, in the order of offsets."""
+    """Sequences that the producers of one segment gave, in the order of offsets."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], list[int]] = {}  # first, next, first offset
@@ -79,7 +79,7 @@ def repeats_between(segments: Iterable[tuple[str, list[Range]]]) -> list[tuple[s
 
 
 def check_snapshot(snapshot: bytes, end_offset: int) -> str:
-    """What is wrong with a footer's producer snapshot; empty when nothing is, or it is of no known kind."""
+    """Return the fault of a footer's producer snapshot; empty for a sound one or an unknown kind."""
     if not snapshot.startswith(_SNAPSHOT_MAGIC):
         return ""
     try:
@@ -173,7 +173,7 @@ class Walk:
         self._forgive()
 
     def _forgive(self) -> None:
-        """What an unsealed segment ends with, and what was never synced, may be an unfinished write."""
+        """Forgive an unfinished write: the end of an unsealed segment that was never synced."""
         facts = self.facts
         if self._doubt is None or facts.sealed or self._doubt[0] < self._synced:
             return
@@ -346,7 +346,7 @@ class Walk:
         self.facts.note(Damage.BATCH_HEADER, detail, begin, self.facts.end_offset)
 
     def _ended(self, begin: int, dirty: int, cut: bool) -> None:
-        """Nothing intact is behind ``begin``; what lies there up to ``dirty`` is not zero."""
+        """Judge the last bytes, from ``begin`` to ``dirty``: not zero, and without an intact batch."""
         facts = self.facts
         if dirty <= begin and not facts.sealed:
             return

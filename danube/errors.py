@@ -189,7 +189,7 @@ class AlreadyRunning(Conflict):
 
 
 class WrongState(Conflict):
-    """What the request names is not in a state that allows it; change that first, then ask again."""
+    """State of the named thing does not allow the request; change the state first, then ask again."""
 
     code = 1135
     status = "FAILED_PRECONDITION"

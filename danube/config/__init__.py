@@ -9,7 +9,7 @@ _PUBLIC = ("BrokerConfig", "Loaded", "load")
 
 
 def __getattr__(name: str) -> Any:
-    """What programs load a configuration with, imported on first use."""
+    """Import the names that programs load a configuration with, on first use."""
     if name in _PUBLIC:
         return getattr(import_module("danube.config.loading"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

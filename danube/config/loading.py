@@ -122,7 +122,7 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a broker tells once it serves: the banner is made from this."""
+    """Facts of a broker that serves, from which the banner is made."""
 
     addresses: dict[str, str]  # "native" -> "127.0.0.1:6660"
     data_dir: Path

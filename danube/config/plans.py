@@ -1,4 +1,4 @@
-"""What the configuration says of moving and compacting, in the units of the plans."""
+"""Configured settings of moving and compacting, in the units of the plans."""
 
 from __future__ import annotations
 

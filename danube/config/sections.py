@@ -93,7 +93,7 @@ def parse_text(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """An empty host would listen on every address of the machine, which nobody means by saying nothing."""
+    """Parse a host; an empty one is refused, as it would listen on every address of the machine."""
     if not text.strip():
         raise ValueError("is empty; 0.0.0.0 and :: are every address")
     return parse_text(text)
@@ -175,7 +175,7 @@ def show_plain(value: Any) -> str:
 
 
 class Secret:
-    """A text that no log line, error or ``repr`` shows; ``reveal()`` is for whoever needs it."""
+    """A text that no log line, error or ``repr`` shows; ``reveal()`` returns it."""
 
     __slots__ = ("_text",)
 
@@ -520,7 +520,7 @@ class BalanceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
-    """What a topic gets when nothing else is asked for.
+    """Defaults of a topic.
 
     ``durability`` is that of reliable topics; non-reliable ones are always ``memory``.
     ``partitions`` 0 makes a topic that is not partitioned.  Retention 0 keeps for ever.
@@ -537,7 +537,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionsConfig:
-    """What a reliable topic's subscriptions get when nothing else is asked for."""
+    """Defaults of a reliable topic's subscriptions."""
 
     max_unacked: int = _integer(limits.MAX_UNACKED_DEFAULT, "max_unacked", 1, limits.MAX_UNACKED_LIMIT)
     ack_timeout_ms: int = _duration(30_000, "ack_timeout", 1, 7 * DAY_MS)

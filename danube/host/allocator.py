@@ -1,4 +1,4 @@
-"""What processes that serve ask of the allocator and of the garbage collector.
+"""Settings of the allocator and of the garbage collector in processes that serve.
 
 The C library gives a freed block of more than 128 KiB back to the kernel, so every batch of half a
 MiB would touch fresh pages: about half of a producer's time.  glibc raises that limit by itself to

@@ -25,7 +25,7 @@ RESERVE_BYTES: Final = 256 * KIB  # what a snapshot leaves of it is room for an 
 
 
 class Reserve:
-    """Nothing is kept before ``keep``."""
+    """Disk space kept back for work that makes room on a full disk; none before ``keep``."""
 
     __slots__ = ("_path", "_there")
 

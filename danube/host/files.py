@@ -147,7 +147,7 @@ def size_of(fd: int) -> int:
 
 
 def free_bytes(fd: int) -> int:
-    """What others than root may still write to the file system of ``fd``."""
+    """Return the bytes that users other than root may still write to the file system of ``fd``."""
     status = os.fstatvfs(fd)
     return status.f_bavail * status.f_frsize
 

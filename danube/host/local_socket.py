@@ -76,7 +76,7 @@ def dial(host: str, port: int) -> socket.socket | None:
 
 
 def tune(raw: Any) -> None:
-    """What both sides of a connection want; TCP sockets are left as they are."""
+    """Set the options of a Unix socket, for either side; a TCP socket is left as it is."""
     if unix(raw):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
@@ -95,7 +95,7 @@ def _name(host: str, port: int, worker: int) -> str:
 
 
 def _draws() -> Iterator[int]:
-    """Workers to try, so that clients spread over them: nobody knows how many there are, but 0 is there."""
+    """Yield workers to try, so that clients spread over them; their number is unknown, but 0 exists."""
     bound = WORKERS_MAX
     while bound:
         yield random.randrange(bound)  # noqa: S311 - no secret

@@ -160,13 +160,13 @@ class _DescriptorHandler(logging.Handler):
             self.handleError(record)
 
     def _begin_file_anew(self) -> None:
-        """Empty a file that has reached its bound; whoever opened it appends."""
+        """Empty a file that has reached its bound; it was opened for appending."""
         if os.fstat(self.descriptor).st_size > _file_bytes_max:
             os.ftruncate(self.descriptor, 0)
 
 
 def bound_file(bytes_max: int) -> None:
-    """Empty the output whenever it is larger than this: for a file that nobody rotates.
+    """Empty the output whenever it is larger than this: for a file that is not rotated.
 
     Holds for this process and for what it forks; 0 is no bound.
     """
@@ -215,7 +215,7 @@ class Suppressor:
 
 
 class Events:
-    """What one part of the program tells: an event in plain words, and facts by name."""
+    """Diagnostics of one part of the program: an event in plain words, and facts by name."""
 
     __slots__ = ("_logger", "_states", "_suppressor")
 

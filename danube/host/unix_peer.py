@@ -1,6 +1,6 @@
-"""Who is at the other end of a Unix socket.
+"""Peer credentials (pid, uid) of a Unix socket.
 
-An abstract address has no permissions: whoever guesses it can connect, or listen there.
+An abstract address has no permissions: any process that guesses it can connect, or listen there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred, unix(7): process, us
 
 
 def peer_of(raw: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end; of a connection that was dialled, who called listen() there."""
+    """Return (pid, uid) of the peer.  For an outgoing connection: of the process that called listen()."""
     told = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(told)
     return process, user

@@ -1,4 +1,4 @@
-"""Where everything lies in the region: the arithmetic that every process agrees on.
+"""Layout of the region: the arithmetic that every process shares.
 
     control     header line, then one line of 64 bytes per worker    see docs/formats/region.md
     counters    COUNTER_BLOCK_BYTES per worker

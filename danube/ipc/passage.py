@@ -30,7 +30,7 @@ class Passed(NamedTuple):
 
 
 def open_pairs(workers: int) -> tuple[Pair, ...]:
-    """A pair for each worker, before any is forked; none where there is nobody to pass anything to."""
+    """Make a socket pair for each worker, before any is forked; none for a single worker."""
     if workers == 1:
         return ()
     pairs = tuple(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers))

@@ -178,7 +178,7 @@ def _no_memory(size: int, why: str) -> StorageFull:
 
 
 def available_memory_bytes() -> int | None:
-    """What can still be allocated: of the machine and of the cgroups around this process."""
+    """Return the memory that can still be allocated, by the machine and by the cgroups of this process."""
     amounts = [amount for amount in (_machine_available(), *_cgroup_available()) if amount is not None]
     return min(amounts, default=None)
 

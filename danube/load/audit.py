@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Account:
-    """What a subscription came to, in records."""
+    """Counts of a subscription, in records."""
 
     subscription: str
     protocol: str
@@ -123,7 +123,7 @@ class Auditor:
         self._duplicates[subscription] = self._duplicates.get(subscription, 0) + again
 
     def _acquit(self, subscription: str, producer: str, start: int, end: int) -> None:
-        """What arrived late in one process and in time in another, whose report came later."""
+        """Clear records of lateness that arrived in time at another process, whose report came later."""
         for place in list(self._suspects):
             if place[:2] == (subscription, producer) and start <= place[2] < end:
                 del self._suspects[place]
@@ -132,7 +132,7 @@ class Auditor:
 
     @property
     def processes(self) -> list[str]:
-        """Who takes part."""
+        """Return the processes that take part."""
         return [*self._last, *sorted(self.expected - set(self._last))]
 
     def busy(self) -> list[str]:
@@ -201,7 +201,7 @@ class Auditor:
         )
 
     def _unexpected(self, subscription: str) -> Iterator[tuple[str, Range]]:
-        """What arrived and was never sent, by what the producers have reported."""
+        """Yield records that arrived and were never sent, by the reports of the producers."""
         for (name, producer), seen in self._seen.items():
             if name != subscription:
                 continue

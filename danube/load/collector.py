@@ -1,7 +1,7 @@
-"""What happened to records in one process since its last report.
+"""Fates of records in one process since its last report.
 
-Producers say what they began, what was acknowledged and what failed; consumers say what arrived.  The
-report is made of plain lists and numbers, so that it can cross to the process that judges, and is
+Producers report what they began, what was acknowledged and what failed; consumers report what arrived.  The
+report is made of plain lists and numbers, so that it can cross to the process that judges.  It is
 small however much happened, because numbers follow each other.
 """
 
@@ -85,7 +85,7 @@ class Collector:
         self._settle(self._acked, producer, number)
 
     def failed(self, producer: int, number: int) -> None:
-        """It ended in an error: it may be stored, and need not be."""
+        """Note that a record ended in an error: it may be stored, and need not be."""
         self._settle(self._unknown, producer, number)
 
     def _settle(self, numbers: dict[int, NumberSet], producer: int, number: int) -> None:

@@ -55,7 +55,7 @@ class Running:
 
 
 class Outcome:
-    """What came of a run that has ended."""
+    """Result of a run that has ended."""
 
     def __init__(self, running: Running, auditor: Auditor, findings: list[Finding], seconds: float) -> None:
         self.plan = running.plan
@@ -195,7 +195,7 @@ class Conductor:
     # -- the end --------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Wait for nothing any more: somebody is impatient."""
+        """Stop waiting for anything: the user is impatient."""
         self._hurried = True
 
     def conclude(self) -> None:
@@ -320,4 +320,4 @@ class RequestFailed(Exception):
 
 
 class CheckFailed(Exception):
-    """What the audit found."""
+    """Raised with the findings of the audit."""

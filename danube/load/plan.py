@@ -1,4 +1,4 @@
-"""What a load test is to do, as users write it: one table of options for Locust and for ``danube load``."""
+"""Plan of a load test, as users write it: one table of options for Locust and for ``danube load``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When each record is due, whatever became of the ones before it."""
+"""Schedule of records: when each is due, whatever became of the ones before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record of a load test says about itself: whose it is, its number, when it was due.
+"""Stamp of a load test's record: its producer, its number, when it was due.
 
     position  size  field
            0     4  magic DLT1
@@ -83,7 +83,7 @@ def write(run: int, producer: int, number: int, key: int, size: int, due_ns: int
 
 
 def read(payload: bytes) -> Stamp | Damaged | None:
-    """What the payload says; None for a record that no load test sent."""
+    """Read the stamp of a payload; None for a record that no load test sent."""
     if not payload.startswith(MAGIC):
         return None
     if len(payload) < STAMP_BYTES:

@@ -54,7 +54,7 @@ def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Diff
 
 
 def evolution(newer: Definition, older: Definition, checks: Checks) -> list[Difference]:
-    """What ``newer`` sets free that ``older`` needs kept; ``reader`` is the newer one."""
+    """Return names and numbers that ``newer`` sets free though ``older`` needs them kept."""
     if newer.schema_type is not SchemaType.PROTOBUF or older.schema_type is not SchemaType.PROTOBUF:
         return []
     return _module(newer.schema_type).evolution(newer, older, checks)  # type: ignore[no-any-return]

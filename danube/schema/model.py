@@ -39,7 +39,7 @@ _ALIASES: Final = {
 
 
 class Compatibility(StrEnum):
-    """What a new version is compared with, and in which direction; ``*_transitive`` with every version."""
+    """Versions that a new one is compared with, and in which direction; ``*_transitive``: all of them."""
 
     NONE = "none"
     BACKWARD = "backward"
@@ -74,7 +74,7 @@ class Compatibility(StrEnum):
 
 
 class ValidationPolicy(StrEnum):
-    """What becomes of a record that breaks its topic's schema."""
+    """Treatment of a record that breaks its topic's schema."""
 
     NONE = "none"
     WARN = "warn"

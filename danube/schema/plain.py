@@ -19,7 +19,7 @@ def examine(schema_type: SchemaType) -> Definition:
 
 
 def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Difference]:
-    """Nothing: a plain type reads itself, and :mod:`danube.schema.kinds` refuses two types."""
+    """Return no difference: a plain type reads itself, and :mod:`danube.schema.kinds` refuses two types."""
     return []
 
 

@@ -108,7 +108,7 @@ def _wait_drained(services: Services, address: Address, broker_id: str, timeout_
 @output_option()
 @click.pass_obj
 def activate(services: Services, /, broker_id: str, service_addr: Address, reason: str, output: str) -> None:
-    """It gets new partitions, and others when they are rebalanced."""
+    """Let a broker get partitions again: new ones, and others when they are rebalanced."""
     show(_ask(services, service_addr, "activate_broker", broker_id=broker_id, reason=reason), output)
 
 

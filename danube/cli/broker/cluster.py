@@ -1,4 +1,4 @@
-"""``danube cluster``: who takes part in the cluster of the broker on this host, and changing that."""
+"""``danube cluster``: the members of the cluster of this host's broker, and changes to them."""
 
 from __future__ import annotations
 

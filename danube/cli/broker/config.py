@@ -1,4 +1,4 @@
-"""``danube config``: what a broker started here would be told, and from where."""
+"""``danube config``: the settings of a broker started here, and the source of each."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _show(place: Path, plan: Plan, output: str) -> None:
 
 
 def _look(place: Path, output: str) -> None:
-    """What is there, and that nothing was done."""
+    """Show what is there, and that nothing was done."""
     from danube.cluster.control.recovery import unfinished
     from danube.cluster.control.survey import survey
 

@@ -1,4 +1,4 @@
-"""The broker of a data directory: who it is, whether it lives, and how it is told to stop.
+"""The broker of a data directory: its identity, whether it lives, and how to stop it.
 
 The supervisor holds ``danube.lock`` as long as it runs and tells about itself in ``danube.json``.
 After a crash the file stays, so whether a broker runs is asked of the lock.

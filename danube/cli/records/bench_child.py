@@ -105,7 +105,7 @@ async def _until_due(began_ns: int, sent: int, rate: float) -> None:
 
 
 class Tally:
-    """What a consumer received, and when the last of it came."""
+    """Count of a consumer's records, and when the last of them came."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted

@@ -114,7 +114,7 @@ def measure(services: Services, plan: Plan) -> dict[str, Any]:
 
 
 def _head(plan: Plan) -> dict[str, Any]:
-    """What was measured; a figure stands beside its durability level."""
+    """Return the plan that was measured; a figure stands beside its durability level."""
     named = asdict(plan)
     for name in ("address", "topic", "temporary"):
         named.pop(name)
@@ -138,7 +138,7 @@ def _throughput(plan: Plan, answers: Sequence[dict[str, Any]]) -> dict[str, Any]
 
 
 def _part(plan: Plan, role: str, index: int) -> dict[str, Any]:
-    """What one process does."""
+    """Return the plan of one process."""
     part = asdict(plan) | {"role": role, "index": index}
     if role == "publish":
         share, rest = divmod(plan.count, plan.producers)

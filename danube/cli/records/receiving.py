@@ -35,7 +35,7 @@ IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker wh
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for."""
+    """Arguments of the user."""
 
     address: Address
     topic: str
@@ -87,7 +87,7 @@ class Receiver:
             del self.remaining[partition]
 
     def take_progress(self, left_from: Mapping[int, int]) -> None:
-        """What we wait for may not be for us: acked, filtered, used up, or at another consumer."""
+        """Pass over records that are not for this consumer: acked, filtered, used up, or at another one."""
         for partition, offset in left_from.items():
             self._passed(partition, offset)
 

@@ -72,7 +72,7 @@ class Target:
 
 
 class Sent:
-    """What was acknowledged so far."""
+    """Acknowledged records so far."""
 
     def __init__(self, topic: str, as_json: bool) -> None:
         self.records = 0
@@ -217,7 +217,7 @@ def _filled(record: Record, template: Record) -> Record:
 async def _grouped(
     arrived: AsyncIterator[list[Record]], size: int, singly: bool
 ) -> AsyncIterator[list[Record]]:
-    """What arrived together in groups of at most ``size``: a slow input is sent as it comes."""
+    """Group records that arrived together, at most ``size`` each: a slow input is sent as it comes."""
     async for records in arrived:
         rest: Iterable[Record] = iter(records)
         while group := list(islice(rest, 1 if singly else size)):

@@ -1,4 +1,4 @@
-"""Where the records to be sent come from: an argument, a file, or lines of a file or standard input."""
+"""Sources of records to send: an argument, a file, or lines of a file or standard input."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ async def lines_of(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
 
 
 async def _chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """What can be read now; a thread reads, because a terminal and a pipe may keep us waiting.
+    """Read the stream as bytes come; a thread reads, because a terminal and a pipe may block.
 
-    The thread reads the descriptor itself and is a daemon: an interrupt leaves it behind in its
-    read, where a thread inside the buffered stream would hold the interpreter's exit up.
+    The thread reads the descriptor itself and is a daemon.  So an interrupt leaves it behind in its read; a
+    thread inside the buffered stream would delay the interpreter's exit.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()

@@ -1,1 +1,1 @@
-"""What lies on disk and in stores: inspect, verify, storage, spark."""
+"""Commands about data on disk and in stores: inspect, verify, storage, spark."""

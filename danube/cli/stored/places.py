@@ -1,4 +1,4 @@
-"""Where stored data is on the command line: a directory, a file, a store, or one object in it."""
+"""Places of stored data on the command line: a directory, a file, a store, or one object in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOTS = ("partitions/", "metadata/", "store.json")
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What it takes to reach a store besides its address."""
+    """Add the options that it takes to reach a store besides its address."""
     command = click.option(
         "--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port."
     )(command)
@@ -44,7 +44,7 @@ def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """What a store refuses or does not answer leaves as StorageFailed: exit code 12 and not 6."""
+    """Turn a store's refusal or silence into StorageFailed: exit code 12 and not 6."""
     try:
         yield
     except (StoreUnavailable, StoreRefused) as error:

@@ -1,1 +1,1 @@
-"""What commands share: words in, words out, errors, exit codes."""
+"""Common parts of commands: words in, words out, errors, exit codes."""

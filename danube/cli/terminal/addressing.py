@@ -1,4 +1,4 @@
-"""Where the broker is and which topic is meant, as a user writes them."""
+"""Address of the broker and name of the topic, as a user writes them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def attributes(text: str) -> dict[str, str]:
 
 
 def start_argument(where: Position) -> str | int | datetime:
-    """What the client takes as the place to begin."""
+    """Return the start position as the client takes it."""
     if where.kind == "offset":
         return where.value
     if where.kind == "time":

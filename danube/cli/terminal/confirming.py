@@ -1,4 +1,4 @@
-"""Asking before something is lost."""
+"""Confirmation by the user before records are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def confirm(services: Services, name: str, lost: str, yes: bool) -> None:
-    """Ask for the name of what will be lost; raise InvalidArgument where nobody can be asked."""
+    """Ask for the name of what will be lost; raise InvalidArgument without a terminal."""
     if yes:
         return
     if not services.can_ask():

@@ -115,7 +115,7 @@ def _write(error: DanubeError, as_json: bool) -> None:
 
 
 def _violations(error: DanubeError) -> list[Any]:
-    """What a schema that was refused breaks."""
+    """Return the violations of a schema that was refused."""
     if not error.facts.get("violations"):
         return []
     from danube.client.machine.schema_plans import violations_of

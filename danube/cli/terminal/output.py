@@ -1,4 +1,4 @@
-"""What commands print: plain objects first, and tables made from those same objects.
+"""Output of commands: plain objects first, and tables made from those same objects.
 
 Ids with 64 bits are strings in JSON (JavaScript would round them); instants are RFC 3339 UTC.
 """
@@ -80,7 +80,7 @@ def text_or_base64(payload: bytes) -> str:
 
 
 def write(data: bytes) -> None:
-    """Bytes to standard output, at once; OutputClosed when nobody reads any more."""
+    """Write bytes to standard output at once; OutputClosed when its reader is gone."""
     try:
         stream = sys.stdout.buffer
         stream.write(data)

@@ -1,4 +1,4 @@
-"""What a command needs from outside click: the client, the broker, the terminal.  Tests put theirs here."""
+"""Services of a command from outside click: the client, the broker, the terminal.  Tests put theirs here."""
 
 from __future__ import annotations
 

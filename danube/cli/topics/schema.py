@@ -287,7 +287,7 @@ def topic(services: Services, /, topic: str, service_addr: Address, output: str)
 
 
 def version_object(found: Any) -> dict[str, Any]:
-    """What is printed of a version: its time is an instant, its definition text."""
+    """Return a version as it is printed: its time is an instant, its definition text."""
     shown: dict[str, Any] = plain(found)
     shown["created_at"] = plain(shown.pop("created_us"), "created_at")
     return shown

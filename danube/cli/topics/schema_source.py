@@ -1,4 +1,4 @@
-"""Where a schema's definition comes from on the command line, and of which type it is.
+"""Source and type of a schema's definition on the command line.
 
 ``--schema-*`` of ``danube produce``: which registered version the records name.
 """
@@ -108,7 +108,7 @@ _version = click.IntRange(min=1)
 
 @dataclass(frozen=True, slots=True)
 class SchemaChoice:
-    """What the flags say; ``definition`` is registered, the others must be registered."""
+    """Schema that the flags name; ``definition`` is registered, the others must be registered."""
 
     subject: str = ""  # "": named after the topic
     version: int = 0
@@ -117,7 +117,7 @@ class SchemaChoice:
     schema_type: str = ""
 
     async def resolve(self, client: Any) -> Any:
-        """What the client takes as ``schema=``; SchemaNotFound when no version is as wanted."""
+        """Return the client's argument ``schema=``; SchemaNotFound when no version is as wanted."""
         from danube.client.typed.models import Schema
         from danube.errors import SchemaNotFound
 
@@ -157,7 +157,7 @@ def schema_choice(
     schema_file: str | None,
     schema_type_given: str | None,
 ) -> SchemaChoice | None:
-    """What the flags say, or None where there are none; UsageError when they contradict each other."""
+    """Return the choice of the flags, None without any; UsageError when they contradict each other."""
     pins = [value for value in (schema_version, schema_min_version, schema_file) if value is not None]
     if len(pins) > 1:
         raise click.UsageError("Give one of --schema-version, --schema-min-version and --schema-file.")

@@ -44,7 +44,7 @@ def topics() -> None:
 
 
 def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a topic promises; each option left out keeps the default, or in update the present value."""
+    """Add the options of a topic's policy; one left out keeps the default, in update the present value."""
     duration, size = arguments.duration_ms, arguments.size_bytes
     options = [
         click.option("--durability", type=click.Choice(["memory", "written", "fsync"])),
@@ -242,7 +242,7 @@ def accept_loss(services: Services, /, topic: str, service_addr: Address, yes: b
 
 
 def topic_object(entry: Any) -> dict[str, Any]:
-    """What is printed of a topic: one flat object, and in a description what each partition says."""
+    """Return a topic as it is printed: one flat object, in a description with what each partition says."""
     found: dict[str, Any] = plain(entry)
     if isinstance(found.get("topic"), dict):
         found = {**found["topic"], "partitions": found["partitions"]}

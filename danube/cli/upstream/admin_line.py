@@ -1,4 +1,4 @@
-"""What ``danube-admin``'s commands call: one method of one service, 5 s at most."""
+"""Calls of ``danube-admin``'s commands: one method of one service, 5 s at most."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AdminLine:
         return _call(self._channel, method, request, reply)
 
     def ask_other(self, address: str, method: str, request: Any, reply: type[Reply]) -> Reply:
-        """The same at another broker's admin port."""
+        """Call a method at another broker's admin port."""
         channel = self.outside.open(admin_endpoint(address, self.outside.environ))
         try:
             return _call(channel, method, request, reply)

@@ -176,7 +176,7 @@ class Inbox:
             self._put(error)
 
     def _put(self, received: Received | DanubeError) -> bool:
-        """Wait for room; False once nobody wants it any more."""
+        """Wait for room; return False once the inbox is closed."""
         while not self._closed.is_set():
             try:
                 self._waiting.put(received, timeout=0.2)
@@ -241,7 +241,7 @@ def _print_all(inbox: Inbox, routes: Routes, subscription: str) -> None:
 
 
 def _ack(route: Route, message: pb.StreamMessage, subscription: str) -> None:
-    """What is not acked is delivered again, so a broker that went away is only told about."""
+    """Ack a message; a failure is only reported, as the broker delivers an unacked message again."""
     request = pb.AckRequest(
         request_id=message.request_id, msg_id=message.msg_id, subscription_name=subscription
     )

@@ -1,4 +1,4 @@
-"""Where a compatibility command connects: the address as its scripts write it, TLS files and a token."""
+"""Endpoint of a compatibility command: the address as its scripts write it, TLS files and a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell what is empty from what is not there: the calls behind some commands answer both alike.
+"""Empty and missing things told apart: the calls behind some commands answer both alike.
 
 Each check costs a call, so a command makes it only where the answer was empty.
 """

@@ -1,4 +1,4 @@
-"""What the two compatibility commands share: exit codes, channels, printing.
+"""Common parts of the two compatibility commands: exit codes, channels, printing.
 
 Their words, flags and output lines are those of the official commands, so that scripts written for
 these keep working; see docs/compatibility.md.
@@ -50,7 +50,7 @@ def _open(endpoint: Endpoint) -> Channel:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a command needs from outside click.  Tests put theirs here."""
+    """Services of a command from outside click.  Tests put theirs here."""
 
     open: Callable[[Endpoint], Channel] = _open
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -96,7 +96,7 @@ class UpstreamRoot(LazyGroup):
 
 
 class Wrong(click.ClickException):
-    """What the official commands find wrong after they have read their flags: leaves with 1, not with 2."""
+    """Fault that the official commands find after they have read their flags: exit code 1, not 2."""
 
     exit_code = EXIT_FAILED
 
@@ -106,7 +106,7 @@ SCHEMA_TYPE: Final = click.Choice(_SCHEMA_TYPES.split(), case_sensitive=False)
 
 
 def content_of(file: Path) -> bytes:
-    """What a file holds; raises Wrong where it cannot be read."""
+    """Return the content of a file; raises Wrong if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How ``danube-cli`` reaches the broker of a topic: lookup, redirect and retries, as official clients do.
+"""Routes of ``danube-cli`` to the broker of a topic: lookup, redirect and retries, as official clients do.
 
 A call that ended with UNAVAILABLE, DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED is tried again, five times
 at most, after 200 ms, 400 ms ... (at most 5 s, of which 50-100 % is waited), with a new lookup before

@@ -215,7 +215,7 @@ def _tell_role(role: pb.RoleDefinition) -> None:
 
 @security.group("bindings")
 def bindings() -> None:
-    """Who holds which roles where."""
+    """Roles given to principals."""
 
 
 def _place_options(command: Command) -> Command:

@@ -230,7 +230,7 @@ class GrpcReceiver:
         return self._calls.stream("ConsumerService/ReceiveMessages", receive, pb.StreamMessage)
 
     def put(self, received: Delivery | DanubeError) -> None:
-        """Wait for room; after close nobody wants it any more."""
+        """Wait for room; drop the message after close."""
         while not self.closed.is_set():
             try:
                 self._waiting.put(received, timeout=PAUSE_S)
@@ -259,7 +259,7 @@ class GrpcReceiver:
             self._settle(self._acks.popleft())
 
     def _settle(self, answer: GrpcAnswer) -> None:
-        """What cannot be acknowledged because the broker went away is delivered again."""
+        """Await an ack; if the broker went away, count a retry, as it delivers the message again."""
         try:
             answer.result()
         except AGAIN:

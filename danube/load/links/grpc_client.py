@@ -100,7 +100,7 @@ class GrpcCalls:
         return answer
 
     def begin(self, method: str, request: Any, reply: type[Any], timeout_s: float) -> GrpcAnswer:
-        """The same without waiting."""
+        """Begin a call without waiting for its answer."""
         return GrpcAnswer(self._method(method, reply).future(request, timeout=timeout_s))
 
     def _method(self, method: str, reply: type[Any]) -> Any:

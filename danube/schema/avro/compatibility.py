@@ -1,4 +1,4 @@
-"""Whether a reader's Avro schema can read everything that a writer's schema wrote.
+"""Compatibility of Avro schemas: whether a reader can read everything that a writer wrote.
 
 Follows "Schema Resolution" of the Avro specification 1.12, with these decisions where it leaves room or
 where following it would lose meaning without a word:
@@ -170,7 +170,7 @@ def _compared(reader: Type, writer: Type, path: str) -> Iterator[_Found]:
 
 
 def _written_union(reader: Type, writer: Union, path: str) -> Iterator[_Found]:
-    """Each branch that may have been written needs somebody who reads it."""
+    """Check that each branch that may have been written can be read."""
     for branch in writer.branches:
         chosen = _branch_for(reader, branch) if isinstance(reader, Union) else reader
         if chosen is not None and (isinstance(reader, Union) or _fits(chosen, branch)):

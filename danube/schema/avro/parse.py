@@ -1,4 +1,4 @@
-"""From the JSON of an Avro schema to its types, with every rule that a reader must be able to rely on.
+"""Parser of Avro schemas: from JSON to types, with every rule that a reader must be able to rely on.
 
 Stricter than most libraries on purpose: what is accepted here can be compared, and payloads can be
 checked against it within bounds.  Source: Avro specification 1.12, "Schema Declaration" and "Names".

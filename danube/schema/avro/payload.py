@@ -34,7 +34,7 @@ Step = Callable[[bytes, int, int], int]
 
 
 class Broken(ValueError):
-    """What is wrong with a datum; ``path`` grows from the inside out."""
+    """Fault of a datum; ``path`` grows from the inside out."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -130,11 +130,11 @@ class Comparison:
         return self.differences(self.together(writers), reader)
 
     def inside(self, parent: Together, inner: Inner, reader: Node) -> list[Difference]:
-        """The same for a value inside the value that ``parent`` is about."""
+        """Return the differences for a value inside the value that ``parent`` describes."""
         return self.inner_differences(self.inner(parent, inner), reader)
 
     def inner(self, parent: Together, inner: Inner) -> Together:
-        """What is known of a value inside."""
+        """Return the known facts about a value inside."""
         return Together(
             self.shapes(inner.certain),
             self.matches,
@@ -144,7 +144,7 @@ class Comparison:
         )
 
     def inner_differences(self, writer: Together, reader: Node) -> list[Difference]:
-        """The same for a writer that is put together already, as for the names of an object."""
+        """Return the differences for an inner writer that is put together already, as for object names."""
         self._depth += 1
         try:
             return self.differences(writer, reader)

@@ -1,4 +1,4 @@
-"""Whether everything that one JSON Schema allows is allowed by another: ``writer`` within ``reader``.
+"""Compatibility of JSON Schemas: whether everything ``writer`` allows is allowed by ``reader``.
 
 The comparison is sound: when it finds nothing, no value that the writer allows is refused by the reader.
 It is not complete, because the question has no affordable answer in general: where the rules cannot prove

@@ -1,4 +1,4 @@
-"""What it costs to validate: a bound that is known before the first payload comes.
+"""Cost of validation: a bound that is known before the first payload comes.
 
 Unit: one schema checked at one place of a payload, some tens of nanoseconds.  A definition is refused when
 
@@ -21,7 +21,7 @@ that can meet at one inner value, and d levels of nesting left:
     below(S, d)  = max(sum(work(T, d - 1) for T in group) for group) + sum(below(T, d) for T in here)
     work(S, d)   = max(at(S), below(S, d))                       units for each value of the payload
 
-``unevaluatedProperties`` and ``unevaluatedItems`` look at their neighbours again: ``here`` counts twice.
+``unevaluatedProperties`` and ``unevaluatedItems`` read their neighbours again: ``here`` counts twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def cost_of(document: Document, matches: Matches) -> Cost:
 
 
 class _Row:
-    """What is known of one schema; others are named by their place in the order."""
+    """Cost facts of one schema; other schemas are named by their place in the order."""
 
     __slots__ = ("at", "below", "chain", "groups", "here", "keys", "node", "own", "repeat", "work")
 
@@ -186,7 +186,7 @@ def _check_patterns(nodes: list[Node]) -> None:
 
 
 def _ordered(root: Node) -> list[Node]:
-    """Every schema that validation can reach, those that apply to the same value before who applies them."""
+    """Order every schema that validation can reach; those applied to the same value come first."""
     reached: dict[Node, None] = {}
     waiting = [root]
     while waiting:

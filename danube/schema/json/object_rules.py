@@ -74,7 +74,7 @@ def _matched(comparison: Comparison, writer: Together, shape: Shape) -> list[Dif
 def _left_over(
     comparison: Comparison, writer: Together, shape: Shape, keyword: str, looked: list[Shape]
 ) -> list[Difference]:
-    """What a reader's schema for all other properties means for those that the writer writes."""
+    """Compare a reader's schema for all other properties with the properties that the writer writes."""
     left = shape.below(keyword).get("")
     if left is None:
         return []

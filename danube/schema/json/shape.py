@@ -1,9 +1,9 @@
-"""What a schema asserts about a value, the same for every draft; and several of them that hold at once.
+"""Assertions of a schema about a value, the same for every draft; and several schemas that hold at once.
 
 A ``Shape`` is one schema without what ``$ref`` and ``allOf`` add; those are shapes of their own.
 ``Together`` is a set of shapes that all hold: it answers what is certain of every value they allow.
 
-How a difference between two JSON Schemas is put into words.
+The module also puts a difference between two JSON Schemas into words.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Together:
         return [group & self.kinds for group in _GROUPS if group & self.kinds]
 
     def known(self, keyword: str) -> list[Any]:
-        """What the shapes say under a keyword."""
+        """Return the values of the shapes under a keyword."""
         return [value for value in (shape.get(keyword) for shape in self.shapes) if value is not None]
 
     @cached_property
@@ -277,7 +277,7 @@ class Together:
         return Inner([*inner.certain, *left], inner.possible)
 
     def _left_over(self, keyword: str, *evaluating: str) -> list[Node]:
-        """What surely holds for a property or item that no neighbour looks at; known in plain cases only."""
+        """Return the schemas of a property or item that no neighbour evaluates; known in plain cases only."""
         nodes = [node for node in self._applied if node.get(keyword) is not None]
         if len(nodes) != 1 or any(
             node.get(word) is not None for node in self._applied for word in evaluating
@@ -414,7 +414,7 @@ def difference(
 
 
 def under(path: str, found: Iterable[Difference]) -> list[Difference]:
-    """The same differences, seen from a schema further up."""
+    """Return the differences with paths as a schema further up sees them."""
     return [msgspec.structs.replace(one, path=path + one.path) for one in found]
 
 

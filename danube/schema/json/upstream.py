@@ -23,7 +23,7 @@ BACKWARD_ONLY: Final = frozenset({"required_added"})
 
 
 def upstream_differences(reader: Any, writer: Any) -> list[Difference]:
-    """What that broker would object to; ``reader`` and ``writer`` are definitions as JSON values."""
+    """Return the objections of that broker; ``reader`` and ``writer`` are definitions as JSON values."""
     reads, writes = _properties(reader), _properties(writer)
     needed, given = _required(reader), _required(writer)
     found = [

@@ -1,1 +1,1 @@
-"""Definitions of strangers, judged in a child process of fixed time and memory."""
+"""Definitions from clients, examined in a child process of fixed time and memory."""

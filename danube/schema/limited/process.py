@@ -141,7 +141,7 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO
 
 
 def _outcome(talk: _Talk, returncode: int) -> Outcome:
-    """What the child said, or who is at fault that it said nothing."""
+    """Return the child's answer, or raise the error that explains why there is none."""
     last_words = _last_line(bytes(talk.stderr))
     if not talk.answer.startswith(child.READY):
         if talk.ended:

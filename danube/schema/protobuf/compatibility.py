@@ -1,4 +1,4 @@
-"""Why a reader's messages cannot read what a writer's messages wrote: one walk over both, by field number.
+"""Compatibility of Protobuf messages: one walk over reader and writer by field number.
 
 A field, enum value or message counts only as far as the payload reaches it.  Names of packages and of
 nested types travel in no payload; what they hold is compared instead.  Each pair of messages is met once,

@@ -1,4 +1,4 @@
-"""From a compiled definition to descriptors: a private pool, and the message that payloads are.
+"""Descriptors of a compiled definition: a private pool, and the message of the payloads.
 
 A payload is the first message of the definition, as Confluent's registry reads it too when a payload
 names none.  Everything else in the file matters only as far as that message reaches it.

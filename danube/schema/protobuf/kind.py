@@ -75,7 +75,7 @@ def validator(definition: Definition) -> Validator:
 
 
 def _compile(text: bytes) -> FileDescriptorSet:
-    """What protoc makes of the text: the imported files first, the definition last."""
+    """Compile the text by protoc: the imported files first, the definition last."""
     # Here and not above: workers validate with the message library alone and never load the compiler.
     from importlib.util import find_spec
 
@@ -143,7 +143,7 @@ def _plain(message: str | bytes) -> str:
 
 
 def _refuse_unusable(own: FileDescriptorProto) -> None:
-    """What compiles and still cannot describe payloads; raises SchemaInvalid."""
+    """Refuse a definition that compiles and still cannot describe payloads; raises SchemaInvalid."""
     if not own.message_type:
         raise SchemaInvalid(
             "the Protobuf definition has no message", hint="the first message of the file is the payload"

@@ -1,4 +1,4 @@
-"""What a Protobuf definition may cost, checked on its text before any compiler sees it.
+"""Bounds of a Protobuf definition, checked on its text before any compiler sees it.
 
 The scan is one pass of a regular expression without backtracking.  It follows the lexical rules of the
 Protobuf language (https://protobuf.dev/reference/protobuf/proto3-spec/): comments, strings, words, numbers

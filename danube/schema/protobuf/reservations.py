@@ -1,8 +1,8 @@
-"""What a newer definition must leave alone so that numbers and names never come back with another meaning.
+"""Reserved names and numbers of Protobuf: none may come back with another meaning in a newer definition.
 
-Reader and writer alone cannot tell a field that was added from one that was removed: for the one who
-lacks it both are unknown numbers and are skipped.  Here it is known which definition is older.  A removed
-number stays reserved, and what was reserved stays so; then two versions that are never compared with each
+Reader and writer alone cannot tell an added field from a removed one: whichever side lacks it sees an
+unknown number and skips it.  Here it is known which definition is older.  A removed
+number stays reserved, and a reserved one stays so; then two versions that are never compared with each
 other cannot disagree either.
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import marks
 from tests.broker_process import BrokerProcess, Brokers
 from tests.cloud_servers import azure_server as azure_server
 from tests.cloud_servers import google_server as google_server
@@ -23,12 +24,17 @@ from tests.s3_server import pytest_testnodedown as pytest_testnodedown
 from tests.s3_server import s3_server as s3_server
 
 _SEED = 20_261_121
-_GROUPS = {
-    "tests/crash/": "crashes",
-    "tests/e2e/": "brokers",
-    "tests/spark/": "spark",
-}
-# In those folders, but no tests of time: their files go to whichever process is free.
+# Files that one process of a run of several takes one after the other: tests of time, and tests that share a
+# Spark session.  The longest group begins first, and all other files follow one by one.
+_GROUPS = (
+    ("clusters", "tests/e2e/test_cluster_"),
+    ("brokers", "tests/e2e/"),
+    ("crashes", "tests/crash/"),
+    ("spark", "tests/spark/"),
+    ("law", "tests/law/"),  # each reads all sources, which a process parses once
+)
+_ORDER = ("brokers", "spark", "crashes", "clusters")
+# In those folders, but no tests of time and without a session: these files go to whichever process is free.
 _FREE = (
     "tests/compat/",
     "tests/e2e/test_clouds",
@@ -43,6 +49,12 @@ _FREE = (
     "tests/e2e/test_typed_values",
     "tests/e2e/test_upstream_commands",
     "tests/e2e/test_verify",
+    "tests/law/test_static",
+    "tests/spark/test_compact_live",
+    "tests/spark/test_decode",
+    "tests/spark/test_read_local",
+    "tests/spark/test_replay.py",
+    "tests/spark/test_validate.py",
 )
 
 _seed_key = pytest.StashKey[int]()
@@ -52,11 +64,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seed", default=str(_SEED), help="of everything random: a number, or 'random' to search"
     )
+    parser.addoption("--quick", action="store_true", help="only tests that are marked quick (tests/marks.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that runs this in the background lets it, and all that it starts, ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(marks)
     if config.option.seed == "random":
         config.option.seed = str(random.SystemRandom().randrange(2**32))  # processes of the run get it too
     given = config.option.seed
@@ -70,22 +84,31 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_seed_key]} (repeat with --seed)"
 
 
+def _group_of(file: str) -> str:
+    """Return the group of a file; a file that is free is its own."""
+    if file.startswith(_FREE):
+        return file
+    return next((group for group, beginning in _GROUPS if file.startswith(beginning)), file)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a run of several processes long groups begin first, so that none of them ends alone."""
+    if hasattr(config, "workerinput"):
+        places = {group: place for place, group in enumerate(_ORDER)}
+        items.sort(key=lambda item: places.get(_group_of(item.nodeid.partition("::")[0]), len(places)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """In a run of several processes tests of time are in few of them, one after the other; files stay whole.
-
-    Each group is to be less than the share of one: the others have nothing to do beside its end.
-    """
+    """Groups and files stay whole, and begin in the order of collection."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OfFolders(LoadFileScheduling):
+    class OfGroups(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file.startswith(_FREE):
-                return file
-            return next((group for folder, group in _GROUPS.items() if file.startswith(folder)), file)
+            return _group_of(nodeid.partition("::")[0])
 
-    return OfFolders(config, log)
+    config.option.loadscopereorder = False
+    return OfGroups(config, log)
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ import danube
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, die_with_parent
 
-pytestmark = pytest.mark.e2e
-
 SCRIPTS = Path(__file__).parent / "python"
 OFFICIAL = Path(__file__).resolve().parents[2] / ".venv-official"
 FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 2_000, "ack_timeout_ms": 30_000}

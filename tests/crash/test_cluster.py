@@ -23,7 +23,7 @@ from tests.broker_process import free_port, wait_until
 from tests.certificates import Authority
 from tests.cluster_process import Cluster, MemberProcess
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 COUNTER = "/test/counter"
 GOES_ON = 50  # answers after a kill; what was on its way then is one

@@ -14,7 +14,7 @@ from danube.core.partition.policy import TopicPolicy
 from tests.broker_process import wait_until
 from tests.cluster_process import Cluster, MemberProcess
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOPICS = 20
 Harm = Callable[[bytearray], None]

@@ -16,7 +16,6 @@ from tests.cluster_process import Cluster, MemberProcess
 from tests.network_namespaces import Hosts, available
 
 pytestmark = [
-    pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.skipif(not available(), reason="network namespaces need root"),
 ]

@@ -11,8 +11,6 @@ from tests.crash.cluster_run import ClusterPlan, cluster_run
 from tests.network_namespaces import available
 
 pytestmark = [
-    pytest.mark.crash,
-    pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(not available(), reason="network namespaces need root"),
 ]

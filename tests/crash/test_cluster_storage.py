@@ -11,7 +11,6 @@ from tests.crash.cluster_storage import POWER_WEIGHTS, STORE_WEIGHTS, StorageNem
 from tests.crash.storage_run import Storage, missing_storage
 from tests.network_namespaces import available
 
-pytestmark = [pytest.mark.crash, pytest.mark.e2e]
 FAULTS = ("power_cut", "takeover_with_stopped_movers")
 
 

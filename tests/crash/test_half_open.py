@@ -15,7 +15,6 @@ from tests.broker_process import BrokerProcess, die_with_parent
 from tests.network_namespaces import Hosts, available
 
 pytestmark = [
-    pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.skipif(not available(), reason="network namespaces need root"),
 ]

@@ -13,7 +13,6 @@ from tests.network_namespaces import Hosts, available
 from tests.rough_cables import Conditions
 
 pytestmark = [
-    pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.skipif(not available(), reason="network namespaces need root"),
 ]

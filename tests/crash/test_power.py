@@ -16,7 +16,6 @@ from tests.crash.power import FLAGS, PowerDisk, clear_stale_disks, missing_disk
 from tests.crash.run import Plan
 from tests.crash.storage_run import SHORT_FAULTS, Storage, missing_storage, storage_run
 
-pytestmark = [pytest.mark.crash, pytest.mark.e2e]
 needs_disk = pytest.mark.skipif(bool(missing_disk()), reason=missing_disk() or "-")
 HOLDER = """
 import sys, time

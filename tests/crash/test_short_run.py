@@ -11,7 +11,7 @@ from tests.crash.main import SHORT_FAULTS
 from tests.crash.run import Plan, crash_run
 from tests.crash.syscalls import PointRun, dry_run, missing_tool, sample
 
-pytestmark = [pytest.mark.crash, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(180)

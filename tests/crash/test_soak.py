@@ -19,7 +19,7 @@ from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_unti
 from tests.crash.journal import Journal
 from tests.crash.store_faults import STORE_FAULTS
 
-pytestmark = [pytest.mark.crash, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 STOPPED = 3
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.crash.tiered_run import TieredRun
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.crash, pytest.mark.e2e, pytest.mark.slow]
-SECONDS = float(os.environ.get("DANUBE_TIERED_SECONDS", "20"))
+pytestmark = pytest.mark.slow
+SECONDS = float(os.environ.get("DANUBE_TIERED_SECONDS", "12"))
 
 
 @pytest.mark.timeout(240 + 3 * int(SECONDS))

@@ -15,7 +15,6 @@ from tests.broker_process import ROOT, wait_until
 from tests.cloud_servers import ACCOUNT_KEY, GOOGLE_SECRET, CloudServer
 from tests.e2e.test_tiering import TIERED, TOPIC, payload, publish, read, wait_evicted
 
-pytestmark = pytest.mark.e2e
 LARGE, SMALL = 4_000, 500  # records of a segment that goes up in parts, and of one that does not
 
 

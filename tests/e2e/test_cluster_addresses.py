@@ -18,8 +18,6 @@ from tests.broker_process import BrokerProcess, free_port
 from tests.e2e.grpc_parts import DanubeCalls, pb
 from tests.e2e.test_cluster_owners import TOPIC
 
-pytestmark = pytest.mark.e2e
-
 
 class PublishedPort:
     """What connects to ``port`` reaches a broker at another one, as behind NAT; ``used`` counts it."""

@@ -12,8 +12,6 @@ from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerFailed, BrokerProcess
 from tests.e2e.test_compaction import cli
 
-pytestmark = pytest.mark.e2e
-
 TOPIC, WIDE = "/default/orders.v1", "/default/wide"
 STORED = [b"record %d" % number for number in range(60)]
 

@@ -16,8 +16,6 @@ import pytest
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerFailed, BrokerProcess, free_port, wait_until
 
-pytestmark = pytest.mark.e2e
-
 
 def danube(*words: str, code: int = 0) -> Any:
     """Run a command; what it prints as JSON."""

@@ -24,8 +24,6 @@ from tests.e2e.test_cluster_owners import TOPIC, Running
 from tests.etcd_server import EtcdServer
 from tests.s3_server import NoServer
 
-pytestmark = pytest.mark.e2e
-
 LEASE_S = 2.0  # of a broker, by default
 EXIT_CONFLICT = 4
 EXIT_NOT_FOUND = 3

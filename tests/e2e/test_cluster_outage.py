@@ -8,14 +8,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from danube import sync
 from danube.errors import DanubeError
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import wait_until
-
-pytestmark = pytest.mark.e2e
 
 TOPIC = "/default/orders"
 OUTAGE_S = 5.0  # two leases, and some elections

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import danube
 from danube import sync
 from danube.core.batch.columns import encode
@@ -21,8 +19,6 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerProcess, wait_until
-
-pytestmark = pytest.mark.e2e
 
 TOPIC = "/default/orders"
 MORE = 300  # records that go to one owner before it is another one's turn

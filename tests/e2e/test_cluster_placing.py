@@ -7,14 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from danube import sync
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.test_cluster_brokers import danube
-
-pytestmark = pytest.mark.e2e
 
 FAILOVER_S = 3.0
 SLACK_S = 2.0  # of a machine that runs other tests as well

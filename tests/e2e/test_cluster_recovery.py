@@ -13,7 +13,7 @@ from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
 from tests.e2e.test_compaction import cli
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOPICS = [f"/default/t{number}" for number in range(6)]
 Given = dict[str, dict[int, bytes]]

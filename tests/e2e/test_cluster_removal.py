@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from danube import sync
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import wait_until
 from tests.e2e.test_cluster_brokers import danube
 from tests.e2e.test_cluster_owners import TOPIC
-
-pytestmark = pytest.mark.e2e
 
 EXIT_CONFLICT = 4
 SAID = "this broker was removed from its cluster"

@@ -6,14 +6,10 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from danube import sync
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.test_cluster_owners import TOPIC
-
-pytestmark = pytest.mark.e2e
 
 
 def receive(consumer: sync.Consumer, count: int, timeout: float = 30.0) -> list[tuple[int, bytes]]:

@@ -22,8 +22,6 @@ from tests.e2e.test_cluster_owners import Running
 from tests.following_clients import Following, FollowingConsumer, FollowingProducer
 from tests.other_build import other_build
 
-pytestmark = pytest.mark.e2e
-
 NATIVE = [f"/default/native-{number}" for number in range(3)]
 OFFICIAL = [f"/default/official-{number}" for number in range(2)]
 NEW_VERSION = "0.999.0"

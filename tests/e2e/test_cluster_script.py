@@ -19,8 +19,6 @@ from tests.local_cluster import DIRECTORY_VARIABLE, STATE
 from tests.local_cluster_commands import AWAY, main
 from tests.process_session import ProcessSession
 
-pytestmark = pytest.mark.e2e
-
 TOPIC = "/default/orders"
 
 

@@ -21,7 +21,7 @@ from tests.child_process import Child
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TOPIC = "/default/flooded"
 READERS = 250  # scripts/bench has 500

@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from danube import sync
 from danube.server.proto import DanubeApi_pb2 as pb
 from tests.broker_process import ROOT, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
-
-pytestmark = pytest.mark.e2e
 
 TOPIC = "/default/states"
 QUICK = {

@@ -26,8 +26,6 @@ from tests.e2e.grpc_parts import UNAVAILABLE, DanubeCalls, pb
 from tests.e2e.test_native_door import RawPeer
 from tests.grpc_client import Disconnected, GrpcError
 
-pytestmark = pytest.mark.e2e
-
 
 def workers_of(broker: BrokerProcess) -> list[dict[str, Any]]:
     """Counters of the workers, over a connection that opens nothing and so stays where it came."""

@@ -13,8 +13,6 @@ import pytest
 from danube import sync
 from tests.broker_process import Brokers, wait_until
 
-pytestmark = pytest.mark.e2e
-
 
 def send_one(process: Any, topic: str = "/default/t") -> None:
     with sync.connect(process.address) as client, client.producer(topic) as producer:

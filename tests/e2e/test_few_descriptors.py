@@ -13,8 +13,6 @@ from danube import sync
 from danube.errors import LimitExceeded
 from tests.broker_process import BrokerProcess
 
-pytestmark = pytest.mark.e2e
-
 FILES_MAX = 640
 PLACES = FILES_MAX // 2 - 128  # half are the log's, a few are for all else
 TOPICS = 10

@@ -31,8 +31,6 @@ from tests.e2e.grpc_parts import (
 )  # fmt: skip
 from tests.grpc_client import GrpcError
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:

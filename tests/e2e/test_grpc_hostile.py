@@ -24,7 +24,6 @@ from tests.broker_process import BrokerProcess
 from tests.e2e.grpc_parts import DanubeCalls, pb
 from tests.grpc_client import Disconnected, GrpcError, Stream
 
-pytestmark = pytest.mark.e2e
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, RST_STREAM, WINDOW_UPDATE, GOAWAY, CONTINUATION, HEADERS = 4, 6, 3, 8, 7, 9, 1
 TOPIC = "/default/hostile"

@@ -18,7 +18,6 @@ from danube.server.proto import DanubeApi_pb2, reflection_v1_pb2
 from tests.broker_process import ROOT, BrokerProcess
 from tests.e2e.grpc_parts import DanubeCalls
 
-pytestmark = pytest.mark.e2e
 pb = DanubeApi_pb2
 TOPIC = "/default/interop"
 
@@ -69,8 +68,8 @@ async def with_grpclib(host: str, port: int) -> list[bytes]:
         channel.close()
 
 
-def test_grpclib_publishes_receives_and_acks(broker: Callable[..., BrokerProcess]) -> None:
-    process = broker(workers=2)
+def test_grpclib_publishes_receives_and_acks(shared_broker: Callable[..., BrokerProcess]) -> None:
+    process = shared_broker(workers=2)
     got = asyncio.run(with_grpclib("127.0.0.1", process.grpc_port))
     assert sorted(got) == sorted(b"%d" % index * 5000 for index in range(100))
 
@@ -107,8 +106,8 @@ except grpc.RpcError as error:
 """
 
 
-def test_grpcio_with_health_and_reflection(broker: Callable[..., BrokerProcess]) -> None:
-    process = broker(workers=1)
+def test_grpcio_with_health_and_reflection(shared_broker: Callable[..., BrokerProcess]) -> None:
+    process = shared_broker(workers=1)
     ran = subprocess.run(
         [sys.executable, "-c", GRPCIO, process.grpc_address],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
@@ -121,8 +120,8 @@ def test_grpcio_with_health_and_reflection(broker: Callable[..., BrokerProcess])
     assert refusal.startswith("NOT_FOUND topic /default/none does not exist")
 
 
-def test_reflection_knows_the_messages(broker: Callable[..., BrokerProcess]) -> None:
-    process = broker(workers=1)
+def test_reflection_knows_the_messages(shared_broker: Callable[..., BrokerProcess]) -> None:
+    process = shared_broker(workers=1)
     with DanubeCalls(process.grpc_address) as calls:
         path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
         stream = calls.open(path, reflection_v1_pb2.ServerReflectionResponse)

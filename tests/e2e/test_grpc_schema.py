@@ -18,7 +18,6 @@ from tests.broker_process import BrokerProcess
 from tests.e2e.grpc_parts import INVALID, NOT_FOUND, PRECONDITION, DanubeCalls, pb
 from tests.grpc_client import GrpcError
 
-pytestmark = pytest.mark.e2e
 sr = SchemaRegistry_pb2
 TOPIC = "/default/orders"
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
@@ -112,9 +111,9 @@ def test_what_is_not_there_and_what_cannot_be(broker: Callable[..., BrokerProces
         assert not calls.schema("ListSubjects", sr.ListSubjectsRequest()).subjects
 
 
-def configure(calls: DanubeCalls, subject: str, policy: str, payloads: bool = True) -> None:
+def configure(calls: DanubeCalls, subject: str, policy: str, topic: str = TOPIC) -> None:
     request = sr.ConfigureTopicSchemaRequest(
-        topic_name=TOPIC, schema_subject=subject, validation_policy=policy, enable_payload_validation=payloads
+        topic_name=topic, schema_subject=subject, validation_policy=policy, enable_payload_validation=True
     )
     assert calls.schema("ConfigureTopicSchema", request).success
 
@@ -189,13 +188,18 @@ def test_a_topic_enforces_its_schema_for_all_clients(broker: Callable[..., Broke
     ],
 )
 def test_payloads_of_every_type(
-    broker: Callable[..., BrokerProcess], kind: str, definition: bytes, good: bytes, bad: bytes | None
+    shared_broker: Callable[..., BrokerProcess],
+    topic: str,
+    kind: str,
+    definition: bytes,
+    good: bytes,
+    bad: bytes | None,
 ) -> None:
-    process = broker(workers=1)
+    process = shared_broker()
     with DanubeCalls(process.grpc_address) as calls:
-        number = calls.create(TOPIC)
-        schema_id = register(calls, "s", definition, kind).schema_id
-        configure(calls, "s", "enforce")
-        calls.send(TOPIC, number, good, schema_id=schema_id)
+        number = calls.create(topic)
+        schema_id = register(calls, kind, definition, kind).schema_id
+        configure(calls, kind, "enforce", topic)
+        calls.send(topic, number, good, schema_id=schema_id)
         if bad is not None:
-            refused(INVALID, "", calls.send, TOPIC, number, bad, schema_id=schema_id)
+            refused(INVALID, "", calls.send, topic, number, bad, schema_id=schema_id)

@@ -14,8 +14,6 @@ from danube.server.proto import health_pb2, reflection_v1_pb2, reflection_v1alph
 from tests.broker_process import ROOT
 from tests.grpc_client import GrpcClient, GrpcError
 
-pytestmark = pytest.mark.e2e
-
 HEALTH = "/grpc.health.v1.Health/"
 DATA = {"danube.ProducerService", "danube.ConsumerService", "danube.Discovery", "danube.HealthCheck",
         "danube.StorageService", "danube_schema.SchemaRegistry", "grpc.health.v1.Health"}  # fmt: skip
@@ -24,8 +22,8 @@ ADMIN = {"danube_admin.BrokerAdmin", "danube_admin.ClusterAdmin", "danube_admin.
          "grpc.health.v1.Health"}  # fmt: skip
 
 
-def test_health_of_each_port_and_service(broker: Any) -> None:
-    process = broker()
+def test_health_of_each_port_and_service(shared_broker: Any) -> None:
+    process = shared_broker()
     for address, served in ((process.grpc_address, DATA), (process.admin_address, ADMIN)):
         with GrpcClient(address) as client:
             listed = client.call(
@@ -73,8 +71,8 @@ def test_watch_tells_the_state_and_its_end(broker: Any) -> None:
             watcher.kill()
 
 
-def test_watch_of_an_unknown_service_can_be_left(broker: Any) -> None:
-    process = broker()
+def test_watch_of_an_unknown_service_can_be_left(shared_broker: Any) -> None:
+    process = shared_broker()
     with GrpcClient(process.grpc_address) as client:
         request = health_pb2.HealthCheckRequest(service="no.Service")
         watch = client.start(HEALTH + "Watch", request, health_pb2.HealthCheckResponse)
@@ -85,8 +83,8 @@ def test_watch_of_an_unknown_service_can_be_left(broker: Any) -> None:
 
 
 @pytest.mark.parametrize("pb", [reflection_v1_pb2, reflection_v1alpha_pb2], ids=["v1", "v1alpha"])
-def test_reflection_answers_while_the_call_is_open(broker: Any, pb: Any) -> None:
-    process = broker()
+def test_reflection_answers_while_the_call_is_open(shared_broker: Any, pb: Any) -> None:
+    process = shared_broker()
     path = f"/{pb.DESCRIPTOR.package}.ServerReflection/ServerReflectionInfo"
     own = f"{pb.DESCRIPTOR.package}.ServerReflection"
     for address, served in ((process.grpc_address, DATA), (process.admin_address, ADMIN)):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.broker_process import BrokerProcess
 from tests.e2e.grpc_parts import EXCLUSIVE, UNAVAILABLE, DanubeCalls
 
-pytestmark = pytest.mark.e2e
 TOPIC = "/default/stopping"
 
 

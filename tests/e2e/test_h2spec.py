@@ -9,8 +9,6 @@ import pytest
 
 from tests.broker_process import ROOT, BrokerProcess
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.timeout(300)
 def test_h2spec_finds_nothing(broker: Callable[..., BrokerProcess]) -> None:

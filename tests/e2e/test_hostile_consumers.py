@@ -19,8 +19,6 @@ from danube.core.protocol.native import Kind, Subscribe
 from tests.broker_process import BrokerProcess
 from tests.e2e.test_native_door import RawPeer
 
-pytestmark = pytest.mark.e2e
-
 FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 50, "ack_timeout_ms": 2_000}
 
 

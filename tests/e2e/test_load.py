@@ -34,7 +34,6 @@ from tests.e2e.side_by_side import Bench, beside
 from tests.e2e.side_by_side import lanes as lanes
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(
         find_spec("locust") is None, reason="Locust is not installed: pip install 'danube-broker[load]'"

@@ -13,8 +13,6 @@ import danube.sync
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, free_port
 from tests.child_process import Child
 
-pytestmark = pytest.mark.e2e
-
 BEGINNING = """
 import json, sys, time
 from danube.errors import DanubeError

@@ -17,7 +17,6 @@ from danube.errors import ConnectionFailed
 from tests.broker_process import BrokerProcess
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(sys.platform != "linux", reason="such names are Linux's"),
 ]
 

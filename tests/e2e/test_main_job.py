@@ -12,7 +12,6 @@ import danube
 from danube.errors import PolicyMismatch, TopicNotFound
 from tests.broker_process import BrokerProcess
 
-pytestmark = pytest.mark.e2e
 Shared = Callable[[int], BrokerProcess]
 
 

@@ -29,8 +29,6 @@ from tests.e2e.side_by_side import lanes as lanes
 from tests.fakes.s3_proxy import S3Proxy
 from tests.s3_server import S3Server
 
-pytestmark = pytest.mark.e2e
-
 TOPICS = ("/default/one", "/default/two", "/default/parted")
 RECORD_BYTES = 1_000
 SEALING = {"DANUBE_STORAGE__SEAL_AFTER": "1s"}

@@ -9,14 +9,10 @@ import struct
 import time
 from typing import Any
 
-import pytest
-
 from danube.core.batch.columns import encode
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameDecoder, Hello, Kind, Lookup, OpenProducer
 from danube.errors import DanubeError
-
-pytestmark = pytest.mark.e2e
 
 
 class RawPeer:
@@ -75,8 +71,8 @@ def still_serves(process: Any) -> None:
         assert peer.frame()[:2] == (Kind.PONG, 9)  # type: ignore[index]
 
 
-def test_what_is_not_the_protocol_is_refused(broker: Any) -> None:
-    process = broker()
+def test_what_is_not_the_protocol_is_refused(shared_broker: Any) -> None:
+    process = shared_broker()
     garbage = [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
@@ -95,8 +91,8 @@ def test_what_is_not_the_protocol_is_refused(broker: Any) -> None:
     still_serves(process)
 
 
-def test_damaged_and_impossible_batches_get_a_typed_error(broker: Any) -> None:
-    process = broker()
+def test_damaged_and_impossible_batches_get_a_typed_error(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
     good = bytearray(encode([b"x" * 100] * 10, publish_time_us=1).to_bytes())
 
     def flipped(position: int) -> bytes:
@@ -106,7 +102,7 @@ def test_damaged_and_impossible_batches_get_a_typed_error(broker: Any) -> None:
 
     with RawPeer(process.port) as peer:
         peer.shake()
-        peer.open_producer("/default/t")
+        peer.open_producer(topic)
         for position in (0, 4, 36, 40, 60, 84, 96, 110, 140, 300, len(good) - 9):
             body = flipped(position)
             peer.send(wire.frame_header(Kind.PUBLISH, len(body), 5, 7) + body)
@@ -197,8 +193,8 @@ def test_idle_connections_cost_little_memory(broker: Any) -> None:
     assert grown / count <= 64, f"{grown / count} KiB for each idle connection"
 
 
-def test_a_frame_that_comes_byte_by_byte_is_still_a_frame(broker: Any) -> None:
-    process = broker()
+def test_a_frame_that_comes_byte_by_byte_is_still_a_frame(shared_broker: Any) -> None:
+    process = shared_broker()
     with RawPeer(process.port) as peer:
         peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in wire.control_frame(Kind.HELLO, Hello(), 1):
@@ -206,12 +202,12 @@ def test_a_frame_that_comes_byte_by_byte_is_still_a_frame(broker: Any) -> None:
         assert peer.frame()[0] == Kind.WELCOME  # type: ignore[index]
 
 
-def test_pipelined_publishes_are_answered_in_order(broker: Any) -> None:
-    process = broker()
+def test_pipelined_publishes_are_answered_in_order(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
     batch = encode([b"x"] * 10, publish_time_us=1).to_bytes()
     with RawPeer(process.port) as peer:
         peer.shake()
-        peer.open_producer("/default/t")
+        peer.open_producer(topic)
         peer.send(
             b"".join(
                 wire.frame_header(Kind.PUBLISH, len(batch), 100 + turn, 7) + batch for turn in range(200)

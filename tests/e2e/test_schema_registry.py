@@ -10,8 +10,6 @@ import pytest
 import danube
 from danube.errors import PayloadInvalid, SchemaIncompatible, SchemaInvalid
 
-pytestmark = pytest.mark.e2e
-
 ONE = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 TWO = {**ONE, "properties": {**ONE["properties"], "age": {"type": "integer"}}}  # type: ignore[dict-item]
 BROKEN = {**ONE, "required": ["name", "age"]}

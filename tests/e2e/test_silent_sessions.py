@@ -14,7 +14,6 @@ import pytest
 import danube.sync
 from danube.errors import SubscriptionBusy
 
-pytestmark = pytest.mark.e2e
 TOPIC = "/default/silent"
 
 HOLDER = """

@@ -23,8 +23,6 @@ from tests.broker_process import wait_until
 from tests.e2e.side_by_side import Bench, beside
 from tests.e2e.side_by_side import lanes as lanes
 
-pytestmark = pytest.mark.e2e
-
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 

@@ -16,8 +16,6 @@ from tests.broker_process import ROOT, BrokerProcess, free_port, wait_until
 from tests.fakes.s3_proxy import Fault, S3Proxy
 from tests.s3_server import S3Server
 
-pytestmark = pytest.mark.e2e
-
 TOPIC = "/default/exposed"
 RECORDS, RECORD_BYTES = 300, 1_000
 SEALING = {"DANUBE_STORAGE__SEAL_AFTER": "1s"}

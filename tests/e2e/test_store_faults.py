@@ -30,7 +30,6 @@ from tests.s3_server import S3Server
 
 minio_store = pytest.importorskip("danube.wal.stores.s3")
 
-pytestmark = pytest.mark.e2e
 MIB = limits.MIB
 QUICK = Pauses(first_s=0.01, most_s=0.05, tries=6, deadline_s=20.0)
 

@@ -12,8 +12,6 @@ import pytest
 import danube
 from danube.errors import SubscriptionBusy
 
-pytestmark = pytest.mark.e2e
-
 FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 50, "ack_timeout_ms": 300}
 
 
@@ -31,17 +29,17 @@ async def publish(client: Any, topic: str, count: int, **options: Any) -> None:
         await producer.send_many([b"%d" % index for index in range(count)])
 
 
-def test_shared_is_an_exact_round_robin(broker: Any) -> None:
-    process = broker()
+def test_shared_is_an_exact_round_robin(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            async with client.producer("/default/t") as producer:
+            async with client.producer(topic) as producer:
                 await producer.send(b"first")
                 async with (
-                    client.consumer("/default/t", subscription="s", mode="shared") as one,
-                    client.consumer("/default/t", subscription="s", mode="shared") as two,
-                    client.consumer("/default/t", subscription="s", mode="shared") as three,
+                    client.consumer(topic, subscription="s", mode="shared") as one,
+                    client.consumer(topic, subscription="s", mode="shared") as two,
+                    client.consumer(topic, subscription="s", mode="shared") as three,
                 ):
                     await producer.send_many([b"%d" % index for index in range(36)])
                     taken: list[list[Any]] = [[], [], []]
@@ -60,18 +58,14 @@ def test_shared_is_an_exact_round_robin(broker: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_failover_standby_takes_over_in_order(broker: Any, workers: int) -> None:
-    process = broker(workers=workers)
+def test_a_failover_standby_takes_over_in_order(shared_broker: Any, topic: str, workers: int) -> None:
+    process = shared_broker(workers=workers)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as first, danube.connect(process.address) as second:
-            await publish(first, "/default/t", 10)
-            active = first.consumer(
-                "/default/t", subscription="s", mode="failover", start="earliest", name="a"
-            )
-            standby = second.consumer(
-                "/default/t", subscription="s", mode="failover", start="earliest", name="b"
-            )
+            await publish(first, topic, 10)
+            active = first.consumer(topic, subscription="s", mode="failover", start="earliest", name="a")
+            standby = second.consumer(topic, subscription="s", mode="failover", start="earliest", name="b")
             taken: list[Any] = []
             async with standby as waiting:
                 async with active:
@@ -84,20 +78,20 @@ def test_a_failover_standby_takes_over_in_order(broker: Any, workers: int) -> No
     asyncio.run(scenario())
 
 
-def test_a_failover_standby_continues_after_what_was_acked(broker: Any) -> None:
-    process = broker()
+def test_a_failover_standby_continues_after_what_was_acked(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as first, danube.connect(process.address) as second:
-            await publish(first, "/default/t", 10)
+            await publish(first, topic, 10)
             taken: list[Any] = []
             rest: list[Any] = []
             async with (
                 first.consumer(
-                    "/default/t", subscription="s", mode="failover", start="earliest", name="a"
+                    topic, subscription="s", mode="failover", start="earliest", name="a"
                 ) as active,
                 second.consumer(
-                    "/default/t", subscription="s", mode="failover", start="earliest", name="b"
+                    topic, subscription="s", mode="failover", start="earliest", name="b"
                 ) as standby,
             ):
                 async with asyncio.timeout(10):
@@ -110,31 +104,31 @@ def test_a_failover_standby_continues_after_what_was_acked(broker: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_exclusive_refuses_a_second_consumer(broker: Any) -> None:
-    process = broker()
+def test_exclusive_refuses_a_second_consumer(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/t", 1)
-            async with client.consumer("/default/t", subscription="s", mode="exclusive", name="a"):
+            await publish(client, topic, 1)
+            async with client.consumer(topic, subscription="s", mode="exclusive", name="a"):
                 with pytest.raises(SubscriptionBusy):
-                    async with client.consumer("/default/t", subscription="s", mode="exclusive", name="b"):
+                    async with client.consumer(topic, subscription="s", mode="exclusive", name="b"):
                         pass
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_key_shared_keeps_a_key_at_one_consumer(broker: Any, workers: int) -> None:
-    process = broker(workers=workers)
+def test_key_shared_keeps_a_key_at_one_consumer(shared_broker: Any, topic: str, workers: int) -> None:
+    process = shared_broker(workers=workers)
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            async with client.producer("/default/t") as producer:
+            async with client.producer(topic) as producer:
                 await producer.send(b"-", key="none")
                 async with (
-                    client.consumer("/default/t", subscription="s", mode="key_shared", name="a") as one,
-                    client.consumer("/default/t", subscription="s", mode="key_shared", name="b") as two,
+                    client.consumer(topic, subscription="s", mode="key_shared", name="a") as one,
+                    client.consumer(topic, subscription="s", mode="key_shared", name="b") as two,
                 ):
                     keys = [f"k{index % 20}" for index in range(400)]
                     await producer.send_many([b"%d" % index for index in range(400)], keys=keys)
@@ -159,21 +153,21 @@ def test_key_shared_keeps_a_key_at_one_consumer(broker: Any, workers: int) -> No
     asyncio.run(scenario())
 
 
-def test_a_vanished_consumer_gives_its_records_back(broker: Any) -> None:
-    process = broker()
+def test_a_vanished_consumer_gives_its_records_back(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/t", 10)
+            await publish(client, topic, 10)
             held: list[Any] = []
             async with (
                 danube.connect(process.address) as other,
-                other.consumer("/default/t", subscription="s", start="earliest", name="a") as consumer,
+                other.consumer(topic, subscription="s", start="earliest", name="a") as consumer,
             ):
                 async with asyncio.timeout(10):
                     await collect(consumer, held, 10, ack=False)
             again: list[Any] = []
-            async with client.consumer("/default/t", subscription="s", name="b") as consumer:
+            async with client.consumer(topic, subscription="s", name="b") as consumer:
                 async with asyncio.timeout(10):
                     await collect(consumer, again, 10)
             assert [message.offset for message in again] == list(range(10))
@@ -182,8 +176,8 @@ def test_a_vanished_consumer_gives_its_records_back(broker: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_a_nacked_record_comes_again_and_ends_as_a_dead_letter(broker: Any) -> None:
-    process = broker(workers=2)
+def test_a_nacked_record_comes_again_and_ends_as_a_dead_letter(shared_broker: Any, topic: str) -> None:
+    process = shared_broker(workers=2)
     failure = {
         **FAST,
         "max_redelivery_count": 2,
@@ -193,12 +187,12 @@ def test_a_nacked_record_comes_again_and_ends_as_a_dead_letter(broker: Any) -> N
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            async with client.producer("/default/t", name="p") as producer:
+            async with client.producer(topic, name="p") as producer:
                 await producer.send(b"poison", key="k", attributes={"a": "b"})
                 await producer.send(b"good")
             counts: Counter[bytes] = Counter()
             async with client.consumer(
-                "/default/t", subscription="s", start="earliest", failure=failure
+                topic, subscription="s", start="earliest", failure=failure
             ) as consumer:
                 async with asyncio.timeout(15):
                     async for message in consumer:
@@ -218,29 +212,29 @@ def test_a_nacked_record_comes_again_and_ends_as_a_dead_letter(broker: Any) -> N
                     ) as letters:
                         await collect(letters, dead, 1)
                     while True:
-                        entry = await client.admin.describe_subscription("/default/t", "s")
+                        entry = await client.admin.describe_subscription(topic, "s")
                         if "'lag': 0" in str(entry) or "lag=0" in str(entry):
                             break
                         await asyncio.sleep(0.02)
             assert counts[b"poison"] == 3
             attributes = dead[0].attributes
             assert dead[0].payload == b"poison" and attributes["a"] == "b"
-            assert attributes["x-original-topic"] == "/default/t"
+            assert attributes["x-original-topic"] == topic
             assert attributes["x-original-topic-offset"] == "0"
             assert attributes["x-failure-reason"] == "cannot read it"
 
     asyncio.run(scenario())
 
 
-def test_a_blocked_subscription_can_be_unblocked(broker: Any) -> None:
-    process = broker()
+def test_a_blocked_subscription_can_be_unblocked(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/t", 3)
+            await publish(client, topic, 3)
             failure = {**FAST, "max_redelivery_count": 0, "poison": "block"}
             async with client.consumer(
-                "/default/t", subscription="s", mode="exclusive", start="earliest", failure=failure
+                topic, subscription="s", mode="exclusive", start="earliest", failure=failure
             ) as consumer:
                 taken: list[Any] = []
                 async with asyncio.timeout(10):
@@ -249,9 +243,9 @@ def test_a_blocked_subscription_can_be_unblocked(broker: Any) -> None:
                             await message.nack()
                             break
                     await asyncio.sleep(0.3)
-                    entry = await client.admin.describe_subscription("/default/t", "s")
+                    entry = await client.admin.describe_subscription(topic, "s")
                     assert "blocked" in str(entry)
-                    await client.admin.unblock("/default/t", "s")
+                    await client.admin.unblock(topic, "s")
                     async for message in consumer:
                         await message.ack()
                         taken.append(message.offset)
@@ -261,15 +255,13 @@ def test_a_blocked_subscription_can_be_unblocked(broker: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_an_ack_that_does_not_come_in_time_means_redelivery(broker: Any) -> None:
-    process = broker()
+def test_an_ack_that_does_not_come_in_time_means_redelivery(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/t", 1)
-            async with client.consumer(
-                "/default/t", subscription="s", start="earliest", failure=FAST
-            ) as consumer:
+            await publish(client, topic, 1)
+            async with client.consumer(topic, subscription="s", start="earliest", failure=FAST) as consumer:
                 taken: list[Any] = []
                 async with asyncio.timeout(10):
                     await collect(consumer, taken, 2, ack=False)
@@ -279,11 +271,11 @@ def test_an_ack_that_does_not_come_in_time_means_redelivery(broker: Any) -> None
     asyncio.run(scenario())
 
 
-def test_seek_and_start_positions(broker: Any) -> None:
-    process = broker()
+def test_seek_and_start_positions(shared_broker: Any, topic: str) -> None:
+    process = shared_broker()
 
     async def first_offset(client: Any, subscription: str, **options: Any) -> int:
-        async with client.consumer("/default/t", subscription=subscription, **options) as consumer:
+        async with client.consumer(topic, subscription=subscription, **options) as consumer:
             async with asyncio.timeout(10):
                 async for message in consumer:
                     await message.ack()
@@ -292,17 +284,17 @@ def test_seek_and_start_positions(broker: Any) -> None:
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            await publish(client, "/default/t", 50)
+            await publish(client, topic, 50)
             await asyncio.sleep(0.05)
             middle = danube_now()
             await asyncio.sleep(0.05)
-            await publish(client, "/default/t", 50)
+            await publish(client, topic, 50)
             assert await first_offset(client, "e", start="earliest") == 0
             assert await first_offset(client, "o", start=17) == 17
             assert await first_offset(client, "t", start=("time", middle)) == 50
-            await client.admin.seek("/default/t", "o", 42)
+            await client.admin.seek(topic, "o", 42)
             assert await first_offset(client, "o") == 42
-            await client.admin.seek("/default/t", "o", "earliest")
+            await client.admin.seek(topic, "o", "earliest")
             assert await first_offset(client, "o") == 0
 
     def danube_now() -> int:
@@ -333,17 +325,19 @@ def test_a_deleted_topic_is_gone_and_its_name_starts_again(broker: Any) -> None:
     assert len(async_directories) == 1
 
 
-def test_a_slow_consumer_of_a_non_reliable_topic_loses_the_oldest_counted(broker: Any) -> None:
-    process = broker()
+def test_a_slow_consumer_of_a_non_reliable_topic_loses_the_oldest_counted(
+    shared_broker: Any, topic: str
+) -> None:
+    process = shared_broker()
 
     async def scenario() -> None:
         async with danube.connect(process.address) as client:
-            async with client.producer("/default/t", reliable=False) as producer:
+            async with client.producer(topic, reliable=False) as producer:
                 await producer.send(b"make it")
-                async with client.consumer("/default/t", subscription="s", prefetch_records=100) as consumer:
+                async with client.consumer(topic, subscription="s", prefetch_records=100) as consumer:
                     for _ in range(60):
                         await producer.send_many([bytes(1000)] * 1000)
-                    entry = str(await client.admin.describe_subscription("/default/t", "s"))
+                    entry = str(await client.admin.describe_subscription(topic, "s"))
                     assert "dropped" in entry
                     async with asyncio.timeout(10):
                         async for message in consumer:

@@ -24,7 +24,7 @@ from tests.e2e.tiered_site import TOPIC, WAIT_S, Site, getting, of_segment, payl
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 MIB = limits.MIB
 HOUR_OF_SEGMENTS = 60  # one a minute is what `storage.seal_after` makes of a steady stream
 

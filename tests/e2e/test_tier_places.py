@@ -20,7 +20,7 @@ from tests.e2e.test_tiering import cli, copied_floor
 from tests.e2e.tiered_site import SETTINGS, TOPIC, WAIT_S, Record, payload, tiered
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 FIRST, SECOND = "/default/first", "/default/second"
 SIZE = 2_000
 

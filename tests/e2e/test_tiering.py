@@ -24,8 +24,6 @@ from danube.wal.segments.segment import LogIdentity
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
 
-pytestmark = pytest.mark.e2e
-
 TOPIC = "/default/tiered"
 TIERED = {
     "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "1ms",

@@ -263,7 +263,7 @@ def test_a_tombstone_of_a_compacted_topic_has_no_value(served: BrokerProcess) ->
             assert [consumer.receive(20).value for _ in wanted] == wanted
         with client.consumer(points, "batches", start="earliest", schema=Point) as consumer:
             found: list[Any] = []
-            for batch in consumer.batches(max_wait=20):
+            for batch in consumer.batches(max_wait=0.2):
                 found += batch.values
                 if len(found) == len(wanted):
                     break

@@ -17,7 +17,6 @@ import pytest
 
 from tests.broker_process import ROOT, BrokerProcess, free_port
 
-pytestmark = pytest.mark.e2e
 TIMEOUT_S = 60.0
 MAIN = "import danube.cli.upstream.{0} as command; command.main()"
 

@@ -9,12 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from danube import sync
 from tests.broker_process import ROOT
-
-pytestmark = pytest.mark.e2e
 
 TOPIC = "/default/verified"
 TIERED = {

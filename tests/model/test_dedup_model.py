@@ -13,6 +13,7 @@ from danube.core.partition.dedup import Duplicate, producer_id_of
 from danube.core.partition.partition import Partition
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import Fenced, SequenceConflict, SequenceGap
+from tests.examples import examples
 
 NAMES = ("anna", "bert", "carl")
 NOW_US = 1_000_000_000_000
@@ -175,5 +176,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.partition.written_end == self.model.written_end
 
 
-PartitionMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+PartitionMachine.TestCase.settings = settings(
+    deadline=None, max_examples=examples(60), stateful_step_count=40
+)
 TestPartitionAgainstItsModel = PartitionMachine.TestCase

@@ -18,6 +18,7 @@ from danube.host import files
 from danube.wal.log.log import Log, LogIdentity, LogOptions
 from danube.wal.log.syncer import SealJob
 from danube.wal.segments.spare import SpareJob
+from tests.examples import examples
 from tests.log_oracle import verify
 from tests.unit.wal_samples import records_in
 
@@ -226,7 +227,7 @@ def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TestLogModel = LogMachine.TestCase
-TestLogModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLogModel.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_a_close_without_new_batches_remembers_the_producers_too() -> None:

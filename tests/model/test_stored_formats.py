@@ -53,8 +53,9 @@ from danube.wal.tier.keys import (
 )
 from danube.wal.tier.manifest import Manifest, SegmentEntry
 from danube.wal.tier.staged import Staged, decode_staged, encode_staged
+from tests.examples import examples
 
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(deadline=None, max_examples=examples(60))
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 offset = st.integers(0, 2**62)
 time_us = st.integers(-(2**63), 2**63 - 1)

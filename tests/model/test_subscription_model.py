@@ -31,6 +31,7 @@ from danube.core.dispatch.filters import KeyFilter
 from danube.core.dispatch.subscription import Grant, Mode, Subscription
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import SubscriptionBusy
+from tests.examples import examples
 
 SECOND = 1_000_000_000
 KEYS = [b"alpha", b"beta", b"gamma", b"delta", b"epsilon", b"zeta"]
@@ -608,19 +609,19 @@ class SubscriptionMachine(RuleBasedStateMachine):
         raise AssertionError(f"stuck: {subscription.explain(self.now)} {subscription.statistics()}")
 
 
-def run_machine(mode: Mode, examples: int) -> None:
+def run_machine(mode: Mode, count: int) -> None:
     machine: Any = type(f"{mode.name.title()}Machine", (SubscriptionMachine,), {"mode": mode})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples, stateful_step_count=50, deadline=None,
+            max_examples=count, stateful_step_count=50, deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
 
 
-EXAMPLES = 25
-WALKS = 60
+EXAMPLES = examples(25)
+WALKS = examples(60)
 WEIGHTS = {
     "set_max_unacked": 1,
     "publish_and_pump": 8, "pump": 4, "ack_in_flight": 6, "ack": 3, "nack": 4, "join": 3, "leave": 2,

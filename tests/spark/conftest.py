@@ -52,11 +52,12 @@ def quick_home(folder: Path) -> Path:
 def scratch_of_jvms() -> Iterator[None]:
     """What a killed JVM leaves (sockets, libraries, blocks) lies in one folder and goes with it.
 
-    The path is short: names of sockets have 107 bytes.
+    The path is short: names of sockets have 107 bytes.  No JVM of a test lives long enough for its second
+    compiler: it would compile for seconds what runs for tenths.
     """
     folder = tempfile.mkdtemp(prefix="danube-jvm-")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={folder}")
+        patch.setenv("JAVA_TOOL_OPTIONS", f"{TUNING} -Djava.io.tmpdir={folder}")
         yield
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,7 +82,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": 1,
             "spark.sql.warehouse.dir": str(home / "warehouse"),
             "spark.local.dir": str(home / "local"),
-            "spark.driver.extraJavaOptions": f"{TUNING} -Dderby.system.home={home}",
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={home}",
             "spark.log.level": "ERROR",
         },
     )

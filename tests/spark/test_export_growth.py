@@ -166,7 +166,6 @@ def test_the_columns_of_a_folder_of_parquet_are_told(tmp_path: Path) -> None:
     assert [field.name for field in told.field("value").type] == ["id", "note"]
 
 
-@pytest.mark.spark
 def test_spark_finds_them(tmp_path: Path, spark: Any) -> None:
     test_the_columns_of_a_folder_of_parquet_are_told(tmp_path)
     rows = spark.read.parquet(str(tmp_path / "lake" / TABLE)).select("value.id", "value.note").collect()

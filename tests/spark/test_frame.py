@@ -20,7 +20,7 @@ from danube.errors import ConfigInvalid, InvalidArgument
 from tests.broker_process import BrokerProcess
 from tests.spark.history import PARTED, TOPIC, Journal, digest_of_frame, publish
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+pytestmark = pytest.mark.e2e
 
 Stored = tuple[str, Journal, Journal]
 

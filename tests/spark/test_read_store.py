@@ -194,7 +194,6 @@ def test_a_store_that_does_not_answer_is_told() -> None:
     assert "hidden-secret" not in str(failure.value)
 
 
-@pytest.mark.spark
 def test_spark_reads_objects_files_and_the_tail_as_one_topic(
     spark: Any, tiered: Tiered, checkpoint: str
 ) -> None:

@@ -10,8 +10,6 @@ pytest.importorskip("pyspark")
 
 from danube.spark import env, session
 
-pytestmark = pytest.mark.spark
-
 
 def test_a_session_of_this_process_is_taken_as_it_is(spark: Any) -> None:
     """As in a notebook: Danube's source becomes known, and nothing else changes unless it is asked for."""

@@ -18,7 +18,7 @@ from tests.spark.conftest import why_not
 from tests.spark.drivers import spark_home, submit
 from tests.spark.stored_history import stored_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

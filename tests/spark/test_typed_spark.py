@@ -14,7 +14,7 @@ import danube.sync
 from tests.broker_process import BrokerProcess
 from tests.spark.test_read_spark import reading, streamed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark]
+pytestmark = pytest.mark.e2e
 
 FIRST = {
     "type": "record",

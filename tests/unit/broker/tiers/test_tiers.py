@@ -34,6 +34,7 @@ from danube.wal.cold import segment as cold_segment
 from danube.wal.segments.segment import HEADER_BYTES, pack_header, read_header
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest
+from tests.examples import examples
 from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench
 from tests.unit.wal_samples import memory_directory
@@ -961,7 +962,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("small_blocks")
 @settings(
-    max_examples=300, deadline=None,
+    max_examples=examples(300), deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(steps=STEPS, mode=st.sampled_from(["exclusive", "shared", "key_shared"]))

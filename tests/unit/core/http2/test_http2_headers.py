@@ -31,6 +31,7 @@ from danube.core.http2.headers import (
 )
 from danube.core.http2.request import request_head
 from danube.errors import ProtocolError
+from tests.examples import examples
 from tests.unit.http2_parts import FIELDS
 
 logging.getLogger("hpack").setLevel(logging.ERROR)
@@ -133,7 +134,7 @@ BLOCKS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(BLOCKS, st.booleans())
 def test_decoding_is_what_hpack_does_whatever_the_table_went_through(
     blocks: list[tuple[list[tuple[str, str, bool]], bool, int]], huffman: bool
@@ -156,7 +157,7 @@ def test_decoding_is_what_hpack_does_whatever_the_table_went_through(
         assert ours._table_bytes == theirs.header_table._current_size
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_bytes_are_understood_or_refused_as_hpack_does(blocks: list[bytes]) -> None:
     theirs, ours = Decoder(), HeaderDecoder(Http2Settings())
@@ -251,7 +252,7 @@ REQUESTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(REQUESTS)
 def test_a_remembered_head_is_the_head_that_decoding_gives(
     requests: list[tuple[list[tuple[str, str]], bool, bool, int]],

@@ -24,6 +24,7 @@ from danube.schema.avro.container import INFLATED_BYTES_MAX, MAGIC, inflate_snap
 from danube.schema.avro.parse import parse
 from danube.schema.limited.door import Request, run
 from danube.schema.model import SchemaType
+from tests.examples import examples
 from tests.processor_time import processor_time_within
 
 ORDER = {
@@ -554,7 +555,7 @@ def test_snappy_copies_are_read() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_random_snappy_data_is_inflated_or_refused(data: bytes) -> None:
     try:
         assert len(inflate_snappy(data, 1000)) <= 1000

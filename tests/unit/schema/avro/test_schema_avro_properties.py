@@ -15,6 +15,7 @@ from danube.schema.avro import kind as avro
 from danube.schema.avro.compatibility import differences
 from danube.schema.avro.container import MAGIC
 from danube.schema.avro.parse import parse
+from tests.examples import examples
 from tests.unit.schema.avro.test_schema_avro import (
     NODE,
     ORDER,
@@ -42,7 +43,7 @@ HEADER = built(NODE, [])
 
 
 @given(st.sampled_from(VALIDATORS), st.binary(max_size=300), st.sampled_from([b"", MAGIC, HEADER]))
-@settings(max_examples=1500, deadline=500)
+@settings(max_examples=examples(1500), deadline=500)
 def test_random_payloads_get_a_verdict_and_never_an_exception(
     validate: Any, payload: bytes, before: bytes
 ) -> None:
@@ -51,7 +52,7 @@ def test_random_payloads_get_a_verdict_and_never_an_exception(
 
 
 @given(st.binary(max_size=100), st.integers(0, 400), st.integers(0, 10))
-@settings(max_examples=500, deadline=500)
+@settings(max_examples=examples(500), deadline=500)
 def test_a_damaged_container_gets_a_verdict(noise: bytes, at: int, cut: int) -> None:
     payload = container(ORDER, [VALUE] * 3, "deflate")
     at %= len(payload)
@@ -145,7 +146,7 @@ def value_of(draw: st.DrawFn, schema: Any) -> Any:
 
 
 @given(schemas(), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_fastavro_writes_passes(schema: Any, data: st.DataObject) -> None:
     value = data.draw(st.composite(lambda draw: value_of(draw, schema))())
     payload = written(fastavro.parse_schema(schema), value)
@@ -154,7 +155,7 @@ def test_what_fastavro_writes_passes(schema: Any, data: st.DataObject) -> None:
 
 
 @given(schemas(), st.binary(max_size=30))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_what_passes_is_read_by_fastavro(schema: Any, payload: bytes) -> None:
     if reason(schema, payload) is None:
         fastavro.schemaless_reader(io.BytesIO(payload), fastavro.parse_schema(schema), None)
@@ -218,7 +219,7 @@ def _readable(reader: Any, writer: Any) -> bool:
 
 
 @given(pairs(), st.data())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 def test_what_the_checker_allows_fastavro_resolves(pair: tuple[Any, Any], data: st.DataObject) -> None:
     reader, writer = pair
     if not _readable(reader, writer):
@@ -231,7 +232,7 @@ def test_what_the_checker_allows_fastavro_resolves(pair: tuple[Any, Any], data: 
 
 
 @given(pairs())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 def test_another_checker_agrees(pair: tuple[Any, Any]) -> None:
     parse_other = pytest.importorskip("avro.schema").parse
     other = pytest.importorskip("avro.compatibility")
@@ -247,7 +248,7 @@ def test_enough_of_the_pairs_are_readable_and_changed() -> None:
     counts = {True: 0, False: 0}
 
     @given(pairs().filter(lambda pair: pair[0] != pair[1]))
-    @settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
     def count(pair: tuple[Any, Any]) -> None:
         counts[_readable(*pair)] += 1
 

@@ -14,6 +14,7 @@ from danube.schema.json.dialect import draft_of
 from danube.schema.json.document import Document
 from danube.schema.json.kind import compare, examine, validator
 from danube.schema.model import Checks, Definition
+from tests.examples import examples
 from tests.unit.json_schemas import Maker, written
 
 DRAFTS = [20, 20, 20, 19, 7, 6, 4]
@@ -49,7 +50,7 @@ def refused_value(seed: int, tries: int = 30) -> tuple[str, list[str], Any]:
 
 
 @given(SEEDS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_compatible_means_that_no_value_is_refused(seed: int) -> None:
     verdict, _, value = refused_value(seed)
     assert verdict != "compatible" or value is None, value
@@ -71,7 +72,7 @@ def test_the_random_schemas_reach_both_verdicts_and_most_rules() -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_definition_is_compatible_with_itself(seed: int) -> None:
     random = Random(seed)
     one = examined(Maker(random, random.choice(DRAFTS)).document())
@@ -80,7 +81,7 @@ def test_every_definition_is_compatible_with_itself(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_upstream_checks_take_any_two_definitions(seed: int) -> None:
     random = Random(seed)
     maker = Maker(random, random.choice(DRAFTS))

@@ -13,6 +13,7 @@ from danube.errors import SchemaInvalid
 from danube.schema import kinds
 from danube.schema.model import Checks, Definition, SchemaType
 from danube.schema.protobuf.descriptors import open_definition
+from tests.examples import examples
 
 RANGES = {
     "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint32": (0, 2**32 - 1),
@@ -122,7 +123,7 @@ def alike(reader: Any, writer: Any) -> None:
                 alike(ours, theirs)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(reader=definitions, writer=definitions, data=st.data())
 def test_without_a_difference_the_reader_gets_the_values_of_the_writer(
     reader: Definition, writer: Definition, data: st.DataObject
@@ -144,7 +145,7 @@ def test_without_a_difference_the_reader_gets_the_values_of_the_writer(
     alike(from_json, written)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(definition=definitions, data=st.data(), payload=st.binary(max_size=80))
 def test_a_validator_answers_any_bytes(definition: Definition, data: st.DataObject, payload: bytes) -> None:
     validate = kinds.validator(definition)
@@ -157,7 +158,7 @@ def test_a_validator_answers_any_bytes(definition: Definition, data: st.DataObje
         assert answer is None or "M" in answer
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     text=st.binary(max_size=60)
     | st.text(alphabet="messageM{}=;1 \"'/*.\n[]<>int32aprt", max_size=120).map(str.encode)

@@ -26,6 +26,7 @@ from danube.wal.verify import tree as module
 from danube.wal.verify.bytes import FileSource, Finding, FindingKind
 from danube.wal.verify.state import Cursors, state_problems
 from danube.wal.verify.tree import Verified, topic_id_of, verify_tree
+from tests.examples import examples
 from tests.unit.store_samples import fill_directory, partition_directory
 from tests.unit.wal_samples import IDENTITY, append, memory_directory, open_log, roll
 
@@ -416,7 +417,7 @@ STATE_SAMPLES = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from(STATE_SAMPLES), st.data())
 def test_the_verifier_refuses_the_states_that_a_broker_refuses(
     state: CursorState, data: st.DataObject

@@ -74,7 +74,8 @@ class KernelCache:
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled result for these argument types, or None."""
         try:
-            target_context.refresh()
+            # Numba's own cache calls refresh(), which imports all that compiling needs, too.
+            self._numba.core.runtime.rtsys.initialize(target_context)
             name = self._file_name(signature, target_context.codegen())
             for folder in folders():
                 body = _read(folder, name)

@@ -19,18 +19,7 @@ QUICK_CALL_S: Final = 1.0  # of processor, for one test
 QUICK_TIMEOUT_S: Final = 30  # by the wall, on a machine that others use too
 # Mark: how the names of its files begin.
 MARKED: Final = {
-    "quick": (
-        "tests/stories/",
-        "tests/unit/broker/",
-        "tests/unit/client/",
-        "tests/unit/cluster/control/",
-        "tests/unit/config/",
-        "tests/unit/core/",
-        "tests/unit/ipc/",
-        "tests/unit/schema/",
-        "tests/unit/server/",
-        "tests/unit/wal/",
-    ),
+    "quick": ("tests/golden/", "tests/stories/", "tests/unit/config/", "tests/unit/core/"),
     "e2e": ("tests/e2e/", "tests/compat/"),
     "crash": ("tests/crash/",),
     "spark": ("tests/spark/",),

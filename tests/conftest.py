@@ -33,7 +33,7 @@ _GROUPS = (
     ("spark", "tests/spark/"),
     ("law", "tests/law/"),  # each reads all sources, which a process parses once
 )
-_ORDER = ("brokers", "spark", "crashes", "clusters")
+_ORDER = ("spark", "crashes", "brokers", "clusters")
 # In those folders, but no tests of time and without a session: these files go to whichever process is free.
 _FREE = (
     "tests/compat/",
@@ -42,6 +42,7 @@ _FREE = (
     "tests/e2e/test_compaction",
     "tests/e2e/test_grpc_",
     "tests/e2e/test_h2spec",
+    "tests/e2e/test_load",
     "tests/e2e/test_main_job",
     "tests/e2e/test_native_door",
     "tests/e2e/test_schema_registry",

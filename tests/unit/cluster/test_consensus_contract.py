@@ -39,7 +39,7 @@ from danube.limits import METADATA_VALUE_BYTES_MAX
 from tests.unit.cluster.control.test_cluster_log import Controller
 
 if TYPE_CHECKING:
-    from danube.cluster.etcd.place import EtcdPlace
+    from danube.cluster.etcd.calls import EtcdPlace
     from tests.etcd_server import EtcdServer
     from tests.unit.raft_members import RaftMembers
 

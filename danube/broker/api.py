@@ -97,7 +97,7 @@ class Arrivals(Protocol):
 
 
 class Turns(Protocol):
-    """When the worker does what its connections brought (:class:`danube.broker.worker.worker.Worker`)."""
+    """Scheduling of a worker's turns (:class:`danube.broker.worker.worker.Worker`)."""
 
     flush_follows: bool  # the turn that runs will flush every door
 

@@ -28,8 +28,8 @@ Fields that a side does not know are ignored, so both may gain some; a kind that
 
 A worker's connection to a process beside it: frames out, frames in, and a new one when it is lost.
 
-Nothing here is remembered for a later connection: ``on_connected`` is called for each one, and whoever
-uses it says everything again.  While there is no connection what is sent is dropped for the same reason.
+No frame is kept for a later connection: ``on_connected`` is called for each one, and its user sends
+everything again.  For the same reason frames are dropped while there is no connection.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _BY_NAME = {counter.name.lower(): counter for counter in Counter}
 
 
 class TrafficCounters(Protocol):
-    """Where a partition counts; the worker backs it with shared memory."""
+    """Counters of partitions; the worker backs them with shared memory."""
 
     def add_in(self, records: int, size_bytes: int) -> None: ...
 

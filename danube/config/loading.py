@@ -62,7 +62,7 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything a broker is told at start.  ``workers`` 0 means one per usable core."""
+    """Configuration of a broker.  ``workers`` 0 means one per usable core."""
 
     workers: int = declare(
         0, "workers", parse_workers, show=lambda n: str(n) if n else "auto", least=0, most=limits.WORKERS_MAX
@@ -87,19 +87,19 @@ class BrokerConfig:
 
     @property
     def worker_count(self) -> int:
-        """Workers to start: as told, else one per usable core."""
+        """Number of workers to start: as configured, else one per usable core."""
         return self.workers or usable_cores()
 
     @property
     def busy_poll_limit_us(self) -> int:
-        """As told; automatically none with one core, or where a quota counts the processor's time."""
+        """The configured limit.  "auto": 0 with one core or under a CPU quota, else BUSY_POLL_US."""
         if self.server.busy_poll_us != AUTOMATIC:
             return self.server.busy_poll_us
         return 0 if cpu_quota() is not None or usable_cores() == 1 else limits.BUSY_POLL_US
 
     @property
     def local_socket(self) -> bool:
-        """As told; automatically where its buffers may be as large as those of loopback."""
+        """The configured choice.  "auto": on if its buffers may be as large as those of loopback."""
         if self.server.local_socket == "auto":
             return local_socket.has_room()
         return self.server.local_socket == "on"

@@ -255,7 +255,7 @@ def _wrong_part(part: str) -> str:
 
 
 def parse_store_url(text: str) -> str:
-    """``scheme://place``; whether it is there is looked at when the store is opened."""
+    """Parse ``scheme://place``; opening the store shows whether it exists."""
     text = parse_text(text.strip())
     if text:
         split_store_url(text)
@@ -319,7 +319,7 @@ def _hidden(key: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where clients connect.  ``native_port`` 0 takes a free port, named in the banner and status.
+    """Addresses for clients.  ``native_port`` 0 takes a free port, named in the banner and status.
 
     ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
     one serves; without it that is where it listens.  ``busy_poll_us`` is how long a worker looks at its
@@ -416,7 +416,7 @@ class WalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
-    """Where the object store is and how to speak to it: all that ``wal.open_store`` needs.
+    """Address of the object store and how to use it: all that ``wal.open_store`` needs.
 
     Credentials, the first that is given: the keys here, their files, ``profile`` of the AWS files, the
     environment (``AWS_ACCESS_KEY_ID`` and so on), the default profile, the host's own role.
@@ -498,7 +498,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceConfig:
-    """Where a cluster's partitions go and when they move; see danube.core.placement.balance.
+    """Placement and moves of a cluster's partitions; see danube.core.placement.balance.
 
     ``interval_ms`` 0 takes what the aggressiveness has.
     """

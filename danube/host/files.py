@@ -153,7 +153,7 @@ def free_bytes(fd: int) -> int:
 
 
 def next_data(fd: int, position: int) -> int | None:
-    """Where bytes at or behind ``position`` were ever written; None when there are none.
+    """Return where written bytes begin at or behind ``position``; None when there are none.
 
     All that it skips reads as zero; a file system that does not know skips nothing.
     """
@@ -170,7 +170,7 @@ def inode_of(fd: int) -> int:
 
 
 def born_ns_of(fd: int) -> int:
-    """When the file was made, nanoseconds of 1970, which no copy takes along; 0 where it is not known."""
+    """Return when the file was made, nanoseconds of 1970, which no copy keeps; 0 if it is not known."""
     call = getattr(_libc, "statx", None)
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if call is None or call(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, found):

@@ -36,7 +36,7 @@ def has_room() -> bool:
 
 
 def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | None:
-    """A worker's socket beside ``host:port``, where the broker listens; None where clients look for none.
+    """Open a worker's socket beside ``host:port``; None if clients search none there.
 
     Also where somebody else has the name: clients have the port.
     """

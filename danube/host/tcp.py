@@ -41,7 +41,7 @@ def tune(raw: Any) -> bool:
 
 
 def host_of(name: Any) -> str:
-    """Of a socket's peer: its address without the port, which every new connection changes.
+    """Return the address of a socket's peer without the port, which every new connection changes.
 
     An IPv6 address is shortened to its network, because a host has as many of those as it likes.
     """
@@ -57,7 +57,7 @@ def host_of(name: Any) -> str:
 
 
 def on_this_host(raw: Any) -> bool:
-    """Whether the other side is on this host, as far as its address tells."""
+    """Return whether the peer is on this host, as far as its address tells."""
     if local_socket.unix(raw):
         return True
     try:

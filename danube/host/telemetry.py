@@ -254,7 +254,7 @@ class Events:
             self._emit(level, event, {"source": source, **facts, **extra})
 
     def lasting(self, event: str, /, *, source: object, level: int = logging.WARNING, **facts: Any) -> None:
-        """A state that is looked at again and again: told when its facts change, else once a minute."""
+        """Log a state that is checked again and again: when its facts change, else once a minute."""
         if self._logger.isEnabledFor(level) and (
             self._states.admit((event, str(source), str(facts)), monotonic_ns()) is not None
         ):

@@ -50,7 +50,7 @@ class Bell:
         return True
 
     def arm(self) -> None:
-        """Say that the reader will sleep.  It must look at its rings once more after this."""
+        """Announce that the reader will sleep.  The reader must poll its rings once more after this."""
         self._store(SLEEPING, 1)
         atomics.fence()
 

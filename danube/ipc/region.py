@@ -1,6 +1,6 @@
 """The one block of shared memory of a broker, made by the supervisor before it forks.
 
-It is a memfd: it has no name that anybody could guess or leave behind, mode 0600, and the kernel frees
+The block is a memfd: it has no name that could be guessed or left behind, has mode 0600, and the kernel frees
 it with the last process that maps it, also after SIGKILL.  Every page is reserved before the first
 worker starts and the size is sealed, so that touching it can never raise SIGBUS.  A memfd counts as the
 broker's memory (and its cgroup's), not against the mount size of /dev/shm.
@@ -96,7 +96,7 @@ class Region:
 
     @property
     def path(self) -> str:
-        """Where another process of the same user can open it while this process lives."""
+        """Path at which another process of the same user can open the region while this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def words(self, position: int, size: int) -> Words:

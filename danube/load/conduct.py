@@ -236,7 +236,7 @@ class Conductor:
             }
 
     def _wait_answers(self, running: Running, auditor: Auditor) -> None:
-        """Until no producer sends and every send has an outcome; each has a timeout of its own.
+        """Wait until no producer sends and every send has an outcome; each has a timeout of its own.
 
         Who is busy may not have heard that it is over: Locust drops what comes while it sets a process up.
         """
@@ -249,7 +249,7 @@ class Conductor:
                 return
 
     def _drain(self, running: Running, auditor: Auditor) -> None:
-        """Until all that was acknowledged has arrived, or nothing has come for the timeout."""
+        """Wait until all acknowledged records have arrived, or nothing has come for the timeout."""
         quiet_s = running.plan.drain_timeout_s
         if not auditor.reliable:
             quiet_s = min(quiet_s, LOSSY_QUIET_S)

@@ -93,7 +93,7 @@ def _find_or_make(client: danube.sync.Client, plan: Plan, topic: str) -> TopicIn
 
 
 def check_fits(plan: Plan, info: TopicInfo) -> None:
-    """Raise where a topic that exists is not what the plan asks for."""
+    """Raise if an existing topic does not fit the plan."""
     if plan.durability and plan.durability != info.durability:
         raise PolicyMismatch(
             f"topic {info.topic} has durability {info.durability}",

@@ -1,10 +1,10 @@
-"""JSON from a stranger: strict, and bounded before anything is built.
+"""JSON from clients: strict, and bounded before anything is built.
 
-What RFC 8259 leaves open is refused, so that every reader of the same bytes sees the same value: a name
-that stands twice in one object, NaN and infinities, half of a surrogate pair, a byte order mark, bytes
-that are not UTF-8.  What costs more than its size is refused too: nesting beyond ``depth_max``, integers
-longer than NUMBER_DIGITS_MAX digits, numbers beyond the range of a double.  Time is linear in the size;
-eight MiB of small objects take about half a second, nearly all of it to build the value.
+Texts that RFC 8259 leaves open are refused, so that every reader of the same bytes sees the same value: a
+name that stands twice in one object, NaN and infinities, half of a surrogate pair, a byte order mark, bytes
+that are not UTF-8.  Texts that cost more than their size are refused too: nesting beyond ``depth_max``,
+integers longer than NUMBER_DIGITS_MAX digits, numbers beyond the range of a double.  Time is linear in
+the size; eight MiB of small objects take about half a second, nearly all of it to build the value.
 """
 
 from __future__ import annotations

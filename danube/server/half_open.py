@@ -1,9 +1,9 @@
 """Connections whose peer is gone without closing: a host that lost its power, a cable that was cut.
 
-Nobody hears of it from the peer, and what was delivered to it waits for an acknowledgement that never
-comes.  A connection without anything under way is asked by the kernel's keepalive.  With something under
-way keepalive rests, and the kernel would repeat it for a quarter of an hour, so we ask it how long nothing
-has come back.  ``TCP_USER_TIMEOUT`` would do both, but also ends a connection whose peer is slow to read.
+The peer sends no word, and records delivered to it wait for acks that never come.  The kernel's keepalive
+probes a connection without unsent bytes.  With unsent bytes keepalive pauses, and the kernel would repeat
+them for a quarter of an hour.  So the broker asks the kernel for how long nothing has come back.
+``TCP_USER_TIMEOUT`` would do both, but also ends a connection whose peer is slow to read.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Bytes are received into a lent buffer, cut into frames where they lie, and referred to until the end
 of the turn.  Output is collected during a turn and handed to the transport in one call.
 
-What goes out to clients of the native protocol: how soon, and what it answers.
+A single reply is written to the socket at once if the transport's queue is empty.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, Receive
 
 
 def sent_at_once(descriptor: int, data: bytes | memoryview) -> int:
-    """How much of it the socket has taken now; uvloop's transports write after the loop's callbacks.
+    """Write ``data`` to the socket now; return the number of bytes accepted, 0 on any error.
 
-    Where it fails the transport finds out why.
+    The transport reports the error.  (uvloop's transports write only after the loop's callbacks.)
     """
     try:
         return os.write(descriptor, data)
@@ -432,7 +432,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.send_error(error, frame.correlation)
 
     def _stop_at(self, buffer: ReceiveBuffer, position: int) -> None:
-        """Keep what lies behind it, and read no more until the server says so."""
+        """Keep the bytes behind ``position``, and read no more until the server says so."""
         buffer.start = position
         self._blocked = True
         self._set_reading(False)

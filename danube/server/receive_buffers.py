@@ -50,7 +50,7 @@ class ReceiveBuffers:
         self._large_count = 0
 
     def room(self, held: ReceiveBuffer | None, wanted: int) -> tuple[memoryview, ReceiveBuffer | None]:
-        """Where to read the next bytes of a connection, and what it holds now.
+        """Return the room for a connection's next bytes, and the buffer it keeps now.
 
         ``wanted`` is the size of the frame that ``held`` begins with.
         """

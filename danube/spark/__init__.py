@@ -4,7 +4,7 @@
     spark = session()
     spark.read.format("danube").option("storage", "/var/lib/danube").option("topic", "/default/orders").load()
 
-What plans, fetches and decodes needs neither Spark nor Java; pyspark is imported by :func:`session`,
+Planning, fetching and decoding need neither Spark nor Java; pyspark is imported by :func:`session`,
 :func:`read`, :func:`register`, the folders ``source`` and ``sink``, and the job that exports.
 """
 

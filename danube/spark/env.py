@@ -1,7 +1,7 @@
 """A Spark session as Danube's source wants it.  What each setting brings stands in docs/spark.md.
 
-Whoever starts Python decides first: what spark-submit, a notebook's session or the installation's files have
-chosen stays, and so does the master.  Danube's settings fill what is left open.
+Settings of spark-submit, of a notebook's session or of the installation's files stay, and so does the master.
+Danube adds its own settings only where none is set.
 """
 
 from __future__ import annotations

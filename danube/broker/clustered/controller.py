@@ -189,7 +189,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop
 
     async def run(self) -> int | None:
-        """Until the supervisor says stop, or the node is a member no more."""
+        """Run until the supervisor says stop, or the node is no member any more."""
         self._loop = loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)

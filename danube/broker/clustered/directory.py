@@ -1,7 +1,7 @@
 """Directory of a cluster: the broker that serves each partition, for routers and doors.
 
-What is not here is *elsewhere*: OwnerMoved with the owner's address, or Unavailable while nobody owns
-it or its owner is away.  The metadata may be a moment old; who asks the wrong broker is told again there.
+A partition of another broker is *elsewhere*: OwnerMoved with the owner's address, or Unavailable while it has
+no owner or its owner is away.  The metadata may be a moment old; a wrong broker answers the same way.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Directory:
 
     @property
     def version(self) -> int:
-        """Of the metadata that is known here."""
+        """Version of the metadata that this process has read."""
         return self._metadata.version
 
     @property
     def address(self) -> str:
-        """Where native clients reach this broker; "" before it is registered."""
+        """Address at which native clients reach this broker; "" before it is registered."""
         broker = self._state.brokers.find(self.broker_id)
         return broker.native_address if broker is not None else ""
 

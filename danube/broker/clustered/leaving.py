@@ -127,7 +127,7 @@ class Leaving:
         return not in_flight or waited_ns >= ACKS_NS
 
     def _uploaded(self, end: int) -> bool:
-        """Whether all below ``end`` is in the store; asks for what is not."""
+        """Return whether all below ``end`` is in the store; request the upload of the rest."""
         tier = self.hosted.tier
         if tier is None:
             return True
@@ -160,7 +160,7 @@ class Leaving:
             self._giver.tiers.sealed(self.hosted)
 
     def _cursors_kept(self) -> bool:
-        """Whether the store has the cursors as they are now; asks for it once."""
+        """Return whether the store has the present cursors; request their copy once."""
         hosted, tier, tiers = self.hosted, self.hosted.tier, self._giver.tiers
         if tier is None or tiers is None or hosted.cursors is None:
             return True

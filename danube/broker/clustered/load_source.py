@@ -24,7 +24,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class LoadSource:
-    """``report`` looks once; the first rates are since it was made."""
+    """Source of load reports; the first report's rates count from when it was made."""
 
     def __init__(self, region: Region, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> None:
         self._region = region
@@ -61,7 +61,7 @@ class LoadSource:
         )
 
     def _busy_ns(self, pids: Iterable[int]) -> int:
-        """Processor time of the workers since the last look; a process that is new counts from its start."""
+        """Return the workers' processor time since the last reading; a new process counts from its start."""
         before, self._cpu_by_pid = self._cpu_by_pid, {}
         busy_ns = 0
         for pid in pids:

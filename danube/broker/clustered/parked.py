@@ -82,7 +82,7 @@ class Parked:
         return True
 
     def offer(self) -> None:
-        """Ownership changed: look again at all."""
+        """Route all waiting requests again: an ownership changed."""
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
             self._offer(one)

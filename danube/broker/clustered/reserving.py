@@ -35,7 +35,7 @@ class Reserving:
         self._submit = submit
 
     def budget(self, place: Place, epoch: int) -> OffsetBudget:
-        """Of an ownership that begins: nothing may be given before more is reserved."""
+        """Return the budget of an ownership that begins: no offset may be given before more is reserved."""
         known = self._directory.reservation(*place)
         mine = known.broker_id == self._directory.broker_id and known.epoch == epoch and not known.closed
         return OffsetBudget(known.end if mine else 0)
@@ -86,7 +86,7 @@ class Reserving:
 
 
 def reserved_fields(known: Reservation) -> dict[str, int | bool]:
-    """Of the question to the mover."""
+    """Return the reservation as fields of the question to the mover."""
     return {
         "reserved_end": known.end,
         "reserved_broker_id": known.broker_id,

@@ -48,7 +48,7 @@ _log = telemetry.events("shard")
 
 
 class ClusterShard(Shard):
-    """See the module; :meth:`follow` tells it each change of ownership."""
+    """Shard of a broker in a cluster, see the module; :meth:`follow` takes each change of ownership."""
 
     def __init__(
         self, directory: Directory, owning: Owning, reserving: Reserving, lease: SharedLease,
@@ -166,7 +166,7 @@ class ClusterShard(Shard):
             self._own(place, hosted, record)
 
     def _delete(self, place: Place) -> None:
-        """Its topic is gone: nothing of it waits any more."""
+        """Drop a partition whose topic is gone; no request waits for it any more."""
         error = TopicNotFound("the topic was deleted")
         self._owning.lose(place)
         self._asked.pop(place, None)

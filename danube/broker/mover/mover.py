@@ -118,7 +118,7 @@ class Mover:
     # -- life -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until the supervisor says stop and what was begun has ended, or its time is over."""
+        """Run until the supervisor says stop and running work has ended, or its time is over."""
         self._loop = loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self.stop)
@@ -217,7 +217,7 @@ class Mover:
         self._health.tell(link)
 
     def disconnected(self, link: OwnerLink) -> None:
-        """Its worker has ended or will come back; what it sealed is uploaded all the same."""
+        """Note that a worker's connection ended; its sealed segments are uploaded all the same."""
         self._open_links.discard(link)
         for identity in [identity for identity, one in self._links.items() if one is link]:
             del self._links[identity]
@@ -378,7 +378,7 @@ class Mover:
         self._after(partition)
 
     def _after(self, partition: MovedPartition) -> None:
-        """Something of the partition ended."""
+        """Continue with a partition after one of its steps ended."""
         if not partition.retired:
             self.advance(partition)
         elif partition.idle:
@@ -452,7 +452,7 @@ class Mover:
     # -- merges -----------------------------------------------------------------------------------
 
     def _merge(self) -> None:
-        """At most one merge at a time, in its own thread; partitions take turns."""
+        """Merge objects of one partition at a time, in an own thread; partitions take turns."""
         reserve.fill()  # here alone: until the store is bound, the thread that binds uses it
         self._fill_slots()  # no partition's timer tells that the gate may be open again
         now_us = clock.wall_us()

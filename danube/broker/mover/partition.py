@@ -216,7 +216,7 @@ class MovedPartition:
         return None
 
     def waiting(self, now_us: int) -> Waiting | None:
-        """Its claim to an upload slot; None when there is nothing to upload, or not yet again."""
+        """Claim of the partition to an upload slot; None if it has nothing to upload now."""
         segment = self._next_upload() if now_us >= self._retry_us else None
         return Waiting(self, segment.first_append_us, len(self.running)) if segment is not None else None
 
@@ -314,7 +314,7 @@ class MovedPartition:
         return lambda: compact_objects(self.uploader, plan, settings, work)
 
     def _merge_later(self, merge_us: int) -> None:
-        """There is nothing to merge now, so nothing is wrong with a merge either."""
+        """Postpone the merge: there is nothing to merge, so a former error of merging is over."""
         self._merge_us = merge_us
         if self._merge_failed:
             self._succeeded()
@@ -418,7 +418,7 @@ class MovedPartition:
         return put_cursors(self.uploader, blob, self._cursors_generation), blob
 
     def took(self, step: Step, result: Any, now_us: int) -> bool:
-        """The step ended well; True when the owner is to be told."""
+        """Note that the step ended well; return whether the owner is to be told."""
         self.busy = None
         manifest_before, error_before = self.manifest, self.error
         match step:

@@ -67,7 +67,7 @@ class Aside(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of one round: offered, waiting for the owner, removed, or staying for a human; in words."""
+    """Outcome of one round, in words: offered, waiting for the owner, removed, or staying for a human."""
 
     word: str
     why: str = ""
@@ -200,7 +200,7 @@ def _uploaded(
     store: ObjectStore, aside: Aside, manifest: Manifest, tail: Tail, wanted: list[LocalSegment],
     memory: Memory,
 ) -> list[SegmentEntry]:  # fmt: skip
-    """The entries of these segments, now objects; a damaged one is told once and left out."""
+    """Return the entries of these segments, now objects; report a damaged one once and leave it out."""
     owner = Ownership(manifest.topic, aside.identity, tail.last_epoch, aside.directory)
     uploader = Uploader(store, owner)
     for base_offset in [one.base_offset for one in wanted]:
@@ -231,7 +231,7 @@ def _kept(manifest: Manifest, segment: LocalSegment) -> bool:
 
 
 def round_of(store: ObjectStore, data_dir: Path, memories: dict[str, Memory]) -> dict[str, Outcome]:
-    """One round for all directories, by name; what fails is told, once, and comes again.
+    """Run one round for all directories, by name; a failure is reported once and tried again later.
 
     ``memories``: by name, for the rounds of one process; for one round at a time.
     """

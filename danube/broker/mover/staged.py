@@ -1,7 +1,7 @@
 """Staged objects of one partition at the mover: offered, examined, installed or refused.
 
-Whoever offers asks until everything is settled; asking again changes nothing.  Nothing is kept for an asker
-that does not come back: an answer is forgotten when it is given, and what was installed the manifest tells.
+A job asks until all of its objects are settled; asking again changes nothing.  A verdict is forgotten when it
+was given, and the manifest tells which objects are installed, so a job that never returns leaves nothing.
 After a crash of the mover the next question begins anew.
 
 Called on the mover's loop, but for the jobs and the change, which run in its threads.
@@ -66,7 +66,7 @@ class StagedObjects:
         return any(known.examined and not known.refused for known in self._known.values())
 
     def keys(self, identity: LogIdentity) -> set[str]:
-        """Of the objects that may still be named."""
+        """Return the keys of the objects that may still be named."""
         return {segment_key(identity, known.one.made) for known in self._known.values() if not known.refused}
 
     def ask(self, offered: Sequence[Staged], manifest: Manifest, rules: Rules, why: str) -> list[Answer]:

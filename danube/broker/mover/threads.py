@@ -57,7 +57,7 @@ def forget(result: Any, error: DanubeError | None) -> None:
 
 
 async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
-    """Until ``met()``, which is asked at each change, or until the time is over."""
+    """Wait until ``met()``, called at each change, is true, or until the time is over."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while not met():
@@ -87,7 +87,7 @@ class UploadPace:
 
     @property
     def share(self) -> float:
-        """Of what uploads could do, that they may do."""
+        """Share of their full speed that uploads may use."""
         return 1.0 if self._released.is_set() else self._pace.share
 
     @property
@@ -106,7 +106,7 @@ class UploadPace:
         return self.share
 
     def rests(self) -> Progress:
-        """For one upload: to be called after each piece of its work, by one thread at a time."""
+        """Return the pause of one upload: call it after each piece of work, by one thread at a time."""
         since_ns = clock.monotonic_ns()
 
         def rest(_: int) -> None:

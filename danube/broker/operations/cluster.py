@@ -1,7 +1,7 @@
 """Operations on a cluster's brokers and on placement: any broker takes them, the leader decides.
 
-They read the metadata of this host, and what they change is a command, or a request that the leader
-finds in the metadata; so none waits for a move.  A broker that is alone answers as a cluster of one
+Operations read the metadata of this host.  A change is a command, or a request that the leader finds in the
+metadata; so no operation waits for a move.  A broker that is alone answers as a cluster of one
 (:mod:`danube.broker.operations.alone`).
 """
 
@@ -87,7 +87,7 @@ def _brokers(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _broker_key(broker: BrokerRecord) -> str:
-    """Its id, as wide as the largest, so that texts are in the order of numbers."""
+    """Return a broker's id, as wide as the largest, so that texts are in the order of numbers."""
     return f"{broker.broker_id:020}"
 
 

@@ -31,7 +31,7 @@ _FOUND_CHARACTERS_MAX: Final = 500  # of what a validator says
 
 
 class MetadataReader(Protocol):
-    """Where the gate reads the registry."""
+    """Metadata in which the gate reads the registry."""
 
     @property
     def state(self) -> Metadata: ...
@@ -55,7 +55,7 @@ class SchemaGate:
     def check(
         self, partition: str, schema: TopicSchema, compacts: bool, batch: memoryview, header: BatchHeader
     ) -> None:
-        """Raise PayloadInvalid where the batch is refused; count what is refused or only told.
+        """Raise PayloadInvalid for a refused batch; count refused records and warnings.
 
         ``compacts``: of the topic's policy.
         """

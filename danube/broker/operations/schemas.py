@@ -272,7 +272,7 @@ def _subjects(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _version_key(version: SchemaVersion) -> str:
-    """Its number, as wide as the largest, so that texts are in the order of numbers."""
+    """Return a version's number, as wide as the largest, so that texts are in the order of numbers."""
     return f"{version.number:010}"
 
 

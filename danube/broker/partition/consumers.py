@@ -153,7 +153,7 @@ class SubscriptionHost:
         return result.acked + self.core.ack_earlier(within(sound(ranges), 0, link.earlier_end))
 
     def seek(self, offset: int, now_ns: int) -> None:
-        """Deliver from ``offset`` on, whatever was acked; consumers are told, and send no old ack again."""
+        """Deliver from ``offset`` on, whatever was acked; consumers are told, and repeat no old ack."""
         self.core.seek(offset, self.hosted.high_watermark, now_ns)
         self.sought = True
         for link in self.links.values():
@@ -188,12 +188,12 @@ class SubscriptionHost:
 
     @property
     def wants_look(self) -> bool:
-        """Whether the store or the mover told something that is worth a look."""
+        """Whether the store or the mover reported something that allows another dispatch."""
         return self._holes_changed or self.bytes_came
 
     @property
     def bytes_came(self) -> bool:
-        """Whether it waited for bytes that are worth another look now."""
+        """Return whether the subscription waited for bytes that have come."""
         return any(
             pending is not None and pending.ready() for pending in (self.pending_new, self.pending_again)
         )

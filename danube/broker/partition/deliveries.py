@@ -126,7 +126,7 @@ class Deliveries:
             self._schedule_turn()
 
     def second(self) -> None:
-        """Tell consumers why they wait; what is over within a second is not told."""
+        """Tell consumers why they wait; a wait of less than a second is not reported."""
         hosted = (one for one in self._waiting if one.hosted.subscriptions.get(one.core.name) is one)
         self._waiting = {host: None for host in hosted if host.tell_waiting()}
 
@@ -142,7 +142,7 @@ class Deliveries:
     # -- the turn ---------------------------------------------------------------------------------
 
     def turn(self, now_ns: int) -> None:
-        """Look at what asked for it; what is over the share stays asked for, in its order."""
+        """Dispatch the subscriptions that requested it; those beyond the share keep their place."""
         wrote, self._wrote = self._wrote, False
         if not (self._near or self._queue or self._lossy):
             return

@@ -3,7 +3,7 @@
 Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
 write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
 
-What an operator set for a subscription, meeting the subscription at its partition's owner.
+Operator settings (failure policy, max_unacked) are applied to live subscriptions here.
 
 The metadata's settings come first, then what the subscription's maker asked for, then the topic's policy.
 """
@@ -55,7 +55,7 @@ def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | N
 
 
 def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
-    """How many records it may have unacked; ``asked`` 0: its maker did not say."""
+    """Return the bound of unacked records; ``asked`` 0: the subscription's maker named none."""
     return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
 
 
@@ -361,7 +361,7 @@ class HostedPartition:
             self.counters.add("damaged_records", end - start)
 
     def place(self, host: HostedSubscription) -> None:
-        """Note whether a subscription that was looked at is near: it follows what is written."""
+        """Note after a dispatch whether the subscription is near: it reads batches that are in memory."""
         start = self.hot.start
         if host.links and host.core.next >= (self.core.high_watermark if start is None else start):
             self.near[host] = None
@@ -369,7 +369,7 @@ class HostedPartition:
             self.near.pop(host, None)
 
     def looked_at(self, *, keep_chunk: bool) -> None:
-        """Subscriptions were looked at: keep in memory what those that are near still need."""
+        """Keep in memory, after a dispatch, the batches that near subscriptions still need."""
         for gone in [host for host in self.near if self.subscriptions.get(host.core.name) is not host]:
             del self.near[gone]
         end = self.core.high_watermark

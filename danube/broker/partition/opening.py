@@ -93,7 +93,7 @@ def open_partition(
 
 
 def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
-    """Where the logs of a topic go on that are older than the history that is under way."""
+    """Return where logs go on that are older than the present history of the topic."""
     history = recovery_of(state).history_of(topic_id)
     if history is None or not history.first_epoch:
         return None

@@ -18,7 +18,7 @@ class Opened(NamedTuple):
 
 
 class Producers:
-    """The producer handles that are open on one partition; opening and closing one looks at no others."""
+    """The producer handles that are open on one partition; opening and closing one visits no others."""
 
     __slots__ = ("_exclusive", "_links", "_names")
 

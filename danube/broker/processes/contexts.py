@@ -99,7 +99,7 @@ class WorkerContext:
         return Channel(self.region, self.worker, self.incarnation)
 
     def heartbeat(self) -> None:
-        """Still alive: call at least every second from the loop, and between slices of recovery."""
+        """Note that the worker is alive: every second from the loop, and between slices of recovery."""
         self.counters.put(Counter.HEARTBEAT_NS, monotonic_ns())
 
     def ready(self) -> None:
@@ -127,7 +127,7 @@ class Pulse:
 
     @property
     def last_ns(self) -> int:
-        """By the monotonic clock; 0 when there was none since reset()."""
+        """Time of the last beat by the monotonic clock; 0 without one since reset()."""
         return self._words[_BEAT]
 
     @property
@@ -150,12 +150,12 @@ class Pulse:
 
     @property
     def store_answers(self) -> bool:
-        """Of the mover: whether the object store answered last; False before it was asked."""
+        """Whether the object store answered the mover's last request; False before any."""
         return self._words[_STORE] == _STORE_ANSWERS
 
     @property
     def store_error(self) -> str | None:
-        """Why the object store did not answer last; empty where it did, None before it was asked."""
+        """Error of the store's last answer; empty without one, None before any answer."""
         if self._words[_STORE] == _STORE_UNKNOWN:
             return None
         if self.store_answers:
@@ -173,7 +173,7 @@ class Pulse:
 
     @property
     def upload_share(self) -> float:
-        """Of the mover: how much of what they could do uploads may do; 0.0 before it said so."""
+        """Share of their full speed that the mover lets uploads use; 0.0 before it said so."""
         return self._words[_SHARE] / _SHARE_UNIT
 
     @upload_share.setter
@@ -204,7 +204,7 @@ class MoverContext:
     pulse: Pulse
 
     def heartbeat(self) -> None:
-        """Still alive: call at least every second."""
+        """Note that the mover is alive: at least every second."""
         self.pulse.beat()
 
 
@@ -225,7 +225,7 @@ class MetricsContext:
     lease: SharedLease | None = None
 
     def heartbeat(self) -> None:
-        """Still alive: call at least every second."""
+        """Note that the metrics process is alive: at least every second."""
         self.pulse.beat()
 
 
@@ -244,7 +244,7 @@ class ControllerContext:
     mover: Pulse | None = None  # None where there is none
 
     def heartbeat(self) -> None:
-        """Still alive: call at least every second."""
+        """Note that the controller is alive: at least every second."""
         self.pulse.beat()
 
 

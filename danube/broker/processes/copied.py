@@ -82,7 +82,7 @@ def begin_history(data: DataDir, why: str) -> History:
 
 
 def settle_place(data: DataDir) -> History | None:
-    """At a start, under the lock: the history that begins because this is a copy, or None."""
+    """Return the history that begins because the directory is a copy, or None; at a start, under the lock."""
     history = None
     if copied(data.path) and (data.path / "metadata" / "metadata.log").exists():
         history = begin_history(data, "the data directory was put back from a copy")

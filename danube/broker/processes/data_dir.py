@@ -214,7 +214,7 @@ class DataDir:
             raise _failed(f"{self.path / name} cannot be written", error) from error
 
     def write_pid(self) -> None:
-        """For scripts; Danube itself asks the lock.  A full disk may not take it."""
+        """Write the pid for scripts; Danube itself uses the lock.  A full disk may not take the file."""
         self._replace(PID_NAME, f"{os.getpid()}\n".encode())
 
     def write_state(self, state: BrokerState) -> None:
@@ -229,7 +229,7 @@ class DataDir:
         self._reserve.fill()
 
     def close(self) -> None:
-        """Clean stop: remove what told of the running broker and unlock."""
+        """Stop cleanly: remove the files of the running broker and unlock."""
         for name in (STATE_NAME, PID_NAME):
             (self.path / name).unlink(missing_ok=True)
         os.close(self._lock)

@@ -18,7 +18,7 @@ import mmap
 
 
 class SharedLease:
-    """By the clock of elapsed time, which all processes of a host have in common.
+    """Lease by the clock of elapsed time, which all processes of a host share.
 
     It counts a suspension, too: others do not wait for a host that sleeps.
     """

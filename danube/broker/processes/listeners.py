@@ -27,7 +27,7 @@ Address = tuple[str | int, ...]
 def open_listeners(
     host: str, ports: Mapping[str, int], workers: int, local: bool = False
 ) -> list[dict[str, socket.socket]]:
-    """For each worker its sockets by door name.  Port 0 takes a free port, the same for all workers.
+    """Open the sockets of each worker, by door name.  Port 0 takes a free port, the same for all workers.
 
     ``local``: with a Unix socket beside the native port, where clients look for one.
     Raises AlreadyRunning when a port is taken and ConfigInvalid when the address cannot be used.
@@ -56,7 +56,7 @@ def close_listeners(opened: list[dict[str, socket.socket]]) -> None:
 
 
 def addresses(sockets: Mapping[str, socket.socket]) -> dict[str, str]:
-    """Where each port listens, by door, as a user types it."""
+    """Return the address of each port, by door, as a user types it."""
     return {door: address_text(listener) for door, listener in sockets.items() if door != LOCAL}
 
 
@@ -66,7 +66,7 @@ def address_text(listener: socket.socket) -> str:
 
 
 def own_address(listener: socket.socket) -> str:
-    """Where this host's own processes reach it, whatever is advertised to others."""
+    """Return the address for this host's own processes, whatever is advertised to others."""
     host, port = listener.getsockname()[:2]
     return _text(local_socket.OWN_HOSTS.get(host, host), port)
 

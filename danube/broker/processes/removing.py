@@ -1,8 +1,8 @@
 """Removing the directory of a partition that is no more: its name in one step, then file by file.
 
-Who dies in between leaves a directory that no reader takes for a partition with gaps.  A directory is removed
-because its topic was deleted.  One of a topic that the metadata never knew is put aside instead: metadata
-that lost its end knows less than the disk.
+A crash in between leaves a directory that no reader takes for a partition with gaps.  A directory is removed
+because its topic was deleted.  If the metadata never knew the topic, the directory is put aside instead:
+metadata that lost its end knows less than the disk.
 """
 
 from __future__ import annotations

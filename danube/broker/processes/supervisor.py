@@ -55,7 +55,7 @@ from danube.ipc.region import Region
 
 
 class ServiceNotifier:
-    """Sends nothing when no service manager asked for it."""
+    """Messages to a service manager; none are sent without one."""
 
     __slots__ = ("_address", "_next_watchdog_ns", "_watchdog_ns")
 
@@ -278,7 +278,7 @@ class Supervisor:
         self._write_state()
 
     def _wait(self) -> None:
-        """Until a signal, a worker that became ready, or the next thing due."""
+        """Wait for a signal, a worker that became ready, or the next thing due."""
         now_ns = monotonic_ns()
         due_ns = now_ns + TICK_NS
         if not self._stop_signals:
@@ -291,7 +291,7 @@ class Supervisor:
             os.read(descriptor, 4096)
 
     def _turn(self, now_ns: int) -> None:
-        """Everything that may be due; order matters: reap before replace."""
+        """Do everything that may be due; order matters: reap before replace."""
         paused_ns = max(0, now_ns - self._tick_ns - 2 * TICK_NS)
         self._tick_ns = now_ns
         self._reap(now_ns)
@@ -380,7 +380,7 @@ class Supervisor:
         return self._told(lambda: self._worker_main(context), worker)
 
     def _told(self, main: Callable[[], int | None], worker: _Worker) -> int | None:
-        """Run a worker; what keeps it from its first turn is told to the supervisor, in words."""
+        """Run a worker; report to the supervisor, in words, what keeps it from its first turn."""
         try:
             return main()
         except DanubeError as error:

@@ -101,7 +101,7 @@ def end(data_dir: Path) -> None:
 
 
 def _read(path: Path) -> Host | None:
-    """None where there is no file; one that cannot be read is of no place."""
+    """Return the file's content; None without a file, and no place for one that cannot be read."""
     try:
         data = files.read_bounded(path, FILE_BYTES)
         return msgspec.json.decode(data, type=Host)

@@ -55,7 +55,7 @@ class Elsewhere(Protocol):
     def take(
         self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError, answer: Answer
     ) -> bool:
-        """Whether a request that failed with ``error`` waits here, or another broker is asked instead."""
+        """Return whether a failed request waits here or is sent to another broker instead."""
 
 
 class Router:
@@ -227,7 +227,7 @@ class Router:
         self._shard.session_writable(session)
 
     def worker_restarted(self, session: RoutedSession, worker: int) -> None:
-        """An owner is gone: its handles must be opened again, its open requests asked again."""
+        """Fail the open requests and handles of an owner that restarted; the client repeats them."""
         error = OwnerMoved("the partition's owner started again", hint="the client opens it again by itself")
         for correlation in [key for key, owner in session.requests.items() if owner == worker]:
             del session.requests[correlation]

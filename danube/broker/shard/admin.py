@@ -98,7 +98,7 @@ def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[st
 
 
 def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Where a start position is now; FetchPending where the object store has to be asked first."""
+    """Return the present offset of a start position; FetchPending if the store must be read first."""
     value = integer(args, "value", 0)
     return {"offset": start_offset(hosted, str(args.get("kind", "")), value)}
 

@@ -3,10 +3,10 @@
     look() -> keys of one partition are read -> one group of segments is written anew -> it is installed
                                                      ^------------- the next group -----------'
 
-What a thread makes has no name that recovery keeps.  It is installed on the loop, and only while the log
-still holds the very segments that it was made from, so that retention, a reopened log, a changed policy or
-a deleted topic just make it waste.  Groups are installed in the order of their offsets: of what a removed
-tombstone has replaced nothing is left before the tombstone goes.
+A thread's result has no name that recovery keeps.  It is installed on the loop, and only while the log
+still holds its very source segments.  So after retention, a reopened log, a changed policy or a deleted topic
+it is merely waste.  Groups are installed in the order of their offsets: older records of a key are gone
+before its tombstone goes.
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ class Shard:
         return self._epoch  # higher than every earlier one of the partition
 
     def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
-        """Where the log goes on, if it is older than a history or than the end of the machine."""
+        """Return where the log goes on, if it is older than a history or than the end of the machine."""
         return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
 
     def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
@@ -522,7 +522,7 @@ class Shard:
                 self._forget(hosted, TopicNotFound(f"topic {record.topic} was deleted"))
 
     def _forget(self, hosted: HostedPartition, error: DanubeError) -> None:
-        """Its topic was deleted: host it no more and remove its files."""
+        """Stop hosting a partition whose topic was deleted, and remove its files."""
         self._let_go(hosted, error)
         if hosted.directory is not None:
             self._executor.submit(remove_directory, hosted.directory)

@@ -89,7 +89,7 @@ def last_log_epoch(epoch: int) -> int:
 
 
 def read_owner(directory: Path) -> KeptOwner | None:
-    """None where there is no such file, or none that can be read: then the directory is not continued."""
+    """Return the owner that the directory names; None without a readable file: it is not continued then."""
     try:
         data = files.read_bounded(directory / OWNER_FILE, _FILE_BYTES_MAX)
         return msgspec.json.decode(data, type=KeptOwner)

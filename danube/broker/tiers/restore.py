@@ -162,7 +162,7 @@ def _copy_over(source: Path, target: Path) -> None:
 
 
 def restore_if_empty(store: ObjectStore, data_dir: Path) -> Restored | None:
-    """At a start: restore when nothing is here and the store holds a broker's data."""
+    """Restore at a start if nothing is here and the store holds a broker's data."""
     if finish_restore(data_dir) or holds_data(data_dir):
         return None
     if stored_identity(store) is None or not _metadata_keys(store):
@@ -244,7 +244,7 @@ def _stage(
 
 
 def _metadata_keys(store: ObjectStore) -> list[str]:
-    """Of all copies of the metadata, the newest first."""
+    """Return the keys of all copies of the metadata, the newest first."""
     keys = [one.key for one in store.list(METADATA_PREFIX) if parse_key(one.key) is not None]
     return sorted(keys, reverse=True)
 

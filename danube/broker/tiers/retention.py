@@ -20,7 +20,7 @@ _NOWHERE: Final = "all before it has expired, and no object or file holds it"
 
 
 class _Piece(NamedTuple):
-    """A segment in either tier, as far as retention asks."""
+    """A segment in either tier, with the facts that retention needs."""
 
     base_offset: int
     end_offset: int

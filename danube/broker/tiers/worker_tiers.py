@@ -63,7 +63,7 @@ class StagedQuestions:
         self._number = 0
 
     def ask(self, hosted: HostedPartition, topic_id: int, objects: bytes, answer: Answer) -> None:
-        """Ask what becomes of ``objects``; raises WrongState or Overloaded where that cannot be asked."""
+        """Ask for verdicts on ``objects``; raises WrongState or Overloaded if that is not possible."""
         if topic_id != hosted.topic_id:
             raise WrongState(
                 f"{hosted.record.topic} is another topic than the objects are of",
@@ -115,7 +115,7 @@ _UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": "", "hi
 
 
 class TierOptions(NamedTuple):
-    """Of the configuration's section ``storage``; 0 keeps for ever."""
+    """Options from the section ``storage``; 0 keeps for ever."""
 
     seal_after_ms: int = 60_000
     local_retention: LocalRetention = LocalRetention()
@@ -187,7 +187,7 @@ class Tiers:
         self._say(hosted.tier)
 
     def all(self) -> list[HostedTier]:
-        """Of the partitions that this worker has open."""
+        """Return the tiers of all partitions that this worker has open."""
         return list(self._tiers.values())
 
     def _say(self, tier: HostedTier) -> None:
@@ -242,7 +242,7 @@ class Tiers:
             self.link.send("delete", topic_id=topic_id, partitions=self._deleted[topic_id])
 
     def sealed(self, hosted: HostedPartition) -> None:
-        """A segment was sealed: the mover may look."""
+        """Tell the mover that a segment was sealed."""
         if hosted.tier is not None:
             self._send("sealed", hosted.tier)
 

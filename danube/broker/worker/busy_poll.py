@@ -1,12 +1,12 @@
 """Busy polling: a worker polls its sockets instead of sleeping while requests follow each other closely.
 
-Who sleeps has to be woken, and on a virtual host the processor has to be as well: tens of microseconds,
-and what runs next finds caches and branch history cold.  A client that waits for an answer and sends again
-is back sooner than that.  So a worker whose turn began within the limit after the one before, asked for by
-the same connection and no other, looks for that long again (docs/adr/0031).
+Waking a sleeping worker, and on a virtual host its processor, takes tens of microseconds and leaves caches
+and branch history cold.  A client that waits for an answer and sends again is back sooner.  So after a turn
+that one connection alone requested, within the limit after its last one, the worker polls for as long as the
+limit (docs/adr/0031).
 
-Others who want this processor must not wait for somebody who only looks: a look that came late, because
-somebody else ran, is the last one for a while.  Nor must the worker's own threads wait for the interpreter.
+Polling must not starve other processes: after one poll that was late by 0.5 ms (another process was
+scheduled) it pauses for 20 ms.  Nor must the worker's own threads wait for the interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REST_NS: Final = 20_000_000
 
 
 class BusyPoll:
-    """One worker's, used on its loop: ``call_soon`` makes it look at its sockets and come back awake."""
+    """Busy polling of one worker, on its loop: ``call_soon`` polls the sockets without sleeping."""
 
     __slots__ = (
         "_busy", "_call_soon", "_ended_ns", "_limit_ns", "_looked_ns", "_looking", "_rests_until_ns",
@@ -31,8 +31,8 @@ class BusyPoll:
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], limit_us: int, busy: Callable[[], bool]
     ) -> None:
-        """``limit_us`` 0 never looks longer; while a thread of this worker is ``busy`` it does not either."""
-        self.asker: object = None  # who alone had a part in the last turn
+        """Poll for ``limit_us`` (0: never), but not while a thread of this worker is ``busy``."""
+        self.asker: object = None  # the only connection that took part in the last turn
         self._busy = busy
         self._call_soon = call_soon
         self._limit_ns = limit_us * 1_000

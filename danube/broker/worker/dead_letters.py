@@ -289,5 +289,5 @@ def _producer_id(host: HostedSubscription, original: BatchView) -> int:
 
 
 def _encoded_bytes(attributes: dict[str, str]) -> int:
-    """At least what these take in a batch."""
+    """Return the least size of these records in a batch."""
     return sum(len(key.encode()) + len(text.encode()) + 8 for key, text in attributes.items())

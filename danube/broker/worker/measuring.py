@@ -66,7 +66,7 @@ class Measuring:
             self._send("measured", id=question, worker=self._index, answer=blob)
 
     def _measure(self, topics_max: int) -> Iterator[Measured | None]:
-        """None after each slice of the work, then the answer."""
+        """Yield None after each slice of the work, then the answer."""
         tiers = self._tiers()
         rows: dict[int, TopicRow] = {}
         if tiers is not None:

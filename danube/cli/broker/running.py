@@ -28,7 +28,7 @@ WILDCARD = "0.0.0.0"  # noqa: S104 - recognised, never bound here
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """Facts that the supervisor tells; ``started_at`` is microseconds since 1970."""
+    """Facts of a running broker; ``started_at`` is microseconds since 1970."""
 
     pid: int
     ready: bool
@@ -41,7 +41,7 @@ class RunningBroker:
 
     @property
     def url(self) -> str:
-        """Where a client on this host connects; a wildcard address becomes loopback."""
+        """Address for a client on this host; a wildcard address becomes loopback."""
         host, _, port = self.addresses.get("native", "").rpartition(":")
         host = {WILDCARD: "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
         return f"danube://{host}:{port}"

@@ -83,7 +83,7 @@ async def _publish_batches(producer: Any, payloads: list[bytes], count: int, rat
 
 
 async def _publish_singly(producer: Any, payload: bytes, count: int, rate: float) -> None:
-    """As an application does it: send_nowait for each record, and wait where there is no room."""
+    """Publish as an application does: send_nowait for each record, and wait when there is no room."""
     began_ns, sent, step = monotonic_ns(), 0, 100
     send_nowait = producer.send_nowait
     while sent < count:

@@ -123,7 +123,7 @@ def _head(plan: Plan) -> dict[str, Any]:
 
 
 def _throughput(plan: Plan, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """From the first process's begin to the last one's end."""
+    """Return the throughput from the first process's begin to the last one's end."""
     records = sum(answer["records"] for answer in answers)
     began_ns = min(answer["began_ns"] for answer in answers)
     seconds = max(max(answer["ended_ns"] for answer in answers) - began_ns, 1) / 1e9

@@ -208,7 +208,7 @@ def _check_broker(services: Services, plan: Plan, address: Address) -> None:
 
 
 def _reports(options: dict[str, Any]) -> list[str]:
-    """Where the results go; each place is tried now, not after the run."""
+    """Return the flags for the results' files; check now that each can be written."""
     places = {name: options[name] for name in ("csv", "html", "json") if options[name]}
     if options["out"]:
         folder = Path(options["out"])

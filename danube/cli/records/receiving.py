@@ -224,7 +224,7 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
 
 
 async def _left_from(client: Any, wish: Wish) -> dict[int, int]:
-    """Of each partition: below it nothing is left to deliver."""
+    """Return for each partition the offset below which nothing is left to deliver."""
     described = plain(await client.admin.describe_subscription(wish.topic, wish.subscription))
     return {at: one.get("left_from", one["ack_floor"]) for at, one in enumerate(described["partitions"])}
 

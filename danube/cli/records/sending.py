@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the records go, and what the topic must be like."""
+    """Topic of the records, with the properties that it must have."""
 
     address: Address
     topic: str

@@ -79,7 +79,7 @@ def topic_name(value: str) -> str:
 
 @contextmanager
 def explaining(address: Address) -> Iterator[None]:
-    """Say in connection errors which address was tried, where it came from and what to look at."""
+    """Add to connection errors the address that was tried, its source, and what to check."""
     try:
         yield
     except ConnectionFailed as error:

@@ -21,7 +21,7 @@ MODES = {
 
 
 class Position(NamedTuple):
-    """Where to begin to read; ``value`` is an offset, or microseconds since 1970, or 0."""
+    """Start position; ``value`` is an offset, or microseconds since 1970, or 0."""
 
     kind: str  # earliest, latest, offset, time
     value: int = 0

@@ -10,7 +10,7 @@ import click
 
 
 class Entry(NamedTuple):
-    """Where a command lives (``module:name``) and its line in the help."""
+    """Location of a command (``module:name``) and its line in the help."""
 
     target: str
     help: str

@@ -55,7 +55,7 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def schema_type(given: str | None, file: str | None) -> str:
-    """The type that was named, or that the file's name tells."""
+    """Return the given type, or the one that the file's name tells."""
     if given is not None:
         word = given.strip().lower()
         word = _ALIASES.get(word, word)

@@ -70,7 +70,7 @@ class MessagePrinter:
         say(f"Producer: {message.producer_name}, Topic: {message.msg_id.topic_name}")
 
     def _schema_type(self, schema_id: int) -> str:
-        """The type of a schema, asked for once; empty where the broker does not tell."""
+        """Return the type of a schema, requested once; empty if the broker does not tell."""
         known = self._type_by_id.get(schema_id)
         if known is not None:
             return known

@@ -60,7 +60,7 @@ class Routes:
         return channel
 
     def lookup(self, topic: str) -> Route:
-        """Where the topic is; the first broker itself while no broker says that it has it."""
+        """Return the broker of a topic; the first broker itself while none claims the topic."""
         request = pb.TopicLookupRequest(request_id=self.request_id(), topic=topic)
         try:
             found = self.entry.call("/danube.Discovery/TopicLookup", request, pb.TopicLookupResponse, None)

@@ -60,7 +60,7 @@ class Waiting:
         self._wakeups = wakeups
 
     def __await__(self) -> Generator[Waiting, None, None]:
-        """Until the reply is settled, whatever with."""
+        """Wait until the reply is settled, with a value or an error."""
         self._asyncio_future_blocking = True
         yield self
 

@@ -1,7 +1,7 @@
 """The blocking shell: the same sessions over plain sockets, without a loop.
 
-Whoever waits watches the sockets; of several threads that wait, one does so for all.  While nobody waits, a
-thread of the client looks at them now and then, so that a program that is busy for long answers the broker's
+A waiting thread reads the sockets; of several waiting threads, one does so for all.  While no thread waits, a
+thread of the client polls them now and then, so that a program that is busy for long answers the broker's
 PING (:mod:`danube.client.blocking.attendance`).  One lock guards the sessions and is not held while a
 thread sleeps. Works under gevent's monkey patching, because it uses nothing but socket, select, threading
 and time.  There is one socket, except in a cluster, where each owner of something that is open has one (see
@@ -35,7 +35,7 @@ _telemetry = events("client")
 
 
 class BlockingLink:
-    """At most one socket at a time; everything is called with the connection's lock held."""
+    """Link with at most one socket; every call holds the connection's lock."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -130,7 +130,7 @@ class BlockingLink:
             raise
 
     def _received(self, count: int, why: str = "the broker closed it") -> None:
-        """So many bytes were received; 0: the connection is at its end."""
+        """Hand received bytes to the session; 0: the connection is at its end."""
         if count == 0:
             self.drop(ConnectionFailed("the connection to the broker was lost", why=why))
             return

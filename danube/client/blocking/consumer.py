@@ -28,12 +28,12 @@ class Message(BaseMessage, eq=False):
         self.nack_nowait(delay, reason)
 
     def ack_nowait(self) -> None:
-        """As ack(); threads may settle messages of one consumer at the same time."""
+        """Acknowledge like ack(); threads may settle messages of one consumer at the same time."""
         with self._source.partition.shell.lock:
             super().ack_nowait()
 
     def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
-        """As nack()."""
+        """Refuse like nack()."""
         with self._source.partition.shell.lock:
             super().nack_nowait(delay, reason)
 
@@ -62,12 +62,12 @@ class Batch(BaseBatch):
         self.nack_nowait(delay, reason)
 
     def ack_nowait(self) -> None:
-        """As ack(); threads may settle batches of one consumer at the same time."""
+        """Acknowledge like ack(); threads may settle batches of one consumer at the same time."""
         with self._partition.shell.lock:
             super().ack_nowait()
 
     def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
-        """As nack()."""
+        """Refuse like nack()."""
         with self._partition.shell.lock:
             super().nack_nowait(delay, reason)
 

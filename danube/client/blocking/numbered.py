@@ -5,10 +5,10 @@
             producer.send(0, number, payloads)
         producer.flush()
 
-What holds: of one name and round every number is stored at most once, however often and by how many
-processes the work is done, and after flush() exactly once.  It rests on the same records getting the
-same numbers each time, and on the partition remembering the producer, which it does until
-PRODUCERS_PER_PARTITION_MAX others have published after it.
+Every number of one name and round is stored at most once, however often and by how many processes the work
+is done, and after flush() exactly once.  Two conditions: the same records get the same numbers each time, and
+the partition remembers the producer, which it does until PRODUCERS_PER_PARTITION_MAX others have published
+after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONFIRM_PAUSE_S: Final = 0.02
 
 
 class NumberedProducer:
-    """One name and round on the partitions of a topic, each opened when it is first asked for."""
+    """One name and round on the partitions of a topic, each opened on first use."""
 
     def __init__(
         self,

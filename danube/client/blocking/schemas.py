@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Schemas:
-    """Register, look up and compare schemas; say which topic asks for which."""
+    """Register, find and compare schemas; bind them to topics."""
 
     def __init__(self, session: Session, live: Callable[[], BlockingConnection]) -> None:
         self._plans = SchemaPlans(session)
@@ -104,7 +104,7 @@ class Schemas:
         validation: str | None = None,
         validate_payload: bool | None = None,
     ) -> TopicSchema:
-        """Change what a topic asks of its records; what is None stays.
+        """Change the schema of a topic, and how records are checked; None leaves a setting as it is.
 
         ``subject`` "" takes the subject away.  ``validation`` is none, warn or enforce;
         ``validate_payload`` checks every record and not only its schema id.

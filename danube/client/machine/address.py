@@ -1,6 +1,6 @@
 """The client's URL: ``danube://host:port[,host:port]``.
 
-What both shells need to open a socket: how long to wait, and errors that say what to do.
+Also for both shells: how long to wait for a socket, and errors that say what to do.
 
 The child of a fork shares its parent's connections: how it lets go of a socket without a word.
 """
@@ -20,7 +20,7 @@ URL_DEFAULT = f"{SCHEME}127.0.0.1:{PORT}"
 
 
 class Address(NamedTuple):
-    """Where a broker listens; ``str()`` is how people write it."""
+    """Address of a broker; ``str()`` is how people write it."""
 
     host: str
     port: int

@@ -72,7 +72,7 @@ class Brokers(Generic[Session]):
             self.home.silence_ns = SILENCE_NS
 
     def homes(self, given: Sequence[Address]) -> list[Address]:
-        """Where home is looked for, in this order: what the client was given and knows, the last one last.
+        """Return addresses to try as home: those of the client and known ones, the present home last.
 
         A broker that reaches no other one lets go of its clients, and still takes their connections.
         """
@@ -87,12 +87,12 @@ class Brokers(Generic[Session]):
         self._home_at = address
 
     def serving(self, view: TopicView, index: int) -> Session:
-        """The session for a partition of a topic that was looked up."""
+        """Return the session for a partition of a known topic."""
         address = view.owners[index] if index < len(view.owners) else ""
         return self.at(address) if address else self.home
 
     def after(self, session: Session, error: BaseException | None) -> Session:
-        """Where to ask again after ``error`` on ``session``."""
+        """Return the session to ask again after ``error`` on ``session``."""
         address = error.facts.get("address", "") if isinstance(error, OwnerMoved) else ""
         return self.at(address) if isinstance(address, str) and address else self.home
 

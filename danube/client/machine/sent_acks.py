@@ -99,7 +99,7 @@ RANGES_MAX: Final = 16_384
 
 
 class LatelyAcked:
-    """Of one partition and one subscribing."""
+    """Recent acks of one partition, in one subscription of it."""
 
     __slots__ = ("_range_count", "_rounds")
 

@@ -8,12 +8,12 @@ No socket, task or thread lives here.  A shell (asyncio or blocking) owns the so
     take_output()                buffers to write, in order
     next_timer_ns / on_time()    the next moment something must happen, and its coming
 
-What outlives a connection (producers, consumers, requests that may be repeated) is kept here, and
-opened again on the next one.  Everything is called from one thread at a time.
+The session keeps producers, consumers and repeatable requests beyond a connection, and opens them again on
+the next one.  Everything is called from one thread at a time.
 
-Handle numbers of a session's connection, and whose they are.
+``Handles``: handle numbers of a session's connection, and their owners.
 
-What a session tells the producers, consumers and requests that use it.
+``Opened`` and ``Awaited``: callbacks to the producers, consumers and requests of a session.
 
 Publish credit of a connection: the un-answered bytes that the broker takes, first come, first served.
 """
@@ -122,7 +122,7 @@ class Opened(Protocol):
         """Handle a seek of the subscription: records that come next are handed out, even if acked before."""
 
     def on_session_failed(self, error: DanubeError) -> None:
-        """There will be no further connection."""
+        """Handle the end of the session: no further connection will be made."""
 
     def on_owner_lost(self, home: Session, error: DanubeError) -> None:
         """The broker of this session is gone: go to ``home`` and ask there."""
@@ -137,7 +137,7 @@ class Awaited(Protocol):
 
 
 class Handles:
-    """Each number is given once, so that late frames cannot be mistaken; no call looks at those of others."""
+    """Handle numbers, each given once, so that late frames cannot be mistaken."""
 
     __slots__ = ("_numbers", "_of", "_owners", "owner")
 

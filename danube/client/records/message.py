@@ -30,7 +30,7 @@ class Source(msgspec.Struct, eq=False):
 
 
 class BaseMessage(msgspec.Struct, eq=False):
-    """One record, as it was delivered.  Everything but payload and offset is decoded when asked for."""
+    """One record, as it was delivered.  Everything but payload and offset is decoded on first access."""
 
     payload: bytes
     offset: int
@@ -97,7 +97,7 @@ class BaseMessage(msgspec.Struct, eq=False):
         self._source.partition.nack([(self.offset, self.offset + 1)], delay_ms_of(delay), reason)
 
     def _settle(self, error: BaseException | None) -> None:
-        """As its ``with`` block ended."""
+        """Ack or nack the message as its ``with`` block ended."""
         if error is None:
             self.ack_nowait()
         else:
@@ -134,7 +134,7 @@ class Message(BaseMessage, eq=False):
 
 
 class BaseBatch:
-    """Consecutive deliveries of one partition, read in place.  Costs nothing per record until asked for."""
+    """Consecutive deliveries of one partition, read in place.  A record costs nothing until accessed."""
 
     def __init__(self, topic: str, partition: PartitionConsumer, parts: list[Part]) -> None:
         self.topic = topic
@@ -221,7 +221,7 @@ class BaseBatch:
         self._partition.nack(self.offset_ranges(), delay_ms_of(delay), reason)
 
     def _settle(self, error: BaseException | None) -> None:
-        """As its ``with`` block ended."""
+        """Ack or nack the batch as its ``with`` block ended."""
         if error is None:
             self.ack_nowait()
         else:

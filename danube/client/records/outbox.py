@@ -531,7 +531,7 @@ class Outbox:
 
 
 def warn_unflushed() -> None:
-    """At exit: say which producers were never closed and still hold records."""
+    """Name at exit the producers that were never closed and still hold records."""
     for outbox in list(outboxes):
         if not outbox.closed and outbox.unanswered:
             _telemetry.warning(

@@ -109,7 +109,7 @@ class Decoding:
         self._decode_by_version: dict[VersionKey | None, Decode | DanubeError] = {}
 
     def missing(self, parts: Iterable[Part]) -> list[VersionKey]:
-        """Versions of these records that were not asked for yet, or could not be had for a passing reason."""
+        """Return versions of these records that are not known yet and can be requested."""
         keys = {self._key(part.batch) for part in parts}
         return [key for key in keys if key is not None and self._unknown(key)]
 
@@ -118,7 +118,7 @@ class Decoding:
         return known is None or (isinstance(known, DanubeError) and known.retryable)
 
     def learn(self, keys: list[VersionKey]) -> Plan[None]:
-        """Ask for versions.  What cannot be had is told by ``value``, not here."""
+        """Request versions.  A failure is raised by ``value``, not here."""
         for key in keys:
             answer: Decode | DanubeError
             try:

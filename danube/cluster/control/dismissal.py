@@ -19,7 +19,7 @@ EXIT_DISMISSED: Final = 79  # of the controller: not to be started again
 
 
 class Node(Protocol):
-    """As far as it matters here."""
+    """Members of the node that this module uses."""
 
     @property
     def node_id(self) -> str: ...
@@ -35,7 +35,7 @@ def named(members: Members, node_id: str) -> bool:
 
 
 def excluded(known: Members, node_id: str, told: dict[str, Members]) -> bool:
-    """Whether most of the other voters of ``known`` have told of members without this node."""
+    """Return whether most other voters of ``known`` name members without this node."""
     others = [voter for voter in known.voters if voter != node_id]
     without = [
         voter for voter in others

@@ -60,7 +60,7 @@ class DutyRounds:
         return self._duties.placing(self._machine.state, self._proposer.now_us())
 
     async def run(self) -> None:
-        """Until it is cancelled, when this member leads no more."""
+        """Run until cancelled, when this member leads no more."""
         try:
             while True:
                 try:
@@ -96,7 +96,7 @@ class DutyRounds:
             self._wake.set()
 
     async def _turn(self) -> None:
-        """Look, and look again at once as long as all that was decided was taken."""
+        """Propose the decided commands, and repeat as long as all of them were accepted."""
         self._wake.clear()
         commands = self._duties.turn(self._machine.state, self._proposer.now_us())
         if commands and await self._agree(commands):

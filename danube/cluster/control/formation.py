@@ -101,13 +101,13 @@ class Formation:
         return Waiting(why, hint, self._since_us, missing)
 
     def _note(self, event: str, hint: str, **facts: Any) -> None:
-        """Something must be changed before anything can be decided."""
+        """Log a problem that must be solved before anything can be decided."""
         _log.lasting(event, source="seeds", hint=hint, **facts)
         told = ", ".join(f"{name} {value}" for name, value in facts.items())
         self._problem = f"{event} ({told})", hint
 
     async def _ask_all(self) -> dict[str, Introduction]:
-        """By address, of those that answer."""
+        """Return the introductions of nodes that answer, by address."""
         answers = await asyncio.gather(*map(self._ask, self._asked))
         return {
             address: answer

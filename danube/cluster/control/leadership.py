@@ -127,7 +127,7 @@ class Leadership:
         return after
 
     async def _settled(self) -> None:
-        """Until all that is in the log is agreed on: what is asked for may be there and only on its way."""
+        """Wait until the whole log is agreed on: a requested change may be under way already."""
         begun = self._engine.status
         while await self._engine.read_barrier() < begun.last_index:  # noqa: ASYNC110
             await asyncio.sleep(APPLY_POLL_S)

@@ -95,7 +95,7 @@ class MakeEngine(Protocol):
 
 
 class Node:
-    """See the module; ``failed`` is told when the member cannot go on and the process is to end."""
+    """One member, see the module; ``failed`` is called when it cannot go on and the process is to end."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Node:
 
     @property
     def members(self) -> Members:
-        """By this member's own log; without voters before it has any."""
+        """Members by this member's own log; without voters before its first entry."""
         return Members({}) if self._engine is None else self._engine.status.members
 
     @property

@@ -64,7 +64,7 @@ class _Proposal:
 
 
 class Proposer:
-    """Everything on the loop of the member."""
+    """Proposals of the leader; all methods run on the member's loop."""
 
     def __init__(self, engine: Engine, machine: AppliedLog, failed: Callable[[BaseException], None]) -> None:
         self._engine = engine
@@ -134,7 +134,7 @@ class Proposer:
             self._failed(error)
 
     async def barrier(self) -> None:
-        """Until all that was acknowledged before now is part of the machine, and this member led."""
+        """Wait until all commands acknowledged before now are applied here, and this member led."""
         index = await self._engine.read_barrier()
         # An entry of the engine's own is applied without anybody being told.
         while self._engine.status.applied_index < index:  # noqa: ASYNC110

@@ -120,7 +120,7 @@ class Registration:
         self._reported_ns = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         while True:
             asked_ns = clock.elapsed_ns()
             try:

@@ -44,7 +44,7 @@ class Survey:
 
     @property
     def address(self) -> str:
-        """Where this member was reached; empty where that is not known any more."""
+        """Former address of this member; empty if it is not known any more."""
         if self.prefix is None:
             return ""
         members = self.prefix.members()
@@ -101,7 +101,7 @@ def check_node_file(data_dir: Path) -> None:
 
 
 def _identity_in(journal: Path) -> Identity | None:
-    """The member whose journal it is, as far as one of its files still tells."""
+    """Return the member whose journal it is, as far as one of its files still tells."""
     try:
         return msgspec.msgpack.decode((journal / ID_FILE).read_bytes(), type=Identity)
     except (FileNotFoundError, msgspec.DecodeError):

@@ -94,7 +94,7 @@ class ToLeader:
         return answer
 
     async def _reach(self, version: int, deadline_s: float) -> None:
-        """Until this host's copy holds all up to ``version``."""
+        """Wait until this host's copy holds all entries up to ``version``."""
         if self._machine.version >= version and self._machine.visible:
             return
         reached: asyncio.Future[None] = self._loop.create_future()

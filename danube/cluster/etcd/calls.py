@@ -169,7 +169,7 @@ class EtcdCalls:
     # A stream
 
     def watched(self, start: bytes, end: bytes) -> Iterator[None]:
-        """Yield once when etcd tells of changes of keys from now on, then at each; ends with the connection.
+        """Yield once when the watch of the keys has begun, then at each change; ends with the connection.
 
         Uses this object for nothing else meanwhile; ``interrupt`` ends it from another thread.
         """

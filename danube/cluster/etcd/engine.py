@@ -107,7 +107,7 @@ class EtcdEngine:
 
     @property
     def reached(self) -> bool:
-        """Whether etcd answered when it was asked last."""
+        """Whether etcd answered the last request."""
         return self._reached
 
     def start(self) -> None:
@@ -180,7 +180,7 @@ class EtcdEngine:
     # -- turns ------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        """Something has changed in etcd."""
+        """Note that something has changed in etcd."""
         self._hinted = True
         self._wake.set()
 
@@ -207,7 +207,7 @@ class EtcdEngine:
 
     @property
     def _pause_s(self) -> float:
-        """How long after one look the next one comes by itself."""
+        """Return the pause between two polls without a notice."""
         if not self._hinted:
             return LOOK_S
         return LEADER_LOOK_S if self._role == "leader" else 0.0

@@ -189,7 +189,7 @@ class EtcdLog:
         self._calls.put_if([Guard(key, 0)], [Put(key, _encode(head))])
 
     def add_member(self, node_id: str, address: str) -> None:
-        """Note where a new node is reached; the next read tells whether it is a member.
+        """Note the address of a new node; the next read tells whether it is a member.
 
         Raises Conflict where another node is at that address, and where there are too many.
         """
@@ -217,7 +217,7 @@ class EtcdLog:
         self._calls.delete(self._member(node_id))
 
     def campaign(self, node_id: str, lease_id: int) -> bool:
-        """Become the leader where there is none and the head is as known: the next read tells, too."""
+        """Become the leader if there is none and the head is as known; the next read tells, too."""
         head = msgspec.structs.replace(self.known.head, term=self.known.head.term + 1, leader_id=node_id)
         guards = [Guard(self._key("leader"), 0), Guard(self._key("head"), self.known.revision)]
         puts = [

@@ -137,7 +137,7 @@ class EtcdFormation:
         self.waiting: Waiting | None = None
 
     async def find(self) -> Known:
-        """Until etcd knows this node, or knows that it was removed."""
+        """Wait until etcd knows this node, or knows that it was removed."""
         while True:
             try:
                 self._known = await asyncio.to_thread(self._try)

@@ -1,7 +1,6 @@
-"""The way to one peer: it dials, dials again, and holds what cannot leave yet, within bounds.
+"""The way to one peer: it dials, dials again, and holds messages that cannot leave yet, within bounds.
 
-What waits is the newest: where it grows beyond its bound the oldest is dropped, since an engine repeats
-what matters and an old heartbeat matters to nobody.
+Beyond the bound the oldest message is dropped: an engine repeats what matters, and an old heartbeat does not.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class OutgoingLane:
         self.connect()
 
     def resumed(self) -> None:
-        """There is room again."""
+        """Send waiting messages: the link has room again."""
         link = self._link
         while self._waiting and link is not None and link.room:
             frame = self._waiting.popleft()
@@ -109,7 +108,7 @@ class OutgoingLane:
             link.write(frame)
 
     def lost(self, link: Link) -> None:
-        """A connection ended; look for another one."""
+        """Dial again: a connection ended."""
         if link is self._link:
             self._link = None
             if self._loop.time() - self._opened_s > RETRY_MAX_S:

@@ -1,8 +1,8 @@
 """One connection between two nodes: it greets, then carries frames, and ends when the other side is silent.
 
-Nothing of a peer is parsed before its greeting was accepted, and a greeting is small and has a deadline.
-A connection that both sides keep is never quiet: the side that dialled pings.  Where nothing arrives for
-``silent_s`` and nothing of what waits here leaves, it is half open and is closed.
+No bytes of a peer are parsed before its greeting was accepted; a greeting is small and has a deadline.
+A connection that both sides keep is never quiet: the side that dialled pings.  If nothing arrives for
+``silent_s`` and no waiting byte leaves, the connection is half open and is closed.
 """
 
 from __future__ import annotations

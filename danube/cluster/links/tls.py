@@ -34,7 +34,7 @@ class TlsContexts:
 
 
 def contexts(files: TlsFiles) -> TlsContexts:
-    """Both ends of mutual TLS 1.2 or newer; raises ConfigInvalid where a file cannot be used."""
+    """Return both ends of mutual TLS 1.2 or newer; raises ConfigInvalid for files that cannot be used."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # the node's identity is checked instead, by identity_problem()

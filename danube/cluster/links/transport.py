@@ -127,7 +127,7 @@ class Transport:
         return self._identity
 
     def join_cluster(self, cluster_id: str) -> None:
-        """From now on this node belongs to a cluster; members are greeted with its id."""
+        """Set the cluster of this node; members are greeted with its id from now on."""
         self._identity = replace(self._identity, cluster_id=cluster_id)
 
     def set_members(self, addresses: Mapping[str, str]) -> None:

@@ -181,7 +181,7 @@ class AppliedLog:
         return found.commands if found is not None and found.sequence == sequence else None
 
     def _remember(self, origin: str, sequence: int, commands: list[Stored]) -> None:
-        """Keep a bounded number of origins and bytes, the newest; looks at no other origin's commands."""
+        """Keep a bounded number of origins and bytes, the newest."""
         remembered = self._remembered
         if origin in remembered:
             self._remembered_bytes -= remembered.pop(origin).size_bytes

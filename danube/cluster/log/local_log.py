@@ -16,12 +16,12 @@ Files: ``metadata.log`` (see danube.cluster.log.log_file), ``metadata.lock`` (a 
 during a compaction, ``metadata.new``.  An object belongs to the process that made it, and to one
 thread at a time; one that an exception interrupted while it stored something is closed.
 
-A number that tells whoever reads files without their lock whether the lock was held since.
+Lock count: a number that tells readers without the lock whether the lock was held since.
 
-It is the first eight bytes of the lock file, mapped by all, in the host's order: odd while somebody holds the
-lock, another even number afterwards.  A holder that dies leaves an odd one, with which everybody looks for
-themselves until the next holder is done.  It is written by system calls, so that a full disk is an error and
-no signal.
+The number is the first eight bytes of the lock file, mapped by all, in the host's order: odd while the lock
+is held, another even number afterwards.  A holder that dies leaves an odd one; then every reader reads the
+file until the next holder is done.  The number is written by system calls, so that a full disk is an error
+and no signal.
 
 Which of the proposed commands become the next entry: what every log does before it stores anything.
 """

@@ -84,12 +84,12 @@ class RaftLog:
 
     @property
     def members(self) -> Members:
-        """As of the last entry, committed or not."""
+        """Members as of the last entry, committed or not."""
         return self._changes[-1][1] if self._changes else self._base_members
 
     @property
     def members_index(self) -> int:
-        """Where they were changed last; 0 where that is not in the log."""
+        """Index of the last change of members; 0 if that is not in the log."""
         return self._changes[-1][0] if self._changes else 0
 
     def electable(self, node_id: str) -> bool:
@@ -147,7 +147,7 @@ class RaftLog:
         return previous_index + len(entries)
 
     def hint(self, previous_index: int) -> int:
-        """Where a leader may try next that was refused: before the whole term that does not agree."""
+        """Return the index that a refused leader may try next: before the whole term that does not agree."""
         if previous_index > self.last_log_index:
             return self.last_log_index
         term = self.term_at(previous_index)
@@ -168,7 +168,7 @@ class RaftLog:
 
     @property
     def snapshot_members(self) -> Members:
-        """As of the snapshot."""
+        """Members as of the snapshot."""
         return self._members_at(self.snapshot_index)
 
     def plan_snapshot(self, kept_bytes: int) -> Base:

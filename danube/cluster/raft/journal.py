@@ -128,7 +128,7 @@ class Journal:
 
     @property
     def closed(self) -> bool:
-        """By ``close``, or by a storage error."""
+        """Whether the journal was closed, by ``close`` or by a storage error."""
         return self._closed
 
     # Steps
@@ -295,7 +295,7 @@ class Journal:
     # Errors
 
     def failed(self, error: BaseException) -> BaseException:
-        """Something failed in another thread: end the journal; the error as it is told."""
+        """End the journal after a failure in another thread; return the error to report."""
         self._end_now()
         if not isinstance(error, OSError):
             return error

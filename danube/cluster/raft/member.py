@@ -1,7 +1,7 @@
-"""One member without its role: what it stored, its machine, and the messages that wait to leave it.
+"""One member without its role: its stored log, its machine, and the messages that wait to leave it.
 
-Who drives it calls, in this order: whatever changes the log or the promise, ``sync``, ``apply``,
-``send``.  Messages wait for ``send``, so none reflects what is not durable.  Only a leader's requests
+The role calls in this order: changes of the log or the promise, ``sync``, ``apply``, ``send``.  Messages
+wait for ``send``, so no message reflects a state that is not durable.  Only a leader's requests
 may leave by ``send_requests`` before the sync: they promise nothing, and peers store while it does.
 
 Snapshots are made, written and read ``aside``: a large one takes seconds, in which heartbeats go on.
@@ -129,7 +129,7 @@ class Member:
                 applied(index, result)
 
     def send_requests(self) -> None:
-        """Send what a leader asks of its peers; everything else waits for ``send``."""
+        """Send a leader's requests to its peers; all other messages wait for ``send``."""
         if self.journal.promise_noted:
             return  # the term itself is not durable yet
         outbox, self._outbox = self._outbox, []

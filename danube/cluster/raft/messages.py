@@ -150,7 +150,7 @@ class UnknownKind(ValueError):
 
 
 class Unreadable(ValueError):
-    """Not a message."""
+    """Bytes that are no message."""
 
 
 def encode(message: Message) -> bytes:

@@ -46,7 +46,7 @@ class Prefix(NamedTuple):
         return max(self.base.term, self.entries[-1].term if self.entries else 0)
 
     def members(self) -> Members:
-        """As the last sound entry that changed them left them."""
+        """Members as of the last sound entry that changed them."""
         for entry in reversed(self.entries):
             if entry.kind == MEMBERS:
                 return members_of(entry)
@@ -54,7 +54,7 @@ class Prefix(NamedTuple):
 
 
 def read_prefix(content: bytes, path: str) -> Prefix:
-    """Of the bytes of a journal; raises StorageIncompatible for those of a newer version."""
+    """Read the sound prefix of a journal's bytes; raises StorageIncompatible for a newer version."""
     found = _Steps()
     start, number = _HEADER_BYTES, 1
     while (step := log_file.entry_at(content, start, start)) is not None and step.first_index == number:

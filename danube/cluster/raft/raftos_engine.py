@@ -111,7 +111,7 @@ class FollowerRole(Following, Follower):
 
 
 class CandidateRole(Voting, Candidate):
-    """Asks for votes once; without an answer in time it asks around again first."""
+    """Requests votes once; without an answer in time it runs a PreVote again first."""
 
     def __init__(self, state: _State) -> None:
         super().__init__(state)

@@ -251,7 +251,7 @@ class Arriving:
 
     @property
     def position(self) -> int:
-        """Where the next part is to begin."""
+        """Position at which the next part has to begin."""
         return len(self._content)
 
     def forget(self) -> None:

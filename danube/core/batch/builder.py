@@ -333,7 +333,7 @@ class _Builder:
         publish_time_us: int,
         producer_epoch: int,
     ) -> EncodedBatch:
-        """Compress if asked, write the header and join."""
+        """Compress if requested, write the header and join."""
         names_size = len(self.names)
         inner_size = self.columns_size
         if HEADER_BYTES + names_size + inner_size > BATCH_BYTES_MAX:

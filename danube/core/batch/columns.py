@@ -83,7 +83,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(header: BatchHeader) -> Layout:
-    """Where every column lies; raises ProtocolError where the header's sizes contradict each other."""
+    """Return the position of every column; raises ProtocolError if the header's sizes disagree."""
     flags, count = header.flags, header.record_count
     if (
         (flags & _NULL_KEYS and not flags & _KEYS)

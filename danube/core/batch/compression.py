@@ -28,7 +28,7 @@ def inflated_bytes_max(block_bytes: int) -> int:
 
 
 def check_ratio(block_bytes: int, columns_size: int) -> None:
-    """Raise LimitExceeded where a header claims an inflated size that looks like a bomb."""
+    """Raise LimitExceeded if a header claims the inflated size of a bomb."""
     if columns_size > inflated_bytes_max(block_bytes):
         raise LimitExceeded(
             "compressed batch inflates too much",

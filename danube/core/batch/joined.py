@@ -270,7 +270,7 @@ def read_headers(octets: Octets, positions: Ints) -> NDArray[np.void]:
 
 
 class _Layout:
-    """Where the columns of all batches lie in the data; -1 where one is absent.  As columns.place_columns."""
+    """Positions of all batches' columns in the data; -1 for an absent one.  See columns.place_columns."""
 
     __slots__ = (
         "attribute_offsets", "attributes", "key_offsets", "key_validity", "keys", "payload_offsets",

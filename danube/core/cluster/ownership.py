@@ -128,7 +128,7 @@ class Owners:
         ]
 
     def unload(self, command: UnloadPartitions) -> list[Ownership]:
-        """Note that partitions are to be released; those that were asked the same way are left out."""
+        """Note that partitions are to be released, unless they were requested the same way before."""
         done = []
         for topic_id, partition, epoch in command.partitions:
             former = self.of(topic_id, partition)

@@ -144,7 +144,7 @@ class PacedSeat:
         self.window.records = self.window.least
 
     def stalled_ns(self, usable: int) -> int:
-        """When it may have more though it settles nothing; NEVER_NS where it could have more now."""
+        """Return when a consumer that settles nothing may have more; NEVER_NS if it could have more now."""
         return NEVER_NS if usable or not self.withheld else self._moved_ns + self._stall_ns
 
     def stalled(self, now_ns: int) -> None:

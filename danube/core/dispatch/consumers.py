@@ -129,7 +129,7 @@ class Consumers:
             self._stall_ns = min(self._stall_ns, paced.stalled_ns(int(self.credit[seat])))
 
     def return_credit(self, consumer_id: int, records: int) -> None:
-        """So many were granted and not sent."""
+        """Return the credit of records that were granted and not sent."""
         seat = self._seat(consumer_id)
         self._set_credit(seat, int(self.credit[seat]) + records)
 
@@ -201,7 +201,7 @@ class Consumers:
                 self._may_stall(paced, now_ns)
 
     def released(self, seat: int, count: int, handled: int, now_ns: int) -> None:
-        """So many records are not in flight at ``seat`` any more, and were ``handled`` or timed out (0)."""
+        """Note records that left flight at ``seat``, ``handled`` or timed out (0)."""
         paced = self.paced.get(seat)
         if paced is not None:
             if handled:
@@ -212,7 +212,7 @@ class Consumers:
             self.forgotten(seat, count, now_ns)
 
     def forgotten(self, seat: int, count: int, now_ns: int) -> None:
-        """So many records are not in flight at ``seat`` any more, which is not its doing."""
+        """Note records that left flight at ``seat`` without the consumer's doing."""
         paced = self.paced.get(seat)
         if paced is not None:
             credit = int(self.credit[seat])

@@ -38,7 +38,7 @@ CELLS: Final = 64  # of the ack timeout; what falls into one cell is one step
 
 
 class Begun:
-    """For each seat ``(offset, time)`` steps, both ascending: when something up to there was settled last."""
+    """Steps ``(offset, time)`` of each seat, both ascending: when it last settled a record up to there."""
 
     __slots__ = ("_steps",)
 
@@ -58,7 +58,7 @@ class Begun:
         steps.append((offset, now_ns))
 
     def since(self, seat: int, offsets: Offsets) -> npt.NDArray[np.int64]:
-        """When something below each of ``offsets`` was settled last; 0 where nothing was."""
+        """Return when a record below each of ``offsets`` was settled last; 0 without one."""
         steps = np.array([(0, 0), *self._steps.get(seat, ())], np.int64)
         since_ns: npt.NDArray[np.int64] = steps[np.searchsorted(steps[1:, 0], offsets), 1]
         return since_ns
@@ -117,7 +117,7 @@ class Timetable:
 
     @property
     def next_ns(self) -> int | None:
-        """When something comes up next; never later than that, sometimes earlier."""
+        """Time of the next moment; never later than that, sometimes earlier."""
         return self._next_ns
 
     def add(self, now_ns: int, delay_ns: int, start: int, end: int) -> int:
@@ -379,7 +379,7 @@ class Failures:
         return int(window.state[offset & window.mask])
 
     def clear(self) -> None:
-        """Everything in the window is forgotten (seek)."""
+        """Forget everything in the window (seek)."""
         self.begun.clear()
         self._timeouts.clear()
         self._retries.clear()

@@ -96,7 +96,7 @@ class KeyFilter:
 
     @property
     def everything(self) -> bool:
-        """Whether every key passes, so that no key has to be looked at."""
+        """Whether every key passes, so that no key has to be matched."""
         return not self._globs or any(not glob.pattern.strip("*") for glob in self._globs)
 
     def passes(self, key: bytes) -> bool:

@@ -40,7 +40,7 @@ class RecordRate:
             self._tokens -= records
 
     def next_ns(self, now_ns: int) -> int | None:
-        """When one more record may go; None without a limit."""
+        """Return when one more record may go; None without a limit."""
         if not self.per_second:
             return None
         missing = max(0.0, 1.0 - self._tokens)

@@ -84,7 +84,7 @@ class Window:
         self._allocate(_CAPACITY_FIRST)
 
     def slices(self, start: int, end: int) -> tuple[slice, ...]:
-        """Where ``start .. end`` lies in the rings: one slice, or two around the end."""
+        """Return the slices of ``start .. end`` in the rings: one, or two around the end."""
         first = start & self.mask
         last = first + end - start
         if last <= self.mask + 1:

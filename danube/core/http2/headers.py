@@ -90,7 +90,7 @@ def trailers_only_block(status: int, message: str = "", details: bytes = b"") ->
 
 
 def refusal_block(http_status: int, message: str) -> bytes:
-    """The whole answer to what is no gRPC request; tells gRPC clients as well (status INTERNAL)."""
+    """Build the whole answer to a request that is no gRPC call; gRPC clients get status INTERNAL."""
     fields = [(":status", str(http_status)), ("content-type", "application/grpc")]
     return response_block(fields + _status_fields(13, message, b""))
 

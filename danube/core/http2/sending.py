@@ -1,10 +1,10 @@
 """The sending side of an HTTP/2 server connection: answers, both windows, a fair line of waiting streams.
 
-What windows allow goes into ``output`` at once; the rest waits in its stream.  Streams that only the
+Bytes that the windows allow go into ``output`` at once; the rest waits in its stream.  Streams that only the
 window of the connection holds back stand in line and take turns of one frame.  A stream whose own
 window is used up is in no line; its WINDOW_UPDATE brings it back, so each update costs what it sends.
 
-How much a peer may ask of a connection that brings no work forward.
+Floods: how many frames without useful work a peer may send.
 
 Two allowances fill with time and with useful work, and are spent by what a peer can repeat cheaply:
 
@@ -265,7 +265,7 @@ class SendingSide:
         self._end_local(stream)
 
     def reset(self, stream: Stream, code: int) -> None:
-        """Give a stream up; nothing more is told about it."""
+        """Give a stream up without further events."""
         if self.streams.get(stream.stream_id) is not stream:
             return
         self.output.append(reset_frame(stream.stream_id, code))
@@ -288,7 +288,7 @@ class SendingSide:
     # -- for the receiving side ------------------------------------------------------------------
 
     def _fail(self, code: ErrorCode, text: str) -> None:
-        """A connection error: told to the peer once, every stream is cancelled."""
+        """Fail the connection: the peer gets the error once, every stream is cancelled."""
         if not self.failed:
             self.failed = f"{code.name}: {text}"
             self.output.append(goaway_frame(self.last_stream_id, code, text))
@@ -302,7 +302,7 @@ class SendingSide:
                 self._handler.cancelled(stream, code)
 
     def _drop(self, stream: Stream) -> None:
-        """Both sides are closed and nothing of the stream waits any more."""
+        """Forget a stream that is closed on both sides and has no waiting data."""
         stream.local_closed = stream.remote_closed = True
         del self.streams[stream.stream_id]
         if stream.queue is not None:
@@ -355,7 +355,7 @@ class SendingSide:
         )
 
     def _overflow(self, stream: Stream) -> None:
-        """The peer takes less than it asks for; what it has not taken is given up."""
+        """Reset a stream whose client does not take the data that it requested."""
         self.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         self._handler.cancelled(stream, ErrorCode.ENHANCE_YOUR_CALM)
 

@@ -90,7 +90,7 @@ def scan_messages(data: Any, bounds: Any, found: Any) -> Any:
 
 @jit.jit("void(const int64[:, ::1], int64[::1])")
 def sum_up(found: Any, sums: Any) -> None:
-    """Of the columns of ``found``: payload bytes, largest payload, latest time, and two that are 0 or not.
+    """Sum up the columns of ``found``: payload bytes, largest payload, latest time, two flags.
 
     They tell whether the times differ, and whether there is any request id.
     """

@@ -383,7 +383,7 @@ class Metadata:
         return TopicUpdated(record)
 
     def _unneeded(self, command: TopicCommand | NamespaceCommand) -> bool:
-        """Whether what the command asks for is so already, and that is no error."""
+        """Return whether the command would change nothing, which is no error."""
         if isinstance(command, CreateNamespace):
             return command.ensure and command.namespace in self._namespaces
         if isinstance(command, DeleteNamespace | DeleteTopic):

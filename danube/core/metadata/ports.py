@@ -15,7 +15,7 @@ class Clock(Protocol):
     """Time.  The module danube.host.clock is one; a test's clock is moved by hand."""
 
     def monotonic_ns(self) -> int:
-        """For deadlines and durations; never goes back."""
+        """Time for deadlines and durations; never goes back."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970 UTC, for stamps; may jump."""

@@ -178,7 +178,7 @@ class Registry:
         return True
 
     def unneeded(self, command: SchemaCommand) -> bool:
-        """Whether what the command asks for is so already."""
+        """Return whether the command would change nothing."""
         known = self._subjects.get(command.subject)
         match command:
             case RegisterSchema():

@@ -18,12 +18,12 @@ class Pending(NamedTuple):
     oldest_us: int = 0
 
     def joined(self, other: Pending) -> Pending:
-        """Both together."""
+        """Add two pending amounts."""
         times = [time_us for time_us in (self.oldest_us, other.oldest_us) if time_us]
         return Pending(self.size_bytes + other.size_bytes, min(times, default=0))
 
     def age_s(self, now_us: int) -> float:
-        """For how long the oldest record has been pending; a clock that was set back gives 0."""
+        """Return the age of the oldest pending record; a clock that was set back gives 0."""
         return max(0, now_us - self.oldest_us) / SECOND_US if self.oldest_us else 0.0
 
 

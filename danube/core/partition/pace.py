@@ -1,12 +1,12 @@
 """Pace of uploads: their share of time while workers wait for processors.  Plain values in, decisions out.
 
-Uploading costs the mover, and a store on the same host more than it, so on a busy host uploads take from
-publishing.  What they take shows in the time for which a worker's loop was ready to run and had no processor.
-While a busy worker waits much, fewer uploads run at a time, and these rest between their pieces; while none
-does, all of them work all the time.
+Uploading costs the mover, and a store on the same host even more, so on a busy host uploads slow publishing
+down.  That shows in the time for which a worker's loop was ready to run and had no processor.  While a busy
+worker waits much, fewer uploads run at a time, and they pause between their pieces; otherwise all of them
+work all the time.
 
-What is held back is only on this host, so holding back ends: the nearer the oldest record or the bytes that
-wait come to their bounds, the less uploads rest, and at a bound they do not rest at all.
+Waiting records are only on this host, so the pauses are bounded: the nearer the oldest record or the waiting
+bytes come to their bounds, the less uploads pause, and at a bound they do not pause at all.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ STEP: Final = 1 << 25
 
 
 class OffsetBudget:
-    """Of one partition in one epoch of its ownership; ``end``: appends stay below it."""
+    """Offsets of one partition in one epoch of its ownership; ``end``: appends stay below it."""
 
     __slots__ = ("_asked", "_step", "closed", "end")
 

@@ -203,13 +203,13 @@ def sweep(
 
 
 def due(dropped: Mapping[str, int], now_us: int, settings: TierSettings, count_max: int) -> list[str]:
-    """Of the objects that left the manifest at the given times, those that no reader uses any more."""
+    """Return the objects that left the manifest long enough ago that no reader uses them any more."""
     old = [key for key, since_us in dropped.items() if now_us - since_us >= settings.reader_grace_us]
     return old[:count_max]
 
 
 def superseded(keys: Sequence[str]) -> list[str]:
-    """Of the manifests' (or cursor copies') keys, ascending, those that are not kept."""
+    """Return the keys of manifests (or cursor copies), ascending, that are not kept."""
     return list(keys[:-MANIFESTS_KEPT])
 
 

@@ -146,7 +146,7 @@ def _shares(settings: BalanceSettings) -> dict[str, float]:
 
 
 def _reported(picture: Picture) -> dict[str, Floats]:
-    """By measure and slot; a broker that reports nothing is taken for an average one."""
+    """Return loads by measure and slot; a broker without a report counts as an average one."""
     rows = [
         (np.nan,) * 4 if one is None else (one.bytes_per_s, float(one.backlog_records), one.cpu, one.memory)
         for one in picture.reports
@@ -171,7 +171,7 @@ def _mean(values: Floats, takes: Flags, name: str) -> float:
 
 
 def _weights(picture: Picture, measures: dict[str, Floats], scales: dict[str, float]) -> tuple[Floats, float]:
-    """By row; memory does not go along.  The second is that of an average partition."""
+    """Return the weight of each row, and of an average partition; memory does not count."""
     table = picture.table
     owner = table.column("owner")
     counts = np.maximum(measures["count"], 1.0)
@@ -191,7 +191,7 @@ def _weights(picture: Picture, measures: dict[str, Floats], scales: dict[str, fl
 
 
 def imbalance(load: Floats, takes: Flags) -> Imbalance:
-    """Of the brokers that take partitions."""
+    """Return the imbalance of the brokers that take partitions."""
     held = load[takes]
     if not len(held):
         return Imbalance(0, 0.0, 0.0, 0.0, 0.0)
@@ -251,7 +251,7 @@ def _cheapest(cost: Floats, load: Floats, avoided: int) -> int:
 def plan_moves(
     picture: Picture, loads: Loads, settings: BalanceSettings, free: Flags, targets: Flags, count_max: int
 ) -> list[Move]:
-    """At most ``count_max`` moves of ``free`` rows to ``targets``, each of which makes loads more equal.
+    """Plan at most ``count_max`` moves of ``free`` rows to ``targets``, each of which makes loads more equal.
 
     It ends where loads differ by less than half of what begins a round.
     """

@@ -177,7 +177,7 @@ class Outlook:
         return imbalance(self.loads.load, self.takes)
 
     def movable(self) -> Flags:
-        """By row: owned, and readable for others than its owner."""
+        """By row: whether it is owned, and readable for brokers other than its owner."""
         owner = self.table.column("owner")
         shared = np.append(self.shared, False)[owner]
         return np.asarray((owner != NOBODY) & (shared | ~self.table.column("reliable")))
@@ -237,7 +237,7 @@ class Duties:
         self._touched = self._touched or any(map(_decides, changes))
 
     def placing(self, state: Metadata, now_us: int) -> Placing:
-        """How things stand between two looks."""
+        """State of placing between two turns."""
         since_us = now_us - self._settings.level.cooldown_s * 1_000_000
         return Placing(
             moving=len(self._table.asked),
@@ -419,7 +419,7 @@ class Duties:
         ]
 
     def _rebalance(self, outlook: Outlook, now_us: int, room: int) -> list[AnyClusterCommand]:
-        """A round, where one was asked for or is due; nothing while an earlier one is under way.
+        """Begin a round that was requested or is due, unless an earlier one is under way.
 
         Who asks knows about brokers that have just come; a round of its own accord lets them settle.
         """
@@ -457,7 +457,7 @@ class Duties:
         return now_us - max(record.round_us, self._began_us) >= interval_s * 1_000_000
 
     def _settled(self, outlook: Outlook, now_us: int) -> Flags:
-        """By slot: there for a while, so that one that comes and goes is given nothing more."""
+        """By slot: whether the broker takes partitions and has been there for a while."""
         settled = outlook.takes.copy()
         for broker in outlook.brokers:
             lease_id, since_us = self._leases.get(broker.broker_id, (0, now_us))
@@ -478,7 +478,7 @@ class Duties:
 
 
 def _decides(change: Change) -> bool:
-    """Whether it is worth a look at once."""
+    """Return whether a change calls for a turn at once."""
     if isinstance(change, KeyPut):
         return not change.record.key.startswith(LOAD_PREFIX)
     return isinstance(change, _DECIDING)

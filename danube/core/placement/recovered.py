@@ -106,7 +106,7 @@ def recovery_of(state: Metadata) -> Recovery:
 
 
 def offset_ahead(log_end: int, since_us: int) -> int:
-    """Where a log that ends at ``log_end`` goes on in a history that began at ``since_us``."""
+    """Return where a log that ends at ``log_end`` goes on in a history that began at ``since_us``."""
     return max(log_end, _seconds(since_us) * OFFSETS_PER_SECOND) + OFFSETS_AHEAD
 
 

@@ -14,7 +14,7 @@ _ASKED_AFTER: Final = 3  # a third of the time
 
 
 class Verdict(Enum):
-    """Of a look at a session: nothing to do, a PING, or its end."""
+    """Verdict on a session: nothing to do, a PING, or its end."""
 
     NONE = 0
     ASK = 1
@@ -32,11 +32,11 @@ class Silence:
         self._unsent_bytes = 0
 
     def quiet(self, now_ns: int, timeout_ns: int) -> bool:
-        """Whether a look is worth while."""
+        """Whether the session is due for a check."""
         return now_ns - self.heard_ns >= timeout_ns // _ASKED_AFTER
 
     def look(self, now_ns: int, timeout_ns: int, unsent_bytes: int) -> Verdict:
-        """Of a session that is quiet; ``unsent_bytes`` were sent and not taken by the client's host yet."""
+        """Judge a quiet session; ``unsent_bytes`` were sent and not taken by the client's host yet."""
         if self._asked_ns < self.heard_ns:
             self._asked_ns = now_ns
             self._unsent_bytes = unsent_bytes

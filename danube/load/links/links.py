@@ -9,7 +9,7 @@ from danube.load.collector import Reader
 
 
 class Place(NamedTuple):
-    """Where a run publishes, and what an acknowledgement means there."""
+    """Topic of a run, and the meaning of an acknowledgement there."""
 
     topic: str
     partitions: tuple[str, ...]  # physical names

@@ -1,12 +1,12 @@
 """The checks of the broker that the official clients were written for: names at the top level only.
 
-It looks at ``properties``, ``required`` and the ``type`` of common properties, and at nothing else: a change
-of ``const``, of a limit or of anything nested passes.  Its rules, in words of reader and writer:
+The checks cover ``properties``, ``required`` and the ``type`` of common properties, and nothing else: changes
+of ``const``, of a limit or of anything nested pass.  The rules, in words of reader and writer:
 
 * ``required_removed``: the writer requires a property that the reader does not know
   (backward: a required field was removed; forward: a new required field was not a property before);
-* ``required_added``: the reader requires a property that is optional for the writer.  That broker looks at
-  this one only in the backward direction; who checks forward leaves it out (see BACKWARD_ONLY);
+* ``required_added``: the reader requires a property that is optional for the writer.  That broker
+  checks this rule only in the backward direction; forward checks leave it out (see BACKWARD_ONLY);
 * ``type_changed``: the ``type`` of a property that both have, and that both give a type, differs.
 """
 

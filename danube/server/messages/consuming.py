@@ -47,7 +47,7 @@ class Streaming(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a consumer reads: the physical name of its partition, and whether that keeps a log."""
+    """Physical name of a consumer's partition, and whether that keeps a log."""
 
     name: str
     reliable: bool
@@ -230,7 +230,7 @@ class Consuming:
         self._forget(consumer)
 
     def drain(self) -> None:
-        """End every stream so that its client looks for the broker again."""
+        """End every stream, so that its client looks the topic up again."""
         self.draining = True
         for consumer in list(self._by_id.values()):
             self._end(consumer, Draining("the broker is stopping", hint="receive again in a moment"))
@@ -257,7 +257,7 @@ class Consuming:
 
 
 class Known(Protocol):
-    """Where identities of consumers are kept (the metadata)."""
+    """Store of the identities of consumers (the metadata)."""
 
     def find(self, consumer_id: int) -> KnownConsumer | None: ...
     def place(self, identity: KnownConsumer) -> Place: ...

@@ -59,7 +59,7 @@ class Metrics:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the supervisor says stop."""
+        """Run until the supervisor says stop."""
         loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)

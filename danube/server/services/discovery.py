@@ -20,7 +20,7 @@ class Discovery:
         self._broker = broker
 
     async def topic_lookup(self, request: TopicLookupRequest, call: Call) -> TopicLookupResponse:
-        """Where to connect for a topic or a partition: an address that this client can reach."""
+        """Answer the address for a topic or a partition: one that this client can reach."""
         check_topic_name(request.topic)
         metadata = self._metadata(request.topic)
         record, partition = metadata.find_topic(request.topic), 0

@@ -154,7 +154,7 @@ def _ascending(found: Any, expected: int) -> tuple[Any, Any, StopReason]:
 
 
 def _skip(fetched: Fetched, at: int, expected: int, reason: StopReason, losses: Losses) -> tuple[int, int]:
-    """Where intact batches go on behind damage, and with which offset; notes what is lost of the piece."""
+    """Find where intact batches go on behind damage, and with which offset; note the lost range."""
     piece, octets = fetched.piece, fetched.octets
     ended = at >= len(octets)
     found = None if ended else _resumed(fetched, at, expected)

@@ -312,7 +312,7 @@ class _Indexes:
 
 
 class _ActivePlaces:
-    """Where reading of active segments has come, so that a stream does not walk them anew each time."""
+    """Positions of readers in active segments, so that a stream does not walk them anew each time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, int], Place] = OrderedDict()

@@ -108,7 +108,7 @@ class LocalSegments:
             files.close(fd)
 
     def _header(self, fd: int) -> SegmentHeader | None:
-        """None where there is none that belongs here."""
+        """Return the header; None without one that belongs here."""
         try:
             header = read_header(files.pread(fd, HEADER_BYTES, 0))
         except StorageIncompatible:
@@ -119,7 +119,7 @@ class LocalSegments:
         return header if belongs else None
 
     def _summary(self, fd: int, size: int) -> Summary | None:
-        """None for a segment that is not sealed, or whose footer is damaged."""
+        """Return the footer's summary; None for an unsealed segment or a damaged footer."""
         try:
             summary = read_summary(files.pread(fd, SUMMARY_BYTES, max(0, size - SUMMARY_BYTES)), size)
         except StorageIncompatible:
@@ -129,7 +129,7 @@ class LocalSegments:
         return summary if summary is not None and summary.identity == self._identity else None
 
     def _end(self, fd: int, size: int, base: int, unsynced: bool) -> Place:
-        """Where the records of the last segment end."""
+        """Return the end of the records of the last segment."""
         mark = read_mark(self._directory, self._identity).mark
         place = Place(HEADER_BYTES, base)
         if mark is not None and mark.base_offset == base and _believable(fd, size, mark):

@@ -29,7 +29,7 @@ OffsetsByTopic = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Where reading starts or ends: a word, an append time, or offsets of topics and partitions.
+    """Start or end of a read: a word, an append time, or offsets of topics and partitions.
 
     ``offsets`` may hold -2 for the earliest and -1 for the latest; a partition that it does not name has
     ``word``.

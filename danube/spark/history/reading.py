@@ -61,7 +61,7 @@ def speak_up() -> None:
 
 
 def freeze_once() -> None:
-    """Spark collects garbage between tasks; what was loaded for the first one need not be looked at again."""
+    """Exempt the loaded modules from garbage collection, which Spark runs between tasks."""
     global _frozen
     if not _frozen:
         _frozen = True

@@ -96,7 +96,7 @@ class Catalogue:
             self._tail.close()
 
     def topics(self, *, under_way: bool = False) -> list[tuple[str, int, int]]:
-        """``(topic, id, partitions)`` of what was asked for, by name.
+        """Return ``(topic, id, partitions)`` of the selected topics, by name.
 
         TopicNotFound for a name that is nowhere; Conflict where two places know a topic by different ids.
         Where losses are allowed a name that is nowhere is left out, with a warning: a topic was deleted.  It
@@ -152,7 +152,7 @@ class Catalogue:
             )
 
     def partitions(self, *, unsynced: bool, under_way: bool = False) -> list[Known]:
-        """Every partition that was asked for, as it is now; see topics()."""
+        """Return every selected partition as it is now; see topics()."""
         found: list[Known] = []
         for topic, topic_id, count in self.topics(under_way=under_way):
             told = self._ends(topic)
@@ -185,7 +185,7 @@ class Catalogue:
         return max([*told, self._histories], key=len)
 
     def metadata(self) -> Metadata:
-        """Of the first place that has any; NotFound where only a broker is named."""
+        """Return the metadata of the first place that has any; NotFound with a broker alone."""
         for place in self.places:
             return place.metadata()
         raise NotFound("there is no storage that holds the schemas", hint="set the option storage")
@@ -319,7 +319,7 @@ def refuse_gone(
 
 
 def _history_name(history_id: str) -> str:
-    """As a person is told of it."""
+    """Name a history for people."""
     return history_id[:8] or "first"
 
 

@@ -132,7 +132,7 @@ def _settings(given: Mapping[str, str]) -> StorageSettings:
 
 
 class Surroundings(NamedTuple):
-    """Where a job runs: in processes of this machine, or in a session with this ``--master`` and settings."""
+    """Surroundings of a job: processes of this machine, or a session with this ``--master`` and settings."""
 
     local: bool = False
     url: str = ""

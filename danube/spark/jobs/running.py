@@ -41,7 +41,7 @@ class Runner(Protocol):
 
 
 def no_progress(_: str) -> None:
-    """For callers that do not look."""
+    """Drop progress, for callers that do not show it."""
 
 
 def print_progress(line: str) -> None:

@@ -38,7 +38,7 @@ _ATTRIBUTE_OVERHEAD: Final = 6
 
 
 class PublishOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Where to and how; ``topic`` empty takes each row's own."""
+    """Options of publishing; an empty ``topic`` takes each row's own."""
 
     broker: str
     topic: str = ""

@@ -68,7 +68,7 @@ class Fetch:
 
 
 class Pause:
-    """Why an object is not asked for now, and until when."""
+    """Reason why an object is not requested now, and until when."""
 
     __slots__ = ("delay_ns", "end_ns", "error", "ticket")
 

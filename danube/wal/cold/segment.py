@@ -104,7 +104,7 @@ class ColdSegment(StoredSegment):
 
     @property
     def unproven(self) -> bool:
-        """Whose log the object is of is to be known before any of it is served; its header tells."""
+        """Whether the object's log is unknown yet; its header must prove it before a record is served."""
         return not self.header_seen and self.log_id != NO_LOG
 
     def take(self, start: int, end: int) -> None:

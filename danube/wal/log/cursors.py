@@ -129,7 +129,7 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes) -> _Header | None:
-    """None for what is none; StorageIncompatible for a newer version."""
+    """Return the header; None for other bytes, StorageIncompatible for a newer version."""
     if len(data) < HEADER_BYTES or _CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32c(
         data[: HEADER_BYTES - 4]
     ):

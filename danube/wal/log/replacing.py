@@ -27,7 +27,7 @@ UNNAMED_SUFFIX: Final = ".compacted.new"
 
 
 def unnamed_path(directory: Path, base_offset: int) -> Path:
-    """Where a compacted segment is made."""
+    """Return the path at which a compacted segment is made."""
     return directory / (file_name(base_offset) + UNNAMED_SUFFIX)
 
 

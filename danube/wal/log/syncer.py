@@ -6,7 +6,7 @@ disk is asked for one flush at a time, so a slow one delays the answers and neve
 A group of many sync jobs is carried out with one call for the whole file system; where that fails, each file
 is asked, so that the error meets its owner.
 
-What the syncer's thread carries out for a log: syncing and sealing.
+Jobs of the thread: syncing and sealing.
 
 A job is made on the loop's thread, its files stay pinned, it runs in the thread and is handed back to
 the log (``synced``, ``sealed``, ``sync_failed`` or ``seal_failed``).  A file whose sync failed is

@@ -55,7 +55,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(directory: Path, identity: LogIdentity) -> Checkpoint | None:
-    """None when there is none; Damage when it is not as it was written."""
+    """Return the checkpoint; None without one, Damage when it is not as it was written."""
     try:
         data, file_size = files.read_start(directory / FILE_NAME, SNAPSHOT_BYTES_MAX + _HEAD_BYTES)
     except FileNotFoundError:

@@ -82,7 +82,7 @@ class RecoveryReport(NamedTuple):
 
 
 def _newest_epoch(inventory: Inventory) -> int:
-    """Of the last owner that has written a segment here; 0 where there is none."""
+    """Return the epoch of the last owner that has written a segment here; 0 without one."""
     parts = [part for file in inventory.files for part in (file.header, file.summary) if part is not None]
     return max((part.epoch for part in parts), default=0)
 

@@ -1,6 +1,6 @@
 """Witness of a partition: a small file outside its directory that records what was there.
 
-What lies in a directory cannot say that the directory is gone, nor a segment that an older one was before it.
+A file in a directory cannot tell that the directory is gone, nor can a segment tell that an older one is.
 Beside ``partitions`` a data directory has ``witnesses`` with one file for each log:
 
     <CRC32C of the rest, 8 hexadecimal digits> <JSON, see _Content>

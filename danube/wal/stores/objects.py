@@ -5,7 +5,7 @@ tell the caller what to do: ObjectMissing (not there), StoreUnavailable (try lat
 operator must act; trying again is cheap and seldom) and StoreDamaged (the bytes are not those that
 were asked for).  StorageFailed means that the *local* file of an upload or download failed.
 
-What every store promises, and one contract test suite checks:
+Promises of every store, which one suite of contract tests checks:
 
 * An object is there whole or not at all; a later put of a key replaces it.  Putting the same bytes
   twice is the same as once, so whoever does not know whether a put arrived repeats it.

@@ -120,7 +120,7 @@ class LiveBroker:
 
 
 def _first_of(objects: Sequence[Staged]) -> list[Staged]:
-    """As many as fit one question, at least one."""
+    """Return as many objects as fit one question, at least one."""
 
     def fitting() -> Iterator[Staged]:
         size = 0

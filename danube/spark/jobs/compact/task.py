@@ -1,7 +1,7 @@
 """Compaction where it runs: objects of one partition are fetched, made into fewer, put and read back.
 
-What is made has its final, content-addressed name, and no manifest names it: readers do not see it, and
-the owner's mover sweeps it away after a day when nobody installs it.  Nothing of the sources is touched.
+A new object has its final, content-addressed name, and no manifest names it.  Readers do not see it, and
+the owner's mover removes it after a day if it is not installed.  The sources are not touched.
 """
 
 from __future__ import annotations

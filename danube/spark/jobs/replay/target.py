@@ -44,7 +44,7 @@ class LaneRange(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to and how; pickled into tasks.  ``publish`` None: to files in ``directory``.
+    """Target of a replay, pickled into tasks.  ``publish`` None: to files in ``directory``.
 
     ``keep_partitions``: every record stays in the partition with its number; else its key decides.
     Rates are for one lane, 0 is none.

@@ -46,7 +46,7 @@ class StorePlan:
 
 
 def partitions_in(store: ObjectStore) -> dict[LogIdentity | None, Listed]:
-    """Everything that the store lists, by partition; None for what belongs to none."""
+    """Group everything that the store lists by partition; None for what belongs to none."""
     found: dict[LogIdentity | None, Listed] = {}
     for info in store.list(""):
         key = parse_key(info.key)

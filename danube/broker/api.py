@@ -74,6 +74,8 @@ class Door(Protocol):
     """A protocol's server on one worker."""
 
     draining: bool
+    waiting: Any  # true where hand_over() may have something in this turn
+    unflushed: bool  # flush() is needed at the end of this turn
 
     def factory(self) -> asyncio.BaseProtocol: ...
     def session(self, connection_id: int) -> RoutedSession | None: ...

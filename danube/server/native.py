@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import cast
 
 from danube import __version__
-from danube.broker.api import RoutedSession, Turns
+from danube.broker.api import RoutedSession, SharedBytes, Turns
 from danube.broker.routing.passing import ConnectionPassing
 from danube.broker.routing.router import Router
 from danube.broker.worker.places import Places
@@ -98,6 +98,7 @@ class NativeServer:
         self.count = count
         self.turns = turns
         self.draining = False
+        self.unflushed = True  # receive buffers are free at the end of each turn
         self._connections_max = connections_max
         self._places = places
         self._handshake_timeout_s = handshake_timeout_s
@@ -105,7 +106,7 @@ class NativeServer:
         self._swept_ns = 0
         self._next_id = 0
         self._dirty: dict[NativeConnection, None] = {}
-        self._blocked: dict[NativeConnection, None] = {}
+        self.waiting: dict[NativeConnection, None] = {}  # for the next turn, or for room in a ring
         self._resting: dict[NativeConnection, None] = {}  # have frames for the next turn
         self._unswept: list[NativeConnection] = []  # what is left of a round over all of them
         self._shaking: dict[NativeConnection, float] = {}
@@ -148,7 +149,7 @@ class NativeServer:
 
     def closed(self, connection: NativeConnection) -> None:
         self._dirty.pop(connection, None)
-        self._blocked.pop(connection, None)
+        self.waiting.pop(connection, None)
         self._resting.pop(connection, None)
         self._shaking.pop(connection, None)
         if self.connections.pop(connection.connection_id, None) is not None:
@@ -162,7 +163,7 @@ class NativeServer:
             self.turns.schedule_turn(connection)
 
     def block(self, connection: NativeConnection) -> None:
-        self._blocked[connection] = None
+        self.waiting[connection] = None
 
     def rest(self, connection: NativeConnection) -> None:
         """Let a connection that had its share of this turn go on in the next."""
@@ -178,11 +179,11 @@ class NativeServer:
 
     def hand_over(self) -> bool:
         """Go on with what waited for this turn, or for room in a ring; True when a ring is still full."""
-        if self._blocked:
-            blocked, self._blocked = self._blocked, {}
+        if self.waiting:
+            blocked, self.waiting = self.waiting, {}
             for connection in blocked:
                 connection.unblock()
-        return bool(self._blocked)
+        return bool(self.waiting)
 
     def flush(self) -> None:
         """Hand the output of this turn to the transports; the receive buffers are free again."""
@@ -192,7 +193,7 @@ class NativeServer:
                 connection.flush()
         self.buffers.end_turn()
         if self._resting:
-            self._blocked.update(self._resting)
+            self.waiting.update(self._resting)
             self._resting.clear()
             self.turns.schedule_turn(None)
 
@@ -352,6 +353,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
 
     def _keep(self, buffer: ReceiveBuffer) -> None:
         """Hold what is not taken yet; the rest of the buffer is the turn's."""
+        if buffer is self._server.buffers.scratch and buffer.start == buffer.end:
+            self._buffer = None
+            return
         earned = self._received_bytes >= RECEIVE_BUFFER_BYTES
         self._buffer = self._server.buffers.keep(buffer, self._decoder.wanted, earned=earned)
 
@@ -479,6 +483,13 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if not self._output:
             self._server.has_output(self)
         self._output.extend(parts)
+
+    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
+        if self.closed:
+            return
+        if not self._output:
+            self._server.has_output(self)
+        self._output += (head, chunk.data)
 
     def flush(self) -> None:
         output, self._output = self._output, []

@@ -42,7 +42,7 @@ class ReceiveBuffers:
 
     def __init__(self, size: int = RECEIVE_BUFFER_BYTES) -> None:
         self._size = size
-        self._scratch = ReceiveBuffer(size)
+        self.scratch = ReceiveBuffer(size)
         self._read_at = 0  # where the last read into it began
         self._free: list[ReceiveBuffer] = []
         self._lent: list[ReceiveBuffer] = []
@@ -55,11 +55,11 @@ class ReceiveBuffers:
         ``wanted`` is the size of the frame that ``held`` begins with.
         """
         if held is None:
-            scratch = self._scratch
+            scratch = self.scratch
             if 2 * scratch.end > self._size:  # a read is to bring much, if there is much
                 self.lend(scratch)
                 scratch.start = -1  # free at the end of the turn
-                scratch = self._scratch = self._take()
+                scratch = self.scratch = self._take()
             return scratch.view[scratch.end :], None
         if held.large:
             missing = min(wanted, self._size) - held.unread_bytes
@@ -76,7 +76,7 @@ class ReceiveBuffers:
     def received(self, held: ReceiveBuffer | None, count: int) -> ReceiveBuffer:
         """So many bytes were read into the last room: the buffer that they lie in."""
         if held is None:
-            held = self._scratch
+            held = self.scratch
             held.start = self._read_at = held.end
         held.end += count
         return held
@@ -88,7 +88,7 @@ class ReceiveBuffers:
         that it may keep a buffer of full size.
         """
         unread = buffer.end - buffer.start
-        if buffer is not self._scratch:
+        if buffer is not self.scratch:
             self.lend(buffer)
             if not unread:
                 self.give_back(buffer)
@@ -99,7 +99,7 @@ class ReceiveBuffers:
             self._large_count += 1
             buffer.large = True
             self.lend(buffer)
-            self._scratch = self._take()
+            self.scratch = self._take()
             return buffer
         block = ReceiveBuffer(max(unread, min(wanted, 2 * unread), BLOCK_BYTES_MIN))
         block.data[:unread] = buffer.view[buffer.start : buffer.end]
@@ -129,7 +129,7 @@ class ReceiveBuffers:
 
     def end_turn(self) -> None:
         """The log has written: batches no longer lie in any buffer."""
-        self._scratch.end = 0
+        self.scratch.end = 0
         if self._lent:
             lent, self._lent, self.lent_bytes = self._lent, [], 0
             for buffer in lent:

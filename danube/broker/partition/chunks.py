@@ -221,11 +221,7 @@ class HotBatches:
         self._bytes_max = bytes_max
         self._batches: deque[tuple[int, int, bytes]] = deque()
         self.size_bytes = 0
-
-    @property
-    def start(self) -> int | None:
-        """Offset of the first record that is kept; None where none is."""
-        return self._batches[0][0] if self._batches else None
+        self.start = -1  # offset of the first record that is kept; -1 where none is
 
     def add(self, base_offset: int, end_offset: int, batch: bytes) -> None:
         batches = self._batches
@@ -235,6 +231,7 @@ class HotBatches:
         self.size_bytes += len(batch)
         while self.size_bytes > self._bytes_max and len(batches) > 1:
             self.size_bytes -= len(batches.popleft()[2])
+        self.start = batches[0][0]
 
     def chunk(self, offset: int, end: int, bytes_max: int) -> Chunk | None:
         """Batches from the one holding ``offset`` up to ``end``; None where that is not kept."""
@@ -263,13 +260,17 @@ class HotBatches:
         batches = self._batches
         while batches and batches[0][1] <= offset:
             self.size_bytes -= len(batches.popleft()[2])
+        self.start = batches[0][0] if batches else -1
 
     def truncate(self, offset: int) -> None:
         """Forget batches at or above ``offset``: they were not stored."""
         batches = self._batches
         while batches and batches[-1][1] > offset:
             self.size_bytes -= len(batches.pop()[2])
+        if not batches:
+            self.start = -1
 
     def clear(self) -> None:
         self._batches.clear()
         self.size_bytes = 0
+        self.start = -1

@@ -18,8 +18,8 @@ from danube.core.dispatch.acks import Ranges, sound
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import Grant, Mode, Offsets, within, without
 from danube.core.dispatch.holed import GIVEN_UP, UNUSED, HoledSubscription
-from danube.core.dispatch.rate import RecordRate
-from danube.core.protocol.native import DeliveryFlag, Kind, control_frame, deliver_header, waiting_frame
+from danube.core.dispatch.rate import UNLIMITED, RecordRate
+from danube.core.protocol.native import Kind, control_frame, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
 from danube.host import telemetry
 from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
@@ -27,12 +27,13 @@ from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
 if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.traffic import TrafficCounters
-    from danube.core.partition.policy import TopicPolicy
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.partition.partition import Partition
 
 _log = telemetry.events("consumers")
 _NO_LOSS: Final = frozenset({"compacted", UNUSED})
 DUE_RECORDS_PER_TURN = 1024
-_COMPACTED: Final = int(DeliveryFlag.COMPACTED)
+_KEY_SHARED: Final = Mode.KEY_SHARED  # a member of an IntEnum costs as much to look up as five numbers
 OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
 
 
@@ -40,10 +41,11 @@ class ReadPartition(Protocol):
     """A partition as its readers see it: :class:`danube.broker.partition.hosted.HostedPartition`."""
 
     name: str
+    record: TopicRecord
+    core: Partition
     counters: TrafficCounters
+    delivery_flags: int  # of each DELIVER frame
 
-    @property
-    def policy(self) -> TopicPolicy: ...
     @property
     def high_watermark(self) -> int: ...
     def chunk(self, offset: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk: ...
@@ -99,8 +101,7 @@ class ConsumerLink:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
         self.told = ""  # a delivery takes it back
-        flags = _COMPACTED if self.hosted.policy.compacts else 0
-        head = deliver_header(self.handle, size, redelivery_count, record_count, flags)
+        head = deliver_header(self.handle, size, redelivery_count, record_count, self.hosted.delivery_flags)
         if parts[0] is chunk.data:
             self.session.send_chunk(head, chunk)
         else:
@@ -121,6 +122,7 @@ class SubscriptionHost:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}
+        self.next = core.next  # where it stood when it was looked at
         self.stored_version = -1
         self.deadline_ns: int | None = None
         self.sought = False  # who comes back may have acked what somebody wants to see again
@@ -206,17 +208,24 @@ class SubscriptionHost:
             # Dead letters wait for no consumer.
             self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
             return False
-        self.rate.set(self.hosted.policy.max_dispatch_rate)
-        allowed = self.rate.allowed(now_ns)
-        sent = self._dispatch_again(now_ns, allowed, bytes_max)
-        if sent < bytes_max:
-            sent += self._dispatch_new(now_ns, self.rate.allowed(now_ns), bytes_max - sent)
+        core, end, rate, sent = self.core, self.hosted.core.high_watermark, self.rate, 0
+        limit = self.hosted.record.policy.max_dispatch_rate
+        if limit != rate.per_second:
+            rate.set(limit)
+        if self.pending_again is not None or core.has_due(now_ns):
+            sent = self._dispatch_again(now_ns, rate.allowed(now_ns), bytes_max)
+        if sent < bytes_max and (self.pending_new is not None or core.wants_records):
+            sent += self._dispatch_new(now_ns, bytes_max - sent)
+        else:
+            self.next = core.next
         self.bytes_sent += sent
-        self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
-        if self.rate.allowed(now_ns) < 1:
-            next_ns = self.rate.next_ns(now_ns)
+        self.deadline_ns = core.tick(now_ns, end)
+        if limit and rate.allowed(now_ns) < 1:
+            next_ns = rate.next_ns(now_ns)
             if next_ns is not None and self._has_more():
                 self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
+        if self.pending_new is None and self.pending_again is None:
+            return sent >= bytes_max
         return sent >= bytes_max or self.bytes_came
 
     def _has_more(self) -> bool:
@@ -240,49 +249,62 @@ class SubscriptionHost:
             sent += self._deliver_all(due, None)
         return sent
 
-    def _dispatch_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+    def _dispatch_new(self, now_ns: int, bytes_max: int) -> int:
         """Records that were never granted; return the bytes sent."""
         pending, self.pending_new = self.pending_new, None
-        if pending is not None and not pending.ready() and self._pending_next == self.core.next:
+        start = self.next = self.core.next
+        if pending is not None and not pending.ready() and self._pending_next == start:
             self.pending_new = pending
             return 0
-        try:
-            return self._grant_new(now_ns, allowed, bytes_max)
-        except FetchPending as pending:
-            self.pending_new, self._pending_next = pending, self.core.next
+        if start >= self.hosted.core.high_watermark or (pending is not None and not self.core.wants_records):
             return 0
-
-    def _grant_new(self, now_ns: int, allowed: int, bytes_max: int) -> int:
-        core, hosted = self.core, self.hosted
         sent = 0
-        while sent < bytes_max and allowed > 0 and core.wants_records and core.next < hosted.high_watermark:
-            before = core.next
-            chunk = self._next_chunk()
-            if chunk is None:
-                if core.next == before:
+        try:
+            while sent < bytes_max:
+                granted, size = self._grant_new(start, now_ns)
+                sent += size
+                before, start = start, self.core.next
+                self.next = start
+                if start == before and not granted:
                     break
-                continue
-            self._pass_missing(chunk)
-            hashes = chunk.hashes if core.mode is Mode.KEY_SHARED else None
-            end = min(chunk.next_offset, hosted.high_watermark, core.next + allowed)
-            grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
-            allowed -= sum(grant.record_count for grant in grants)
-            sent += self._deliver_all(grants, chunk)
-            if not grants and core.next == before:
-                break
+                if start >= self.hosted.core.high_watermark or not self.core.wants_records:
+                    break
+        except FetchPending as pending:
+            self.pending_new, self.next = pending, self.core.next
+            self._pending_next = self.next
         return sent
 
-    def _next_chunk(self) -> Chunk | None:
-        """The chunk at ``core.next``; None after the place moved over records that are gone, or at a hole."""
-        core = self.core
-        chunk = self._chunk_at(core.next)
+    def _grant_new(self, start: int, now_ns: int) -> tuple[int, int]:
+        """Grant and send of the chunk at ``start``, where the subscription stands: ``(grants, bytes)``."""
+        core, rate = self.core, self.rate
+        allowed = rate.allowed(now_ns) if rate.per_second else UNLIMITED
+        chunk = self._next_chunk(start) if allowed > 0 else None
         if chunk is None:
+            return 0, 0
+        if chunk.sparse:
+            self._pass_missing(chunk)
+        end = min(chunk.next_offset, self.hosted.core.high_watermark)
+        if allowed < UNLIMITED:
+            end = min(end, core.next + allowed)
+        hashes = chunk.hashes if core.mode is _KEY_SHARED else None
+        grants = core.grant(end, now_ns, hashes, chunk.first_offset, self._key_of)
+        return len(grants), self._deliver_all(grants, chunk)
+
+    def _next_chunk(self, start: int) -> Chunk | None:
+        """The chunk at ``start``, the place of the subscription; None after the place moved over records
+        that are gone, or at a hole."""
+        try:
+            chunk = self.hosted.chunk(start, self._read_bytes)
+        except OffsetOutOfRange as error:
+            self.expire(int(error.facts["start"]))
             return None
-        if chunk.first_offset > core.next and chunk.hole_before == OPEN_HOLE:
-            core.withhold(chunk.first_offset)
-        elif chunk.first_offset > core.next:
-            self.pass_missing(core.next, chunk.first_offset, chunk.hole_before)
-        return chunk if chunk.first_offset <= core.next < chunk.next_offset else None
+        if chunk.first_offset <= start < chunk.next_offset:
+            return chunk
+        if chunk.first_offset > start and chunk.hole_before == OPEN_HOLE:
+            self.core.withhold(chunk.first_offset)
+        elif chunk.first_offset > start:
+            self.pass_missing(start, chunk.first_offset, chunk.hole_before)
+        return chunk if chunk.first_offset <= self.core.next < chunk.next_offset else None
 
     def _pass_missing(self, chunk: Chunk) -> None:
         """Count offsets that key compaction removed as acked before any record of the chunk is granted."""
@@ -325,7 +347,8 @@ class SubscriptionHost:
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> tuple[int, bool]:
         """Send a grant; the bytes, and whether what is left of it was given back until it is fetched."""
         link = self.links[grant.consumer_id]
-        self.rate.take(grant.record_count)
+        if self.rate.per_second:
+            self.rate.take(grant.record_count)
         sent, missing = 0, False
         start = grant.start
         while start < grant.end:
@@ -351,13 +374,16 @@ class SubscriptionHost:
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
-        self.update_ready(link)
+        if link.ready != (link.credit_bytes > 0 and link.session.writable):
+            self.update_ready(link)
         return sent, missing
 
     def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
         """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""
         if grant.offsets is None and not chunk.sparse:
-            count, parts = end - start, chunk.cut(start, end)
+            count = end - start
+            whole = start <= chunk.first_offset and end >= chunk.next_offset
+            parts: list[bytes | memoryview] = [chunk.data] if whole else chunk.cut(start, end)
         else:
             offsets = grant.within(start, end)
             held = chunk.held(offsets)

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from danube.core.partition.policy import Durability
 from danube.errors import DanubeError
 from danube.host import clock, telemetry
 from danube.limits import KIB, MIB
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from danube.core.dispatch.grants import DeadLetter
 
 _log = telemetry.events("deliveries")
+_FSYNC: Final = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 READ_RETRY_NS: Final = 1_000_000_000
 DEAD_LETTERS_PER_TURN: Final = 64
 TURN_BYTES: Final = 4 * MIB  # of one subscription, and of all together that are behind
@@ -85,14 +87,26 @@ class Deliveries:
         if host is None:
             self._lossy[hosted] = None
         else:
+            host.next = host.core.next
             hosted.place(host)
             self._ask(host)
         self._schedule_turn()
+
+    def settled(self, host: HostedSubscription) -> None:
+        """A consumer acked, or may have more: store the cursor, and dispatch if records wait."""
+        hosted = host.hosted
+        if hosted.silent:
+            return
+        self.touched[hosted] = None
+        if host.core.has_more(hosted.core.high_watermark):
+            self._ask(host)
+            self._schedule_turn()
 
     def wake_readers(self, hosted: HostedPartition) -> None:
         """Look at the subscriptions that waited for bytes which are there now, or that a hole has moved."""
         for host in hosted.subscriptions.values():
             if host.wants_look:
+                host.next = host.core.next
                 hosted.place(host)
                 self._ask(host)
         self._schedule_turn()
@@ -210,7 +224,8 @@ class Deliveries:
         hosted = host.hosted
         if hosted.silent or hosted.subscriptions.get(host.core.name) is not host:
             return
-        if hosted.core.settling:  # looked at again when the sync that makes it so is done
+        core = hosted.core
+        if core.level >= _FSYNC and core.settling:  # looked at again when the sync that makes it so is done
             return
         more = False
         try:
@@ -227,7 +242,9 @@ class Deliveries:
         if more:
             self._ask(host)
         self.touched[hosted] = None
-        self._note_deadline(host)
+        deadline_ns, known_ns = host.deadline_ns, self._deadlines.get(hosted)
+        if deadline_ns is not None and (known_ns is None or deadline_ns < known_ns):
+            self._deadlines[hosted] = deadline_ns
         if host.core.failure.poison == "dead_letter":
             letters = host.core.take_dead_letters(DEAD_LETTERS_PER_TURN)
             if letters:

@@ -29,7 +29,7 @@ from danube.core.dispatch.holed import UNUSED, HoledSubscription
 from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
 from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.protocol.native import FrameFlag
+from danube.core.protocol.native import DeliveryFlag, FrameFlag
 from danube.errors import DanubeError, InvalidArgument, StorageFailed, SubscriptionNotFound, TopicNotFound
 from danube.host import telemetry
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
@@ -78,6 +78,8 @@ def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) ->
 
 
 _log = telemetry.events("hosted")
+_COMPACTED = int(DeliveryFlag.COMPACTED)
+_new = tuple.__new__  # makes a named tuple without a call of a Python function
 HOT_BYTES_PER_PARTITION = 8 * 1024 * 1024
 UNREADABLE_TOLD_MAX = 16
 
@@ -88,9 +90,9 @@ class HostedPartition:
     # Ten thousand of them are in no cache: without slots each attribute of so many costs a look into a dict.
     __slots__ = (
         "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
-        "damaged", "deleted", "directory", "failure", "hot", "index", "log", "lossy", "metadata", "moved",
-        "name", "near", "producers", "record", "records_in", "refusal", "reopen_delay_ns", "silent",
-        "subscriptions", "sync_running", "tier", "unsynced_ns", "waiting",
+        "damaged", "deleted", "delivery_flags", "directory", "failure", "hot", "index", "log", "lossy",
+        "metadata", "moved", "name", "near", "producers", "record", "records_in", "refusal",
+        "reopen_delay_ns", "silent", "subscriptions", "sync_running", "tier", "unsynced_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,7 @@ class HostedPartition:
     ) -> None:
         self.name = name
         self.record = record
+        self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.index = index
         self.core = core
         self.counters = counters
@@ -177,7 +180,11 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Check a client's batch and take it."""
-        self._follow_metadata()
+        metadata = self.metadata
+        if metadata is not None and not metadata.fresh:
+            metadata.freshen()
+        if self.deleted:
+            self.check_exists()
         header = check_published(batch, self.record.policy.max_record_bytes)
         if header.producer_id and header.producer_id != link.producer_id:
             raise InvalidArgument("the batch names another producer than its handle")
@@ -187,11 +194,15 @@ class HostedPartition:
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
         """Take a batch that this process has just encoded: only the topic's limit is left to check."""
-        self._follow_metadata()
+        metadata = self.metadata
+        if metadata is not None and not metadata.fresh:
+            metadata.freshen()
+        if self.deleted:
+            self.check_exists()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
-        max_record_bytes = self.policy.max_record_bytes
+        max_record_bytes = self.record.policy.max_record_bytes
         if header.payload_bytes > max_record_bytes:  # else no record of it can be larger
             check_columns(batch, header, max_record_bytes)
         self._take(session, handle, correlation, batch, header, now_us)
@@ -211,37 +222,32 @@ class HostedPartition:
             self.metadata.gate.check(self.name, schema, self.policy.compacts, batch, header)
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one error object serves every refusal
-        if self.log is not None and self.log.fenced:  # its storage has not heard of it yet
+        if self.log is not None and self.log.failure is not None:  # its storage has not heard of it yet
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):
             self.counters.add("duplicates")
             self._answer_duplicate(session, handle, correlation, header, admitted)
             return
-        base_offset = admitted.base_offset
-        stamp(batch, base_offset, self.core.epoch, admitted.append_time_us)
+        base_offset, epoch = admitted.base_offset, self.core.epoch
+        stamp(batch, base_offset, epoch, admitted.append_time_us)
         end_offset = base_offset + header.record_count
-        header = header.stamped(base_offset, self.core.epoch, admitted.append_time_us)
+        header = header.stamped(base_offset, epoch, admitted.append_time_us)
         self.records_in += header.record_count
         self.bytes_in += header.size
         self.counters.add_in(header.record_count, header.size)
-        waiting = Waiting(
-            end_offset, session, correlation, handle, base_offset, self.core.epoch, header.record_count, 0
+        self.waiting.append(
+            _new(
+                Waiting,
+                (end_offset, session, correlation, handle, base_offset, epoch, header.record_count, 0),
+            )
         )
-        self.waiting.append(waiting)
         if self.log is None:
             self._offer(batch, header)
         else:
             self.log.append(batch, header)
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
-
-    def _follow_metadata(self) -> None:
-        """Apply metadata that was committed before the batch was received, as it counts for this batch."""
-        metadata = self.metadata
-        if metadata is not None and not metadata.fresh:
-            metadata.freshen()
-        self.check_exists()
 
     def read_metadata(self) -> None:
         """Follow what others committed; raises TopicNotFound where the topic was deleted."""
@@ -262,10 +268,13 @@ class HostedPartition:
             end_offset, session, correlation, handle, found.base_offset, self.core.epoch, header.record_count,
             FrameFlag.DUPLICATE,
         )  # fmt: skip
-        if end_offset <= self.core.acknowledged_end:
-            self._answer(waiting)
-        else:
+        if end_offset > self.core.acknowledged_end:
             self.waiting.append(waiting)
+            return
+        session.send_published(
+            correlation, handle, found.base_offset, self.core.epoch, header.record_count, self.core.level,
+            FrameFlag.DUPLICATE,
+        )  # fmt: skip
 
     def _offer(self, batch: memoryview, header: BatchHeader) -> None:
         hosts = [host for host in self.lossy.values() if host.links]
@@ -314,14 +323,10 @@ class HostedPartition:
         """Answer every publish that is stored at the level which the answer names."""
         end = self.core.acknowledged_end
         waiting = self.waiting
+        level = self.core.level
         while waiting and waiting[0].end_offset <= end:
-            self._answer(waiting.popleft())
-
-    def _answer(self, waiting: Waiting) -> None:
-        waiting.session.send_published(
-            waiting.correlation, waiting.handle, waiting.base_offset, waiting.epoch, waiting.record_count,
-            self.core.level, waiting.flags,
-        )  # fmt: skip
+            _, session, correlation, handle, base_offset, epoch, count, flags = waiting.popleft()
+            session.send_published(correlation, handle, base_offset, epoch, count, level, flags)
 
     # -- read -------------------------------------------------------------------------------------
 
@@ -363,19 +368,27 @@ class HostedPartition:
     def place(self, host: HostedSubscription) -> None:
         """Note after a dispatch whether the subscription is near: it reads batches that are in memory."""
         start = self.hot.start
-        if host.links and host.core.next >= (self.core.high_watermark if start is None else start):
+        if host.links and host.next >= (self.core.high_watermark if start < 0 else start):
             self.near[host] = None
         else:
             self.near.pop(host, None)
 
     def looked_at(self, *, keep_chunk: bool) -> None:
         """Keep in memory, after a dispatch, the batches that near subscriptions still need."""
-        for gone in [host for host in self.near if self.subscriptions.get(host.core.name) is not host]:
-            del self.near[gone]
-        end = self.core.high_watermark
-        self._live_readers = any(host.core.next >= end for host in self.near)
+        end = lowest = self.core.high_watermark
+        live, gone = False, []
+        for host in self.near:
+            if self.subscriptions.get(host.core.name) is not host:
+                gone.append(host)
+                continue
+            place = host.next
+            live = live or place >= end
+            lowest = min(lowest, place)
+        for host in gone:
+            del self.near[host]
+        self._live_readers = live
         if self.near:
-            self.hot.trim(min(host.core.next for host in self.near))
+            self.hot.trim(lowest)
         else:
             self.hot.clear()
         self._hot_chunk = None
@@ -482,6 +495,7 @@ class HostedPartition:
     def update(self, record: TopicRecord) -> None:
         """Follow a new policy and settings; what is waiting is answered if its level is reached by it."""
         former, self.record = self.record, record
+        self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.core.update_policy(record.policy)
         follow(self, former, record)
         self.complete()

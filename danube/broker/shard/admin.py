@@ -12,6 +12,7 @@ from danube.broker.operations.paging import listed
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
+from danube.core.dispatch.holed import HoledSubscription
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol.native import Admin, error_frame, result_frame
 from danube.errors import (
@@ -31,7 +32,7 @@ _RANGE_BYTES: Final = 16
 _OFFSET_MAX: Final = 1 << 62
 _REASON_CHARACTERS_MAX: Final = 1024
 Answer = Callable[[Any], None]
-_NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
+NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 
 
 def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
@@ -137,13 +138,19 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
 
     What is not in flight or is settled already is left as it is, and so is a non-reliable subscription.
     """
-    acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[_NackedRecord], "nacks")
+    acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[NackedRecord], "nacks")
     if len(acks) % _RANGE_BYTES:
         raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(acks)} bytes")
     name = _name(args)
-    if not hosted.reliable:
-        return {}
-    core = hosted.subscription(name).core
+    if hosted.reliable:
+        settle(hosted, hosted.subscription(name).core, acks, nacks, now_ns)
+    return {}
+
+
+def settle(
+    hosted: HostedPartition, core: HoledSubscription, acks: bytes, nacks: list[NackedRecord], now_ns: int
+) -> None:
+    """Ack ranges (uint64[n][2] as bytes) and nack records, whoever has them in flight."""
     if acks:
         acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2), now_ns)
         hosted.counters.add("acks_in", acked.acked)
@@ -154,7 +161,6 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
             )
     if nacks:
         hosted.counters.add("nacks", len(nacks))
-    return {}
 
 
 def answered_later(

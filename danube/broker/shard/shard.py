@@ -32,7 +32,14 @@ from danube.broker.partition.opening import (
 from danube.broker.partition.subscribing import subscribe
 from danube.broker.processes.removing import remove_directory
 from danube.broker.processes.unbroken import ALWAYS
-from danube.broker.shard.admin import CURSOR_OPERATIONS, answered_later, partition_operation, reply_frame
+from danube.broker.shard.admin import (
+    CURSOR_OPERATIONS,
+    NackedRecord,
+    answered_later,
+    partition_operation,
+    reply_frame,
+    settle,
+)
 from danube.broker.shard.storage import Storage
 from danube.broker.traffic import TrafficCounters
 from danube.core.metadata.commands import TopicRecord
@@ -70,6 +77,7 @@ if TYPE_CHECKING:
 _log = telemetry.events("shard")
 REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
+_SYNC = int(FrameFlag.SYNC)
 PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
 
 Handler = Callable[[Session, Frame, memoryview], None]
@@ -152,7 +160,8 @@ class Shard:
         batch = buffer[frame.start : frame.end]
         link.hosted.publish(session, frame.handle, frame.correlation, link, batch, clock.wall_us())
         self.taken_bytes += frame.end - frame.start
-        self.write_soon(link.hosted)
+        self._dirty[link.hosted] = None
+        self._schedule_turn()
 
     def write_soon(self, hosted: HostedPartition) -> None:
         """Write what this partition has queued in the next turn."""
@@ -167,19 +176,37 @@ class Shard:
         if host is not None:
             ranges = np.frombuffer(buffer[frame.start : frame.end], np.uint64).reshape(-1, 2)
             self.counters.add("acks_in", host.ack(link, ranges, clock.monotonic_ns()))
-            self._deliveries.wake_one(link.hosted, link.subscription)
-        if frame.flags & FrameFlag.SYNC:
+            self._deliveries.settled(host)
+        if frame.flags & _SYNC:
             reply = wire.result_frame(None, frame.correlation)
             self._reply_when_stored(link.hosted, session, frame.correlation, reply)
+
+    def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
+        """Carry out the operation "settle" where the partition is open here; else False, and nothing is done.
+
+        Raises SubscriptionNotFound.
+        """
+        hosted = self.partitions.get(partition)
+        if hosted is None:
+            return False
+        if hosted.reliable:
+            host = hosted.subscription(subscription)
+            settle(hosted, host.core, acks, nacks, clock.monotonic_ns())
+            self._deliveries.settled(host)
+        return True
 
     def _on_credit(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         records, size_bytes = wire.decode_credit(buffer[frame.start : frame.end])
         link = self._consumer(session, frame)
         link.credit_bytes = min(link.credit_bytes + size_bytes, DELIVER_CREDIT_BYTES_MAX)
-        host = link.hosted.subscriptions.get(link.subscription) or link.hosted.lossy[link.subscription]
-        host.core.credit(link.consumer_id, records)
-        host.update_ready(link)
-        self._deliveries.wake_one(link.hosted, link.subscription)
+        host = link.hosted.subscriptions.get(link.subscription)
+        each = host or link.hosted.lossy[link.subscription]
+        each.core.credit(link.consumer_id, records)
+        each.update_ready(link)
+        if host is None:
+            self._deliveries.wake_one(link.hosted, link.subscription)
+        else:
+            self._deliveries.settled(host)
 
     def _on_nack(self, session: Session, frame: Frame, buffer: memoryview) -> None:
         nack = wire.decode_control(buffer[frame.start : frame.end], Nack)

@@ -280,10 +280,13 @@ class Worker:
         self.shard.turn()
         self.flush_follows = False
         for door in self.doors.values():
-            door.flush()
-        self.counters.block.add(_TURNS)
+            if door.unflushed:
+                door.flush()
+        self.counters.block.words[_TURNS] += 1
         # Else rings had no part in it, and the bell is armed since an earlier turn.
-        if self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched:
+        if self.context.workers > 1 and (
+            self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched
+        ):
             asker = asker if self._leave_rings(received) else None
         self.busy_poll.turn_ended(began_ns, asker)
 
@@ -311,7 +314,8 @@ class Worker:
             # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
             self._blocked = False
             for door in self.doors.values():
-                self._blocked |= door.hand_over()
+                if door.waiting:
+                    self._blocked |= door.hand_over()
         return received
 
     def _take_from_rings(self) -> list[tuple[int, int, memoryview]]:

@@ -126,39 +126,39 @@ _END: Final = 1 << 64
 class LockCount:
     """The number in the lock file at ``descriptor``, which belongs to the caller; raises OSError."""
 
-    __slots__ = ("_descriptor", "_memory", "_words")
+    __slots__ = ("_descriptor", "_memory", "words")
 
     def __init__(self, descriptor: int) -> None:
         if os.fstat(descriptor).st_size < _BYTES:
             os.ftruncate(descriptor, _BYTES)  # whoever else does so at the same time changes nothing
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, _BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-        self._words = memoryview(self._memory).cast("Q")
+        self.words = memoryview(self._memory).cast("Q")
 
     def close(self) -> None:
         """Unmap it."""
-        self._words.release()
+        self.words.release()
         self._memory.close()
 
     @property
     def number(self) -> int:
         """Current number; what was read under an even number holds as long as that number stays."""
-        return self._words[0]
+        return self.words[0]
 
     def held_since(self, number: int) -> bool:
         """Whether the lock was held, or is, since ``number`` was read."""
-        now = self._words[0]
+        now = self.words[0]
         return now != number or now & 1 != 0
 
     def begin(self) -> None:
         """The caller holds the lock and has changed nothing yet."""
-        number = self._words[0]
+        number = self.words[0]
         self._write(number + 2 if number & 1 else number + 1)
 
     def end(self) -> None:
         """The caller has changed what it wanted, and holds the lock still."""
         with suppress(OSError):  # it stays odd
-            self._write(self._words[0] + 1)
+            self._write(self.words[0] + 1)
 
     def _write(self, number: int) -> None:
         os.pwrite(self._descriptor, (number % _END).to_bytes(_BYTES, sys.byteorder), 0)
@@ -352,8 +352,10 @@ class LocalLog(Consensus):
     @property
     def changed(self) -> bool:
         """Whether refresh() may find something."""
-        locks = self._locks
-        return locks is None or locks.held_since(self._looked_at) or bool(self._changes)
+        locks, looked_at = self._locks, self._looked_at
+        if locks is None or self._changes:
+            return True
+        return locks.words[0] != looked_at or looked_at & 1 != 0  # as held_since()
 
     def refresh(self) -> list[Change]:
         """Take in what any process committed since; return all changes since the last refresh.

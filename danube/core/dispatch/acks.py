@@ -154,6 +154,14 @@ def in_flight_at(window: Window, seat: int, ranges: Ranges) -> Offsets:
     """
     if seat == NO_SEAT or not len(ranges):
         return np.empty(0, np.int64)
+    if len(ranges) == 1:
+        start, end = ranges[0].tolist()
+        if end - start == 1:
+            if not window.floor <= start < window.next or window.state[start & window.mask] != IN_FLIGHT:
+                return np.empty(0, np.int64)
+            if seat != ANY_SEAT and window.owner[start & window.mask] != seat:
+                return np.empty(0, np.int64)
+            return np.array([start], np.int64)
     offsets = offsets_in(sound(ranges), window.floor, window.next)
     index = offsets & window.mask
     mine = window.state[index] == IN_FLIGHT

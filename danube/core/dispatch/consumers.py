@@ -43,10 +43,11 @@ class Consumers:
     """
 
     __slots__ = ("_by_name", "_free", "_pointer", "_stall_ns", "by_id", "by_seat", "credit", "eligible",
-                 "mode", "order", "paced", "ready")  # fmt: skip
+                 "mode", "order", "paced", "ready", "single")  # fmt: skip
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
+        self.single = mode.single
         self.by_id: dict[int, Consumer] = {}
         self._by_name: dict[str, Consumer] = {}
         self.by_seat: dict[int, Consumer] = {}
@@ -111,7 +112,7 @@ class Consumers:
         return place
 
     def result(self, consumer: Consumer, displaced: Consumer | None) -> JoinResult:
-        active = not self.mode.single or self.order[0] is consumer
+        active = not self.single or self.order[0] is consumer
         return JoinResult(active, None if displaced is None else displaced.consumer_id)
 
     # -- credit ------------------------------------------------------------------------------------
@@ -272,6 +273,27 @@ class Consumers:
         self._pointer = seat + 1
         self.spend(seat, 1)
         return seat
+
+    def take_one(self, records: int) -> tuple[int, int] | None:
+        """Spend credit for up to ``records`` at the one seat that gets them: ``(seat, records)``.
+
+        None where several take turns.  The caller saw that one is eligible.
+        """
+        eligible = self.eligible
+        if self.single:
+            seat = self.order[0].seat
+        elif records == 1 or not eligible & (eligible - 1):
+            bits = eligible >> self._pointer << self._pointer or eligible
+            seat = (bits & -bits).bit_length() - 1
+            self._pointer = seat + 1
+        else:
+            return None
+        credit = int(self.credit[seat])
+        count = min(records, credit)
+        self.credit[seat] = credit - count
+        if count == credit:
+            self.eligible = eligible & ~(1 << seat)
+        return seat, count
 
     def _seats_in_turn(self, seats_max: int) -> Seats:
         """Eligible seats from the pointer around, at most ``seats_max``."""

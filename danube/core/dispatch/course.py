@@ -23,9 +23,9 @@ _PIECES_FIRST: Final = 16
 
 
 class Course:
-    """Pieces, int64[n][2] ``(place, offset)``, by place; false without any, when places are offsets."""
+    """Pieces, int64[n][2] ``(place, offset)``, by place; ``count`` 0: places are offsets."""
 
-    __slots__ = ("_count", "_first", "_pieces", "_turns")
+    __slots__ = ("_first", "_pieces", "_turns", "count")
 
     def __init__(self) -> None:
         self.clear()
@@ -33,18 +33,15 @@ class Course:
     def clear(self) -> None:
         """Places are offsets."""
         self._pieces: Offsets = np.empty((_PIECES_FIRST, 2), np.int64)
-        self._first = self._count = 0
+        self._first = self.count = 0
         self._turns: list[int] = []  # places of pieces that begin below the end of the piece before
 
-    def __bool__(self) -> bool:
-        return self._count > 0
-
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def pieces(self) -> Offsets:
-        return self._pieces[self._first : self._first + self._count]
+        return self._pieces[self._first : self._first + self.count]
 
     @property
     def turns(self) -> list[int]:
@@ -53,36 +50,36 @@ class Course:
 
     def begin(self, place: int, offset: int) -> None:
         """From ``place`` on, which is not below that of the last piece, offsets follow ``offset``."""
-        if not self._count:
+        if not self.count:
             self._append(0, 0)
         last_place, last_offset = self.pieces[-1].tolist()
         if last_place == place:  # a piece without a record
-            self._count -= 1
+            self.count -= 1
             if self._turns and self._turns[-1] == place:
                 self._turns.pop()
-            if self._count:
+            if self.count:
                 last_place, last_offset = self.pieces[-1].tolist()
-        if self._count and offset < last_offset + place - last_place:
+        if self.count and offset < last_offset + place - last_place:
             self._turns.append(place)
         self._append(place, offset)
 
     def _append(self, place: int, offset: int) -> None:
-        end = self._first + self._count
+        end = self._first + self.count
         if end == len(self._pieces):
             kept = self.pieces
-            self._pieces = np.empty((max(_PIECES_FIRST, 2 * self._count), 2), np.int64)
+            self._pieces = np.empty((max(_PIECES_FIRST, 2 * self.count), 2), np.int64)
             self._pieces[: len(kept)] = kept
             self._first, end = 0, len(kept)
         self._pieces[end] = place, offset
-        self._count += 1
+        self.count += 1
 
     def forget_below(self, place: int) -> None:
         """No piece that ends at or below ``place`` is asked for any more."""
-        if self._count < 2 or self._pieces[self._first + 1, 0] > place:
+        if self.count < 2 or self._pieces[self._first + 1, 0] > place:
             return
         gone = int(np.searchsorted(self.pieces[:, 0], place, "right")) - 1
         self._first += gone
-        self._count -= gone
+        self.count -= gone
         first = int(self._pieces[self._first, 0])
         self._turns = [turn for turn in self._turns if turn > first]
 
@@ -90,7 +87,7 @@ class Course:
 
     def offset(self, place: int) -> int:
         """The offset at one place; behind the last piece's begin it goes on without end."""
-        if not self._count:
+        if not self.count:
             return place
         pieces = self.pieces
         start, offset = pieces[-1].tolist()
@@ -100,7 +97,7 @@ class Course:
 
     def offsets(self, places: Offsets) -> Offsets:
         """The offset at each place, int64[n]."""
-        if not self._count:
+        if not self.count:
             return places
         pieces = self.pieces
         which = np.maximum(np.searchsorted(pieces[:, 0], places, "right") - 1, 0)
@@ -109,7 +106,7 @@ class Course:
 
     def offset_ranges(self, ranges: Offsets) -> Offsets:
         """The offsets at ranges of places that ascend and are apart from each other, as a set of ranges."""
-        if not self._count or not len(ranges):
+        if not self.count or not len(ranges):
             return ranges
         cuts = self.pieces[:, 0]
         which = np.searchsorted(ranges[:, 0], cuts) - 1  # the range that begins below the cut
@@ -121,7 +118,7 @@ class Course:
 
     def grants(self, grants: list[Grant]) -> list[Grant]:
         """Grants of offsets for grants of places; one that reaches over several pieces becomes several."""
-        if not self._count:
+        if not self.count:
             return grants
         return [part for grant in grants for part in self._grants(grant)]
 
@@ -146,7 +143,7 @@ class Course:
 
     def next_place(self, offset: int) -> int:
         """The place of an offset at or behind the begin of the last piece."""
-        if not self._count:
+        if not self.count:
             return offset
         start, first = self.pieces[-1].tolist()
         return int(start + offset - first)
@@ -156,12 +153,12 @@ class Course:
 
         Offsets that are not on the course have none.
         """
-        if not self._count:
+        if not self.count:
             return ranges
         pieces = self.pieces
         last = self.next_place(max(end, int(pieces[-1, 1])))
         ends = np.append(pieces[1:, 0], last)
-        bounds = [0, *np.searchsorted(pieces[:, 0], self._turns).tolist(), self._count]
+        bounds = [0, *np.searchsorted(pieces[:, 0], self._turns).tolist(), self.count]
         found = [_ascending(ranges, pieces[low:high], ends[low:high]) for low, high in pairwise(bounds)]
         places = found[0] if len(found) == 1 else np.concatenate(found)
         return places[places[:, 1] > places[:, 0]]

@@ -182,16 +182,14 @@ def ranges_of(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], start: int, ra
 
 
 class Ahead:
-    """Disjoint ascending ranges, int64[n][2]; true while there are any."""
+    """Disjoint ascending ranges, int64[n][2]; ``count`` is how many there are."""
 
-    __slots__ = ("_position", "_ranges")
+    __slots__ = ("_position", "_ranges", "count")
 
     def __init__(self, ranges: Offsets | None = None) -> None:
         self._ranges = no_ranges() if ranges is None else ranges.copy()
         self._position = 0
-
-    def __bool__(self) -> bool:
-        return self._position < len(self._ranges)
+        self.count = len(self._ranges)
 
     @property
     def ranges(self) -> Offsets:
@@ -204,9 +202,10 @@ class Ahead:
 
     def drop_below(self, offset: int) -> None:
         """Forget what lies below ``offset``."""
-        while self and int(self._ranges[self._position, 1]) <= offset:
+        while self.count and int(self._ranges[self._position, 1]) <= offset:
             self._position += 1
-        if self and int(self._ranges[self._position, 0]) < offset:
+            self.count -= 1
+        if self.count and int(self._ranges[self._position, 0]) < offset:
             self._ranges[self._position, 0] = offset
 
     def add(self, added: Offsets) -> int:
@@ -220,7 +219,7 @@ class Ahead:
         last = np.append(np.flatnonzero(first)[1:] - 1, len(joined) - 1)
         before = int((ranges[:, 1] - ranges[:, 0]).sum())
         self._ranges = np.stack((joined[first, 0], ends[last]), axis=1)
-        self._position = 0
+        self._position, self.count = 0, len(self._ranges)
         return int((self._ranges[:, 1] - self._ranges[:, 0]).sum()) - before
 
     def between(self, start: int, end: int) -> Offsets:

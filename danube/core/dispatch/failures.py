@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from danube.core.dispatch.consumer_window import NEVER_NS
 from danube.core.dispatch.grants import DeadLetter, Offsets
 from danube.core.dispatch.window import (
     ACKED,
@@ -104,21 +105,16 @@ class Timetable:
     are at most about 130 cells for each power of two of the delay in use, whatever the records.
     """
 
-    __slots__ = ("_by_cell", "_next_ns", "_next_stamp", "_stamps")
+    __slots__ = ("_by_cell", "_next_stamp", "_stamps", "next_ns")
 
     def __init__(self) -> None:
         self._by_cell: dict[tuple[int, int], Moment] = {}
         self._stamps: set[int] = set()
         self._next_stamp = 0
-        self._next_ns: int | None = None
+        self.next_ns = NEVER_NS  # nothing comes up before it, though perhaps nothing at it
 
     def __len__(self) -> int:
         return len(self._by_cell)
-
-    @property
-    def next_ns(self) -> int | None:
-        """Time of the next moment; never later than that, sometimes earlier."""
-        return self._next_ns
 
     def add(self, now_ns: int, delay_ns: int, start: int, end: int) -> int:
         """Note that ``start .. end`` (or some of it) comes up after a delay; return the stamp to bear."""
@@ -128,8 +124,8 @@ class Timetable:
         moment = self._by_cell.get(cell)
         if moment is None:
             moment = self._by_cell[cell] = Moment(at_ns, self._new_stamp(), start, end)
-            if self._next_ns is None or at_ns < self._next_ns:
-                self._next_ns = at_ns
+            if at_ns < self.next_ns:
+                self.next_ns = at_ns
             return moment.stamp
         if at_ns > moment.at_ns:
             moment.at_ns = at_ns
@@ -151,7 +147,7 @@ class Timetable:
 
     def take(self, now_ns: int, floor: int) -> list[Moment]:
         """Moments that have come, the earliest first; those wholly below ``floor`` are dropped."""
-        if self._next_ns is None or now_ns < self._next_ns:
+        if now_ns < self.next_ns:
             return []
         come: list[Moment] = []
         for cell, moment in list(self._by_cell.items()):
@@ -160,14 +156,14 @@ class Timetable:
                 self._stamps.discard(moment.stamp)
                 if moment.end > floor:
                     come.append(moment)
-        self._next_ns = min((moment.at_ns for moment in self._by_cell.values()), default=None)
+        self.next_ns = min((moment.at_ns for moment in self._by_cell.values()), default=NEVER_NS)
         come.sort(key=lambda moment: moment.at_ns)
         return come
 
     def clear(self) -> None:
         self._by_cell.clear()
         self._stamps.clear()
-        self._next_ns = None
+        self.next_ns = NEVER_NS
 
 
 class DeadLetters:
@@ -200,8 +196,8 @@ class DeadLetters:
         heapq.heappush(self._later, (now_ns + delay_ms * MS, offset))
 
     @property
-    def next_ns(self) -> int | None:
-        return self._later[0][0] if self._later else None
+    def next_ns(self) -> int:
+        return self._later[0][0] if self._later else NEVER_NS
 
     def take(self, now_ns: int) -> list[int]:
         """Offsets to be tried again now."""
@@ -242,10 +238,10 @@ class Failures:
         return self._timeouts.add(now_ns, self.policy.ack_timeout_ms * MS, start, end)
 
     @property
-    def next_ns(self) -> int | None:
-        """The next moment at which something here may happen by itself."""
-        moments = (self._timeouts.next_ns, self._retries.next_ns, self._dead.next_ns)
-        return min((moment for moment in moments if moment is not None), default=None)
+    def next_ns(self) -> int:
+        """The next moment at which something here may happen by itself; NEVER_NS without one."""
+        next_ns = min(self._timeouts.next_ns, self._retries.next_ns)
+        return min(next_ns, self._dead.next_ns) if self._window.counts[BURIED] else next_ns
 
     def pass_time(self, now_ns: int, timed_out: Callable[[Offsets, int], None]) -> bool:
         """Apply deadlines and delays that have come; True when the cursor may have moved.

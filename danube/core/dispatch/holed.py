@@ -76,7 +76,7 @@ class HoledSubscription(Subscription):
     @property
     def next(self) -> int:
         """The offset that is to be granted next, of those that never were."""
-        return self._course.offset(self._window.next) if self._course else self._window.next
+        return self._course.offset(self._window.next) if self._course.count else self._window.next
 
     @property
     def ack_floor(self) -> int:
@@ -92,7 +92,7 @@ class HoledSubscription(Subscription):
     def _unacked_from(self) -> int:
         """The lowest offset that was granted and is not acked, or is to be granted next."""
         course, window = self._course, self._window
-        if not course:
+        if not course.count:
             return window.floor
         lowest = min(course.offset(window.floor), self.next)
         for turn, end in pairwise([*course.turns, window.next]):
@@ -110,13 +110,13 @@ class HoledSubscription(Subscription):
 
     @property
     def left_from(self) -> int:
-        left = self._left_on_course if self._course else super().left_from
+        left = self._left_on_course if self._course.count else super().left_from
         return min(left, int(self._withheld[0, 0])) if len(self._withheld) else left
 
     @property
     def _left_on_course(self) -> int:
         window, lowest = self._window, self.next
-        if self._ahead and self._ahead.first[0] <= window.next:
+        if self._ahead.count and self._ahead.first[0] <= window.next:
             lowest = self._course.offset(max(self._ahead.first[1], window.next))
         for state in (RETRY, READY, HELD):
             count = window.counts[state] if self._course.turns else min(window.counts[state], 1)
@@ -140,9 +140,12 @@ class HoledSubscription(Subscription):
         hashes_start: int = 0,
         key_of: KeyOf | None = None,
     ) -> list[Grant]:
+        plain = not self._ahead.count and not self._course.count and not self._back_end
+        if plain and self._keys is None:
+            return self._grant_run(available_end, now_ns)
         if key_of is not None:
             self._ask_key, key_of = key_of, self._key_at
-        if not self._ahead and not self._course and not self._back_end:
+        if plain:
             return super().grant(available_end, now_ns, hashes, hashes_start, key_of)
         self._note_end(available_end)
         available_end = min(available_end, self._back_end or OFFSETS_END)
@@ -151,7 +154,7 @@ class HoledSubscription(Subscription):
         while before < self.next < available_end and len(grants) < GRANTS_MAX:
             before = self.next
             self._choose_passed_min()
-            if self._ahead:
+            if self._ahead.count:
                 self._pass_ahead(self._window.next)
             start = self._course.next_place(hashes_start)
             granted = super().grant(self._reach(available_end), now_ns, hashes, start, key_of)
@@ -163,7 +166,7 @@ class HoledSubscription(Subscription):
     def _reach(self, available_end: int) -> int:
         """The place where granting below ``available_end`` ends: there, or before what is passed over."""
         stop = self._course.next_place(available_end)
-        if self._ahead:
+        if self._ahead.count:
             window, ranges = self._window, self._ahead.ranges
             passed = ranges[ranges[:, 1] - ranges[:, 0] >= self._passed_min, 0]
             if len(passed):
@@ -177,10 +180,10 @@ class HoledSubscription(Subscription):
 
     def due(self, now_ns: int, limit: int) -> list[Grant]:
         grants = super().due(now_ns, limit)
-        return self._course.grants(grants) if self._course else grants
+        return self._course.grants(grants) if self._course.count else grants
 
     def give_back(self, grant: Grant, start: int) -> int:
-        if not self._course:
+        if not self._course.count:
             return super().give_back(grant, start)
         offsets = grant.within(max(start, grant.start), grant.end)
         places = self._places(np.stack((offsets, offsets + 1), axis=1))[:, 0]
@@ -198,7 +201,7 @@ class HoledSubscription(Subscription):
     def _pass_ahead(self, available_end: int) -> int:
         """As before; what is wide gets no places."""
         window = self._window
-        if self._ahead and window.floor != window.next:
+        if self._ahead.count and window.floor != window.next:
             start, end = self._ahead.first
             if start <= window.next and end - window.next >= self._passed_min:
                 self._pass_over(end)
@@ -220,7 +223,7 @@ class HoledSubscription(Subscription):
         self._follow_end()
 
     def _note_end(self, available_end: int = 0) -> None:
-        if not self._course and not self._back_end:
+        if not self._course.count and not self._back_end:
             available_end = max(available_end, self._available_end)
         self._log_end = max(self._log_end, available_end)
 
@@ -237,7 +240,7 @@ class HoledSubscription(Subscription):
     def _straighten(self) -> None:
         """Where nothing is granted and unacked, places may be offsets again."""
         window, course = self._window, self._course
-        if not course:
+        if not course.count:
             return
         if window.floor != window.next:
             course.forget_below(window.floor)
@@ -325,7 +328,7 @@ class HoledSubscription(Subscription):
         self._gaps.add(ahead, window.floor)
 
     def skip(self, ranges: Offsets, why: str) -> int:
-        plain = not self._course and not self._back_end
+        plain = not self._course.count and not self._back_end
         if plain and not len(self._withheld):
             settled = super().skip(ranges, why)
             self._straighten()
@@ -369,12 +372,12 @@ class HoledSubscription(Subscription):
 
     def _places(self, ranges: Ranges) -> Offsets:
         """Places for ranges of offsets; what lies behind a record that came back is not at its place."""
-        if not self._course:
+        if not self._course.count:
             return within(ranges, 0, self._back_end) if self._back_end else ranges
         return self._course.places(ranges, self._back_end or OFFSETS_END)
 
     def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
-        if not self._course:
+        if not self._course.count:
             return super().ack(consumer_id, ranges, now_ns)
         named = sound(ranges)
         result = super().ack(consumer_id, self._places(named), now_ns)
@@ -384,14 +387,14 @@ class HoledSubscription(Subscription):
         return result._replace(ignored=ignored)
 
     def nack(self, consumer_id: int | None, ranges: Ranges, delay_ms: int, reason: str, now_ns: int) -> int:
-        places = self._places(sound(ranges)) if self._course else ranges
+        places = self._places(sound(ranges)) if self._course.count else ranges
         return super().nack(consumer_id, places, delay_ms, reason, now_ns)
 
     def hand_back(self, consumer_id: int | None, ranges: Ranges) -> int:
-        return super().hand_back(consumer_id, self._places(sound(ranges)) if self._course else ranges)
+        return super().hand_back(consumer_id, self._places(sound(ranges)) if self._course.count else ranges)
 
     def tick(self, now_ns: int, available_end: int = 0) -> int | None:
-        if not self._course and not self._back_end:
+        if not self._course.count and not self._back_end:
             return super().tick(now_ns, available_end)
         self._note_end(available_end)
         self._follow_end()
@@ -401,7 +404,7 @@ class HoledSubscription(Subscription):
 
     def take_dead_letters(self, limit: int) -> list[DeadLetter]:
         letters = super().take_dead_letters(limit)
-        if not self._course:
+        if not self._course.count:
             return letters
         return [letter._replace(offset=self._course.offset(letter.offset)) for letter in letters]
 
@@ -418,7 +421,7 @@ class HoledSubscription(Subscription):
 
     def cursor_state(self) -> CursorState:
         """Return the progress to store; a withheld range counts as not acked."""
-        if not self._course and not self._back_end and not len(self._withheld):
+        if not self._course.count and not self._back_end and not len(self._withheld):
             return super().cursor_state()
         window = self._window
         acked = window.acked_ranges(ACKED_RANGES_STORED_MAX)

@@ -82,7 +82,7 @@ def check_agreement(window: Window, ahead: Ahead, max_unacked: int) -> None:
         broken("ack_floor passed next", floor=window.floor, next=window.next)
     if window.outstanding > max_unacked:
         broken("too many records are unacked", unacked=window.outstanding, limit=max_unacked)
-    if ahead and ahead.first[0] < window.next:
+    if ahead.count and ahead.first[0] < window.next:
         broken("an acked range ahead was not taken", first=ahead.first, next=window.next)
-    if ahead and ahead.first[0] == window.floor:
+    if ahead.count and ahead.first[0] == window.floor:
         broken("the floor stopped before an acked range ahead", first=ahead.first, floor=window.floor)

@@ -10,13 +10,6 @@ is the window (:mod:`danube.core.dispatch.window`).  Unacked records in the wind
 ``max_unacked``, its width by SPAN_MAX or max_unacked, whichever is more.  Order: a record returned
 by ``leave`` or a delay goes out before new ones; first deliveries are in offset order (key-shared:
 for each key).  Time is passed in; nothing here waits.
-
-First deliveries of a subscription that is not key-shared: who gets the records after the window.
-
-The active consumer gets all it has credit for, else the consumers take turns.  The caller has seen
-that one of them can take a record.
-
-Records that were granted and could not be sent, because their bytes are not at hand yet.
 """
 
 from __future__ import annotations
@@ -38,6 +31,7 @@ from danube.core.dispatch.acks import (
     offsets_in,
     sound,
 )
+from danube.core.dispatch.consumer_window import NEVER_NS
 from danube.core.dispatch.consumers import Consumers
 from danube.core.dispatch.course import Gaps
 from danube.core.dispatch.cursor import Ahead, CursorState
@@ -100,49 +94,11 @@ def forget_delivery(window: Window, offsets: Offsets) -> None:
     window.move(offsets, READY)
 
 
-def grant_run(
-    window: Window, consumers: Consumers, failures: Failures, end: int, now_ns: int, *, single: bool
-) -> list[Grant]:
-    """New records up to ``end``, none of them acked."""
-    start = window.next
-    if single:
-        end = min(end, start + consumers.active_credit())
-        seat = consumers.order[0].seat
-        consumers.spend(seat, end - start)
-    elif end - start == 1:
-        seat = consumers.turn()
-    elif consumers.alone:
-        end = min(end, start + consumers.usable_credit)
-        seat = consumers.turn()
-        consumers.spend(seat, end - start - 1)
-    else:
-        seats = consumers.turns(end - start)
-        end = start + len(seats)
-        window.grant_new(end, seats, failures.granted(start, end, now_ns))
-        return grants_of(np.arange(start, end, dtype=np.int64), seats, None, consumers.by_seat)
-    window.grant_new(end, seat, failures.granted(start, end, now_ns))
-    return [Grant(consumers.by_seat[seat].consumer_id, start, end, None, 0)]
-
-
-def grant_between(
-    window: Window, consumers: Consumers, failures: Failures, offsets: Offsets, now_ns: int, *, single: bool
-) -> list[Grant]:
-    """New records at ``offsets`` (ascending, the first is the window's next); what lies between is acked."""
-    if single:
-        seat = consumers.order[0].seat
-        seats = np.full(min(len(offsets), consumers.active_credit()), seat, np.int16)
-        consumers.spend(seat, len(seats))
-    else:
-        seats = consumers.turns(len(offsets))
-    offsets = offsets[: len(seats)]
-    window.take(offsets, seats, failures.granted(window.next, int(offsets[-1]) + 1, now_ns))
-    return grants_of(offsets, seats, None, consumers.by_seat)
-
-
 __all__ = ["AckResult", "DeadLetter", "Grant", "JoinResult", "Mode", "Subscription"]
 
 SPAN_MAX: Final = MAX_UNACKED_DEFAULT
 _KEYED_RECORDS_MIN: Final = 64
+_new: Final = tuple.__new__  # makes a named tuple without a call of a Python function
 GRANTS_MAX: Final = 256  # where acked ranges cut the log to pieces, one call ends after so many
 _TRIM_INTERVAL_NS: Final = 10_000_000_000
 _COUNTED: Final = (
@@ -166,6 +122,7 @@ class Subscription:
         state = state.settled()
         self.name = name
         self.mode = mode
+        self._single = mode.single
         self.max_unacked = max_unacked
         self.version = 0
         self._state = state
@@ -176,17 +133,13 @@ class Subscription:
         self._keys = KeyTable(self._ring) if mode is Mode.KEY_SHARED else None
         self._window = Window(state.ack_floor, self._keys)
         self._failures = Failures(self._window, failure)
+        self.failure = failure
         self._ahead = Ahead(state.acked)
         self._gaps = Gaps()
-        self._parts = (self._window, self._consumers, self._failures)
         self._key_of: KeyOf | None = None
         self._available_end = 0
         self._trim_at_ns = self._now_ns = 0
         self._counters = dict.fromkeys(_COUNTED, 0)
-
-    @property
-    def failure(self) -> FailurePolicy:
-        return self._failures.policy
 
     @property
     def asked(self) -> CursorState:
@@ -196,7 +149,7 @@ class Subscription:
     def set_failure(self, failure: FailurePolicy, *, own: bool = True) -> None:
         """Follow another failure policy from the next failure on; the cursor keeps it where it is its own."""
         failure.check()
-        self._failures.policy = failure
+        self.failure = self._failures.policy = failure
         self._consumers.follow(failure.ack_timeout_ms * MS)
         self._state = replace(self._state, failure=failure if own else None)
         self.version += 1
@@ -232,7 +185,7 @@ class Subscription:
         ]
         if waiting:
             return min(int(found[0]) for found in waiting)
-        if self._ahead and self._ahead.first[0] <= window.next:
+        if self._ahead.count and self._ahead.first[0] <= window.next:
             return max(self._ahead.first[1], window.next)
         return window.next
 
@@ -243,24 +196,22 @@ class Subscription:
     @property
     def wants_records(self) -> bool:
         """Whether a consumer could take new records now."""
-        if self._stopped or self._room() <= 0:
+        window, consumers = self._window, self._consumers
+        counts, eligible = window.counts, consumers.eligible
+        if not eligible or (self._single and not eligible >> consumers.order[0].seat & 1):
             return False
-        if self.mode.single:
-            return self._consumers.active_credit() > 0
-        return self._consumers.eligible != 0
-
-    @property
-    def _stopped(self) -> bool:
-        """New records must wait: for an operator, or for redeliveries that come first."""
-        counts = self._window.counts
-        return self._keys is None and (counts[BLOCKED] > 0 or counts[READY] > 0)
+        if self._keys is None and (counts[BLOCKED] or counts[READY]):
+            return False  # new records wait for an operator, or for redeliveries that come first
+        span = window.next - window.floor
+        return span - counts[ACKED] < self.max_unacked and (span < self._span_max or self._room() > 0)
 
     def _room(self) -> int:
         window = self._window
-        return min(
-            self.max_unacked - window.outstanding,
-            self._gaps.widest(window.floor, self._span_max) - window.next,
-        )
+        span = window.next - window.floor
+        room = self.max_unacked - span + window.counts[ACKED]
+        if span + room <= self._span_max:
+            return room
+        return min(room, self._gaps.widest(window.floor, self._span_max) - window.next)
 
     def join(self, consumer_id: int, name: str, *, filters: Sequence[str] = (), now_ns: int) -> JoinResult:
         """Connect a consumer, without credit; one of the same name is displaced and gives back its records.
@@ -279,7 +230,7 @@ class Subscription:
     def pace(self, consumer_id: int, now_ns: int) -> None:
         """Let a consumer use only as much of its credit as its acks call for, where others could have the
         rest; to be said before it has credit."""
-        if not self.mode.single:
+        if not self._single:
             self._consumers.pace(consumer_id, now_ns, self.failure.ack_timeout_ms * MS)
 
     def leave(self, consumer_id: int, now_ns: int) -> None:
@@ -322,6 +273,8 @@ class Subscription:
         offset and is kept for later calls of ``due``.
         """
         self._available_end = max(self._available_end, available_end)
+        if self._keys is None and not self._ahead.count:
+            return self._grant_run(available_end, now_ns)
         grants: list[Grant] = []
         if self._keys is not None:
             if hashes is None:
@@ -341,35 +294,71 @@ class Subscription:
             self._consumers.began([grant.consumer_id for grant in grants], now_ns)
         return grants
 
+    def _grant_run(self, end: int, now_ns: int) -> list[Grant]:
+        """Grant new records up to ``end``, none of them acked."""
+        window, consumers = self._window, self._consumers
+        start = window.next
+        if end > self._available_end:
+            self._available_end = end
+        if start >= end or not self.wants_records:
+            return []
+        span = start - window.floor
+        count = min(end - start, self.max_unacked - span + window.counts[ACKED])
+        if span + count > self._span_max:
+            count = min(count, self._gaps.widest(window.floor, self._span_max) - start)
+        one = consumers.take_one(count)
+        if one is None:
+            seats = consumers.turns(count)
+            end = start + len(seats)
+            window.grant_new(end, seats, self._failures.granted(start, end, now_ns))
+            grants = grants_of(np.arange(start, end, dtype=np.int64), seats, None, consumers.by_seat)
+        else:
+            seat, count = one
+            end = start + count
+            window.grant_new(end, seat, self._failures.granted(start, end, now_ns))
+            grants = [_new(Grant, (consumers.by_seat[seat].consumer_id, start, end, None, 0))]
+        self._counters["granted"] += end - start
+        return self._begun(grants, now_ns) if consumers.paced else grants
+
+    def _grant_between(self, offsets: Offsets, now_ns: int) -> list[Grant]:
+        """Grant new records at ``offsets`` (ascending, from ``next`` up); what lies between them is acked."""
+        window, consumers = self._window, self._consumers
+        if self._single:
+            seat = consumers.order[0].seat
+            seats = np.full(min(len(offsets), consumers.active_credit()), seat, np.int16)
+            consumers.spend(seat, len(seats))
+        else:
+            seats = consumers.turns(len(offsets))
+        offsets = offsets[: len(seats)]
+        self._counters["granted"] += len(offsets)
+        window.take(offsets, seats, self._failures.granted(window.next, int(offsets[-1]) + 1, now_ns))
+        return grants_of(offsets, seats, None, consumers.by_seat)
+
     def _grant_piece(
         self, piece_end: int, available_end: int, now_ns: int, hashes: Hashes | None, hashes_start: int
     ) -> list[Grant]:
         """New records up to ``piece_end``; where acked ranges begin there, also what lies between them."""
         window, start = self._window, self._window.next
-        run_end = min(piece_end, start + self._room())
         if piece_end < available_end:
             offsets = self._ahead.between(
                 start, min(available_end, self._gaps.widest(window.floor, self._span_max))
             )
             offsets = offsets[: self.max_unacked - window.outstanding]
         elif hashes is not None and self._keys is not None:
-            offsets = np.arange(start, run_end, dtype=np.int64)
+            offsets = np.arange(start, min(piece_end, start + self._room()), dtype=np.int64)
         else:
-            grants = grant_run(*self._parts, run_end, now_ns, single=self.mode.single)
-            self._counters["granted"] += window.next - start
-            return grants
+            return self._grant_run(piece_end, now_ns)
         if hashes is not None and self._keys is not None:
             grants = self._grant_keyed(offsets, now_ns, hashes, hashes_start)
         else:
-            grants = grant_between(*self._parts, offsets, now_ns, single=self.mode.single)
-            self._counters["granted"] += sum([grant.record_count for grant in grants])
-        if self._ahead:
+            grants = self._grant_between(offsets, now_ns)
+        if self._ahead.count:
             self._ahead.drop_below(window.next)
         return grants
 
     def _pass_ahead(self, available_end: int) -> int:
         """Take what is known to be acked or damaged at ``next``; return where the next of that begins."""
-        if not self._ahead:
+        if not self._ahead.count:
             return available_end
         window = self._window
         start, end = self._ahead.first
@@ -423,6 +412,17 @@ class Subscription:
         self._consumers.exhausted(np.unique(seats).tolist())
         return grants
 
+    def has_more(self, end: int) -> bool:
+        """Whether records below ``end`` wait: never granted, to be granted again, or for their key."""
+        counts = self._window.counts
+        return self.next < end or counts[READY] + counts[HELD] + counts[DEAD] > 0
+
+    def has_due(self, now_ns: int) -> bool:
+        """Whether due() may grant something."""
+        window = self._window
+        waiting = window.counts[READY] or (window.freed and window.counts[HELD])
+        return waiting > 0 or now_ns >= self._failures.next_ns
+
     def due(self, now_ns: int, limit: int) -> list[Grant]:
         """Grant up to ``limit`` records whose time has come, in offset order; key-shared: also held ones."""
         self._pass_time(now_ns)
@@ -433,7 +433,7 @@ class Subscription:
         window, consumers = self._window, self._consumers
         if not window.counts[READY] or window.counts[BLOCKED] or not consumers.eligible:
             return []
-        if self.mode.single:
+        if self._single:
             offsets = window.find(READY, window.ready_from, min(limit, consumers.active_credit()))
             seats = np.full(len(offsets), consumers.order[0].seat, np.int16)
             consumers.spend(consumers.order[0].seat, len(offsets))
@@ -510,7 +510,9 @@ class Subscription:
     def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
         """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in
         flight; see :mod:`danube.core.dispatch.acks`."""
-        window, seat = self._window, self._seat(consumer_id)
+        window = self._window
+        consumer = self._consumers.by_id.get(consumer_id) if consumer_id is not None else None
+        seat = consumer.seat if consumer is not None else self._seat(consumer_id)
         dead = window.counts[DEAD] + window.counts[BURIED]
         in_flight, floor = window.counts[IN_FLIGHT], window.floor
         owners = by_owner(window, in_flight_at(window, seat, ranges)) if seat == ANY_SEAT else []
@@ -575,19 +577,22 @@ class Subscription:
     def tick(self, now_ns: int, available_end: int = 0) -> int | None:
         """Apply timeouts and delays that have come; return when to call again (None: no need; ``now_ns``:
         records became ready, or a consumer may have more of those below ``available_end``)."""
-        window = self._window
+        window, next_ns = self._window, self._failures.next_ns
+        self._now_ns = now_ns
+        if available_end > self._available_end:
+            self._available_end = available_end
+        if now_ns < min(next_ns, self._trim_at_ns) and not self._consumers.paced:
+            return None if next_ns == NEVER_NS else next_ns
         ready_before = window.counts[READY]
         self._pass_time(now_ns)
         if now_ns >= self._trim_at_ns:
             self._trim_at_ns = now_ns + _TRIM_INTERVAL_NS
             window.trim()
-        self._now_ns = now_ns
-        self._available_end = max(self._available_end, available_end)
         stall_ns = self._pass_stalls(now_ns) if self._consumers.paced else None
         if window.counts[READY] > ready_before:
             return now_ns
-        moments = (self._failures.next_ns, stall_ns)
-        return min((moment for moment in moments if moment is not None), default=None)
+        next_ns = self._failures.next_ns if stall_ns is None else min(self._failures.next_ns, stall_ns)
+        return None if next_ns == NEVER_NS else next_ns
 
     def _pass_stalls(self, now_ns: int) -> int | None:
         """Where records wait for paced consumers that settle nothing; return when to look again."""
@@ -600,7 +605,7 @@ class Subscription:
         return now_ns if self._consumers.eligible & ~able else next_ns
 
     def _pass_time(self, now_ns: int) -> None:
-        if self._failures.pass_time(now_ns, self._timed_out):
+        if now_ns >= self._failures.next_ns and self._failures.pass_time(now_ns, self._timed_out):
             self._moved()
 
     def _timed_out(self, late: Offsets, now_ns: int) -> None:
@@ -633,7 +638,7 @@ class Subscription:
         """Something is acked: where that empties the window, what is acked right behind it counts too."""
         self.version += 1
         window = self._window
-        if window.floor == window.next and self._ahead:
+        if window.floor == window.next and self._ahead.count:
             self._pass_ahead(window.next)
 
     def seek(self, offset: int, log_end: int, now_ns: int) -> None:

@@ -78,6 +78,7 @@ class Window:
         """Forget everything and start at ``floor``."""
         self.floor = self.next = self.ready_from = floor
         self.counts = [0] * STATES
+        self._span_peak = 0
         self.freed = False
         if self.keys is not None:
             self.keys.reset()
@@ -94,7 +95,10 @@ class Window:
     def grant_new(self, end: int, seats: int | Seats, stamp: int) -> None:
         """Take ``next .. end`` into the window, in flight at ``seats`` (one, or int16[n])."""
         start = self.next
-        self._widen(end)
+        if end - self.floor > self._span_peak:
+            self._widen(end)
+        else:
+            self.next = end
         if end - start == 1:
             index = start & self.mask
             self.state[index] = IN_FLIGHT

@@ -48,9 +48,11 @@ class DataHalves:
         self.settling = settling
 
     def hand_over(self) -> bool:
-        self.settling.hand_over()
-        self.publishing.hand_over()
-        return self.session.offer_held()
+        if self.settling.pending:
+            self.settling.hand_over()
+        if self.publishing.calls or self.publishing.dirty:
+            self.publishing.hand_over()
+        return bool(self.session.held) and self.session.offer_held()
 
 
 class GrpcDoor:
@@ -85,9 +87,11 @@ class GrpcDoor:
         self.draining = False
         self.placing = placing
         self._data = data
+        self.waiting = data is not None
         self._connections_max = connections_max
         self._places = places
         self._dirty: dict[GrpcSocket, None] = {}
+        self.unflushed = False
         self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
 
     # -- connections ------------------------------------------------------------------------------
@@ -149,6 +153,7 @@ class GrpcDoor:
 
     def has_output(self, connection: GrpcSocket) -> None:
         self._dirty[connection] = None
+        self.unflushed = True
         if not self.turns.flush_follows:
             self.turns.schedule_turn(connection)
 
@@ -166,6 +171,7 @@ class GrpcDoor:
 
     def flush(self) -> None:
         """Hand the output of this turn to the sockets."""
+        self.unflushed = False
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:

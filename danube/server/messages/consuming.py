@@ -13,15 +13,16 @@ Acks of one turn are settled together, one request for each subscription, whoeve
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from danube.core.batch.columns import BatchView
-from danube.core.batch.format import read_header
+from danube.core.batch.format import HEADER_BYTES, read_header
 from danube.core.http2.headers import RESPONSE_HEAD
 from danube.core.metadata.known_consumers import KnownConsumer, producer_identity
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind, Subscribe
-from danube.errors import DanubeError, Draining, Fenced, OwnerMoved
+from danube.errors import DanubeError, Draining, Fenced, OwnerMoved, ProtocolError
 from danube.host import telemetry
 from danube.server.messages.session import BrokerSession
 from danube.server.messages.stream_messages import framed_messages
@@ -34,6 +35,15 @@ CREDIT_RECORDS = 1_000
 CREDIT_BYTES = 4 * 1024 * 1024
 CONNECTION_CREDIT_BYTES = 64 * 1024 * 1024  # of the consumers of one connection together
 UNKNOWN_DELAY_S = 0.2  # some clients ask again at once, for ever
+
+
+@lru_cache(maxsize=4096)
+def _identity(topic_id: int, partition: int, name: bytes) -> int:
+    """The id of a producer that is not idempotent, by its name as a batch has it."""
+    try:
+        return producer_identity(topic_id, partition, str(name, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise ProtocolError("batch holds text that is not UTF-8", why=str(error)) from None
 
 
 class Streaming(Protocol):
@@ -61,6 +71,7 @@ class GrpcConsumer:
         "connection",
         "consumer_id",
         "credit_bytes",
+        "credit_bytes_max",
         "credit_records",
         "handle",
         "identity",
@@ -80,6 +91,7 @@ class GrpcConsumer:
         self.stream: Stream | None = None
         self.credit_records = 0  # delivered, and not yet given back as credit
         self.credit_bytes = 0
+        self.credit_bytes_max = CREDIT_BYTES
 
     def delivered(self, batches: bytes | memoryview) -> None:
         """Send what the owner delivered; batches are whole and lie back to back."""
@@ -102,16 +114,18 @@ class GrpcConsumer:
             position += header.size
             self.credit_records += header.record_count
             self.credit_bytes += header.size
-            producer_id = header.producer_id or producer_identity(
-                identity.topic_id, identity.partition, batch.producer_name
-            )
+            producer_id = header.producer_id
+            if not producer_id:
+                name = bytes(batch.data[HEADER_BYTES : HEADER_BYTES + header.name_size])
+                producer_id = _identity(identity.topic_id, identity.partition, name)
             data = framed_messages(batch, self.place.name, producer_id, stored=self.place.reliable)
             self.connection.send_data(stream, data)
 
     def give_credit(self) -> None:
-        """Ask for more once the client took what was sent; called again when its windows open."""
+        """Give credit back once the client took half of it; called again when its windows open."""
         stream = self.stream
-        if stream is None or not self.credit_records or stream.queued_bytes or self.connection.congested:
+        few = 2 * self.credit_records < CREDIT_RECORDS and 2 * self.credit_bytes < self.credit_bytes_max
+        if few or stream is None or stream.queued_bytes or self.connection.congested:
             return
         self._consuming.credit(self, self.credit_records, self.credit_bytes)
         self.credit_records = self.credit_bytes = 0
@@ -190,7 +204,8 @@ class Consuming:
         stream.context = consumer
         connection.send_head(stream, RESPONSE_HEAD)
         share = CONNECTION_CREDIT_BYTES // len(self._by_connection[connection])
-        self.credit(consumer, CREDIT_RECORDS, min(CREDIT_BYTES, share))
+        consumer.credit_bytes_max = min(CREDIT_BYTES, share)
+        self.credit(consumer, CREDIT_RECORDS, consumer.credit_bytes_max)
 
     async def _subscribe_again(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
         try:

@@ -141,8 +141,8 @@ class Publishing:
         self._targets: dict[tuple[str, str], Target] = {}
         self._by_id: dict[int, Target] = {}
         self._by_user: dict[Any, set[Target]] = {}  # connection -> what it created
-        self._dirty: dict[Target, None] = {}
-        self._calls: list[Call] = []  # of this turn, not read yet
+        self.dirty: dict[Target, None] = {}
+        self.calls: list[Call] = []  # of this turn, not read yet
         self._datas: list[bytes] = []  # and their messages
 
     @property
@@ -288,12 +288,12 @@ class Publishing:
         """
         if self.draining:
             raise Draining("the broker is stopping", hint="send it again")
-        self._calls.append((connection, stream, size))
+        self.calls.append((connection, stream, size))
         self._datas.append(data)
 
     def _read(self) -> None:
         """Put what this turn brought into groups."""
-        calls, self._calls = self._calls, []
+        calls, self.calls = self.calls, []
         datas, self._datas = self._datas, []
         lots = read_together(datas) if len(datas) >= FEW else None
         if lots is None:
@@ -318,7 +318,7 @@ class Publishing:
         target.groups.append(
             _Group(envelope_of(lot.first, lot.first.msg_id), chosen, columns, columns.payloads.total)
         )
-        self._dirty[target] = None
+        self.dirty[target] = None
 
     def _take(self, call: Call, data: bytes) -> None:
         """One message by itself: it is refused, or in a group."""
@@ -342,7 +342,7 @@ class Publishing:
             or group.size_bytes >= GROUP_BYTES_MAX
         ):
             target.groups.append(_Group(envelope, [call], [own], len(data)))
-            self._dirty[target] = None
+            self.dirty[target] = None
             return
         group.calls.append(call)
         group.messages.append(own)
@@ -378,10 +378,10 @@ class Publishing:
 
     def hand_over(self) -> None:
         """Send every group of this turn to its owner."""
-        if self._calls:
+        if self.calls:
             self._read()
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
+        while self.dirty:
+            dirty, self.dirty = self.dirty, {}
             for target in dirty:
                 if target.handle:
                     self._publish(target)
@@ -449,7 +449,7 @@ class Publishing:
 
     def _offer(self, target: Target) -> None:
         """Schedule the waiting messages for this turn or, if that has handed over already, for the next."""
-        self._dirty[target] = None
+        self.dirty[target] = None
         self._session.schedule_turn()
 
     def _refuse(self, calls: list[Call], error: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.api import RoutedSession
 from danube.broker.routing.router import Router
@@ -17,6 +17,9 @@ from danube.core.batch.columns import EncodedBatch
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, Overloaded
+
+if TYPE_CHECKING:
+    from danube.broker.shard.admin import NackedRecord
 
 CONNECTION_ID = (1 << 62) + 1
 HELD_FRAMES_MAX = 100_000
@@ -43,7 +46,7 @@ class BrokerSession(RoutedSession):
         self.schedule_turn = schedule_turn
         self._answers: dict[int, Answer] = {}
         self._handles: dict[int, HandleOwner] = {}
-        self._held: deque[bytearray] = deque()  # frames that a full ring refused, in order
+        self.held: deque[bytearray] = deque()  # frames that a full ring refused, in order
         self._correlation = 0
         self._handle = 0
 
@@ -67,7 +70,7 @@ class BrokerSession(RoutedSession):
 
         What a full ring refuses is kept and offered again each turn, in order.
         """
-        if self._held or not self._route(frame):
+        if self.held or not self._route(frame):
             self._hold(frame)
         self.schedule_turn()
 
@@ -83,12 +86,16 @@ class BrokerSession(RoutedSession):
             frame += batch.body
             self.send_frame(frame)
 
+    def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
+        """Ack and nack records of a partition that is open in this worker; False where it is not."""
+        return self._router.settle(partition, subscription, acks, nacks)
+
     def _hold(self, frame: bytearray) -> None:
-        if len(self._held) >= HELD_FRAMES_MAX:
+        if len(self.held) >= HELD_FRAMES_MAX:
             one = next(FrameDecoder().frames(frame, 0, len(frame)))
             self.send_error(Overloaded("the owner of the partition does not keep up"), one.correlation)
             return
-        self._held.append(frame)
+        self.held.append(frame)
 
     def _route(self, frame: bytearray) -> bool:
         buffer = memoryview(frame)
@@ -99,10 +106,10 @@ class BrokerSession(RoutedSession):
 
     def offer_held(self) -> bool:
         """Offer again what full rings refused; True when something is still refused."""
-        while self._held:
-            if not self._route(self._held[0]):
+        while self.held:
+            if not self._route(self.held[0]):
                 return True
-            self._held.popleft()
+            self.held.popleft()
         return False
 
     async def call(self, kind: Kind, body: Any, handle: int = 0) -> tuple[Frame, bytes]:

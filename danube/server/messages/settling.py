@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind
-from danube.errors import InvalidArgument, OwnerMoved
+from danube.errors import DanubeError, InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
 from danube.server.messages.answers import Answering, answer_calls
 from danube.server.messages.session import BrokerSession
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _OFFSET_MAX = (1 << 62) - 1
 _DELAY_MS_MAX = (1 << 62) // 1_000_000
 _REASON_CHARACTERS_MAX = 1024
+_RANGE = struct.Struct("<QQ")
 SETTLED_PER_REQUEST_MAX = 16_384
 ATTEMPTS_MAX = 3
 
@@ -43,7 +45,7 @@ class Settling:
 
     def __init__(self, session: BrokerSession) -> None:
         self._session = session
-        self._pending: dict[tuple[str, str], _Pending] = {}
+        self.pending: dict[tuple[str, str], _Pending] = {}
 
     def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
         """Take one Ack call; raises InvalidArgument for what cannot be one."""
@@ -71,42 +73,47 @@ class Settling:
     def _find(self, request: AckRequest | NackRequest) -> tuple[_Pending, int]:
         place = request.msg_id
         key = (place.topic_name, request.subscription_name)
-        pending = self._pending.get(key)
+        pending = self.pending.get(key)
         if pending is None:
             if not request.HasField("msg_id"):
                 raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
             check_topic_name(place.topic_name)
             check_label(request.subscription_name, "subscription")
-            pending = self._pending[key] = _Pending()
+            pending = self.pending[key] = _Pending()
         if place.topic_offset > _OFFSET_MAX:
             raise InvalidArgument(f"topic_offset {place.topic_offset} cannot be an offset")
         return pending, place.topic_offset
 
     def hand_over(self) -> None:
         """Send what the turn collected to the partitions' owners."""
-        if not self._pending:
+        if not self.pending:
             return
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         for (partition, subscription), settled in pending.items():
             for start in range(0, len(settled.waiting), SETTLED_PER_REQUEST_MAX):
                 self._send(partition, subscription, settled, start)
 
     def _send(self, partition: str, subscription: str, settled: _Pending, start: int) -> None:
         end = start + SETTLED_PER_REQUEST_MAX
-        args = {
-            "subscription": subscription,
-            "acks": ranges_of(settled.acks[start:end]),
-            "nacks": settled.nacks[start:end],
-        }
-        self._ask(Admin("settle", partition, args), settled.waiting[start:end], ATTEMPTS_MAX)
+        acks, nacks = ranges_of(settled.acks[start:end]), settled.nacks[start:end]
+        waiting = settled.waiting[start:end]
+        try:
+            if self._session.settle(partition, subscription, acks, nacks):
+                _answer(waiting)
+                return
+        except DanubeError as error:
+            for connection, stream, _ in waiting:
+                connection.answer_error(stream, error)
+            return
+        args = {"subscription": subscription, "acks": acks, "nacks": nacks}
+        self._ask(Admin("settle", partition, args), waiting, ATTEMPTS_MAX)
 
     def _ask(self, request: Admin, waiting: list[_Waiting], attempts: int) -> None:
         """Settling twice is settling once, so what a dying owner did not answer its successor is asked."""
 
         def answered(frame: Frame, data: bytes | memoryview) -> None:
             if frame.kind != Kind.ERROR:
-                calls = [(connection, stream, 0) for connection, stream, _ in waiting]
-                answer_calls(calls, [request_id for _, _, request_id in waiting])
+                _answer(waiting)
                 return
             error = wire.decode_error(data[frame.start : frame.end])
             if isinstance(error, OwnerMoved) and attempts > 1:
@@ -118,10 +125,15 @@ class Settling:
         self._session.request(Kind.ADMIN, request, 0, answered)
 
 
+def _answer(waiting: list[_Waiting]) -> None:
+    calls = [(connection, stream, 0) for connection, stream, _ in waiting]
+    answer_calls(calls, [request_id for _, _, request_id in waiting])
+
+
 def ranges_of(offsets: list[int]) -> bytes:
     """The bytes of uint64[n][2]: half-open ranges that cover these offsets, ascending."""
     if len(offsets) < 2:
-        return np.array([(one, one + 1) for one in offsets], "<u8").tobytes()
+        return _RANGE.pack(offsets[0], offsets[0] + 1) if offsets else b""
     unique = np.unique(np.array(offsets, np.int64))
     breaks = np.flatnonzero(np.diff(unique) != 1)
     starts = unique[np.concatenate(([0], breaks + 1))]

@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Final, Literal, NamedTuple
 
 from danube.core.batch.columns import BatchView
-from danube.core.batch.format import HEADER_BYTES, Flag
+from danube.core.batch.format import COMPRESSION_MASK, HEADER_BYTES, Flag, padded
 from danube.core.batch.row_mark import PREFIX
 from danube.errors import ProtocolError
 
@@ -32,6 +32,7 @@ _SCHEMA_ID_KNOWN: Final = int(Flag.SCHEMA_ID)
 _ROW_MARK: Final = PREFIX.encode()
 _SCHEMA_VERSION_KNOWN: Final = int(Flag.SCHEMA_VERSION)
 _VARYING: Final = _TIMES | _KEYS | _ATTRIBUTES
+_NOT_PLAIN: Final = _VARYING | _SELECTED | COMPRESSION_MASK
 _US_PER_MS: Final = 1000
 
 # Tags: field number << 3 | wire type (0 varint, 2 length-delimited).
@@ -57,6 +58,7 @@ _MORE: Final = tuple(bytes((number | 128,)) for number in range(128))
 _LAST_TWO: Final = tuple(bytes((number & 127 | 128, number >> 7)) for number in range(1 << 14))
 _prefix = struct.Struct(">BI").pack
 _ends = struct.Struct("<ii").unpack_from
+_u64 = struct.Struct("<Q").unpack_from
 
 
 def varint(number: int) -> bytes:
@@ -94,6 +96,8 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stor
     Raises ProtocolError where the batch's columns are malformed.
     """
     fields, place = _constant(batch, topic_name, producer_id)
+    if batch.record_count == 1 and not batch.header.flags & _NOT_PLAIN:
+        return _one_message(batch, fields, place, batch.header.base_offset if stored else 0)
     place_size = len(place)
     pieces: list[bytes] = []
     add = pieces.extend
@@ -112,6 +116,31 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stor
             head += _PAYLOAD + varint(len(payload))
         add((_prefix(0, len(head) + len(payload)), head, payload))
     return b"".join(pieces)
+
+
+def _one_message(batch: BatchView, fields: bytes, place: bytes, offset: int) -> bytes:
+    """The message of a batch of one record without keys, attributes or compression.
+
+    That is what a client makes that waits for each answer; there the columns' views would cost more than
+    all the rest.
+    """
+    header, data = batch.header, batch.data
+    position = HEADER_BYTES + padded(header.name_size + header.origin_size)
+    number = varint(offset)
+    head = fields + _PLACE + varint(len(place) + len(number)) + place + number
+    if header.flags & _REQUEST_IDS:
+        (request_id,) = _u64(data, position)
+        position += 8
+        if request_id:
+            head += _REQUEST_ID + varint(request_id)
+    size = header.payload_bytes
+    if position + 8 + size > len(data) or _ends(data, position) != (0, size):
+        raise ProtocolError("offsets of a column do not ascend from 0 to its size")
+    position += 8
+    payload = bytes(data[position : position + size])
+    if payload:
+        head += _PAYLOAD + varint(size)
+    return b"".join((_prefix(0, len(head) + size), head, payload))
 
 
 def _constant(batch: BatchView, topic_name: str, producer_id: int) -> _Constant:
@@ -190,13 +219,7 @@ def _routing_key(key: bytes | None) -> bytes:
     return _sized(_ROUTING_KEY, key)
 
 
-# A batch of one record is what a client makes that waits for each answer; there numpy would cost more
-# than all the rest.
-
-
 def _offsets(batch: BatchView) -> list[int]:
-    if batch.record_count == 1 and not batch.header.flags & _SELECTED:
-        return [batch.header.base_offset]
     offsets: list[int] = batch.offsets.tolist()
     return offsets
 

@@ -73,18 +73,18 @@ class Log:
         self._writer: SegmentWriter | None = None
         if recovered.active is not None:
             self._writer = self._writer_of(recovered.active, created=False)
-        self._log_end = self._written_end = self._synced_end = recovered.report.log_end
+        self.log_end = self.written_end = self.synced_end = recovered.report.log_end
         self._pending: list[Buffer] = []
         self._headers: list[BatchHeader] = []
         self._pending_bytes = 0
         self._mark = MarkWriter(directory, identity, recovered.mark)
         self._files_created = self._files_synced = 0
-        self._requested_end = self._synced_end
+        self._requested_end = self.synced_end
         self._reader = LogReader(self._segments, self._bases, self.damage, self.holes)
         self.age_due = False  # retention waits for the active segment
         self._unsealed_snapshot: Checkpoint | None = None
         self.front_hash = NO_HASH  # content hash of the segment before the first one here, if known
-        self._failure: DanubeError | None = None
+        self.failure: DanubeError | None = None
         self.spare = Spare(directory, epoch, options)
 
     @classmethod
@@ -118,7 +118,7 @@ class Log:
         for record in self.recovery.damaged:
             self.damage.note(record)
         self.damage.store()
-        if self._log_end:
+        if self.log_end:
             self._note_all_synced()
             self.store_mark()
         self._tell_witness(began=bool(self._segments))
@@ -126,26 +126,14 @@ class Log:
     def _tell_witness(self, start: int | None = None, *, began: bool = False) -> None:
         """Let the witness know what there is; ``start``: where the log will begin."""
         if self.witness is not None:
-            self.witness.note_log(self.start if start is None else start, self._written_end, began=began)
+            self.witness.note_log(self.start if start is None else start, self.written_end, began=began)
 
     # -- ends -------------------------------------------------------------------------------------
 
     @property
     def start(self) -> int:
         """First offset that is still stored; log_end when nothing is."""
-        return self._bases[0] if self._bases else self._written_end
-
-    @property
-    def log_end(self) -> int:
-        return self._log_end
-
-    @property
-    def written_end(self) -> int:
-        return self._written_end
-
-    @property
-    def synced_end(self) -> int:
-        return self._synced_end
+        return self._bases[0] if self._bases else self.written_end
 
     @property
     def pending_bytes(self) -> int:
@@ -154,7 +142,7 @@ class Log:
 
     @property
     def fenced(self) -> bool:
-        return self._failure is not None
+        return self.failure is not None
 
     @property
     def local_bytes(self) -> int:
@@ -176,9 +164,9 @@ class Log:
         """Numbers for people; no key is removed once it is here."""
         return {
             "start": self.start,
-            "log_end": self._log_end,
-            "written_end": self._written_end,
-            "synced_end": self._synced_end,
+            "log_end": self.log_end,
+            "written_end": self.written_end,
+            "synced_end": self.synced_end,
             "segments": len(self._segments),
             "sealed_segments": sum(segment.sealed for segment in self._segments),
             "local_bytes": self.local_bytes,
@@ -191,17 +179,17 @@ class Log:
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Queue a stamped batch; its bytes must stay as they are until write() returns."""
-        if self._failure is not None:
+        if self.failure is not None:
             raise self._fenced_error()
-        if header.base_offset != self._log_end or header.size != len(batch):
+        if header.base_offset != self.log_end or header.size != len(batch):
             broken(
                 "appended batch does not continue the log",
-                base_offset=header.base_offset, log_end=self._log_end, size=header.size, present=len(batch),
+                base_offset=header.base_offset, log_end=self.log_end, size=header.size, present=len(batch),
             )  # fmt: skip
         self._pending.append(batch)
         self._headers.append(header)
         self._pending_bytes += header.size
-        self._log_end = header.base_offset + header.record_count
+        self.log_end = header.base_offset + header.record_count
 
     def write(self) -> int:
         """Write all that is queued and return written_end.
@@ -209,11 +197,11 @@ class Log:
         StorageFull: nothing of it is stored, log_end is back at written_end, the log goes on.
         StorageFailed: the same, and the log is fenced.
         """
-        if self._failure is not None:
+        if self.failure is not None:
             self.discard_pending()
             raise self._fenced_error()
         if not self._pending:
-            return self._written_end
+            return self.written_end
         try:
             segment = self._write_pending()
         except OSError as error:
@@ -227,10 +215,10 @@ class Log:
             self.discard_pending()
             self._fence(error, error)
         segment.count_written(self._headers, self._pending_bytes)
-        self._written_end = self._log_end
-        self._unsynced.wrote(segment.file, self._log_end)
+        self.written_end = self.log_end
+        self._unsynced.wrote(segment.file, self.log_end)
         self.discard_pending()
-        return self._written_end
+        return self.written_end
 
     def _write_pending(self) -> StoredSegment:
         """A full disk is asked once more, without the spare segment where there is one."""
@@ -249,13 +237,13 @@ class Log:
         self._pending.clear()
         self._headers.clear()
         self._pending_bytes = 0
-        self._log_end = self._written_end
+        self.log_end = self.written_end
 
     def _writer_of(self, segment: StoredSegment, *, created: bool) -> SegmentWriter:
         return SegmentWriter(segment, self._unsynced, self.options, created=created)
 
     def _create_writer(self) -> SegmentWriter:
-        segment = StoredSegment(self.directory, self.identity, self._written_end, self.epoch)
+        segment = StoredSegment(self.directory, self.identity, self.written_end, self.epoch)
         segment.file = LogFile(segment.file.path, locked=True)
         segment.size_bytes = self.spare.create(segment.file)
         self._writer = writer = self._writer_of(segment, created=True)
@@ -267,12 +255,12 @@ class Log:
     # -- failure ----------------------------------------------------------------------------------
 
     def _fence(self, failure: DanubeError, cause: BaseException | None = None) -> NoReturn:
-        if self._failure is None:
-            self._failure = failure
+        if self.failure is None:
+            self.failure = failure
         raise self._fenced_error() from cause
 
     def _fenced_error(self) -> StorageFailed:
-        failure = self._failure
+        failure = self.failure
         if isinstance(failure, StorageFailed):
             return StorageFailed(failure.what, why=failure.why, hint="the log is opened anew by its owner")
         return StorageFailed("the log is fenced", why=str(failure))
@@ -281,8 +269,8 @@ class Log:
 
     def sync_job(self) -> SyncJob | None:
         """Return the work of a thread that makes all written batches durable; None if it is under way."""
-        active_end = self._written_end
-        if self._failure is not None or active_end <= self._requested_end or not self._unsynced:
+        active_end = self.written_end
+        if self.failure is not None or active_end <= self._requested_end or not self._unsynced.ends:
             return None
         self._requested_end = active_end
         last = self._segments[-1]
@@ -299,23 +287,23 @@ class Log:
     def synced(self, job: SyncJob) -> None:
         """``job`` succeeded: advance synced_end; store_mark() tells recovery of it."""
         active = self.active
-        if self._failure is None and active is not None and active.file.lost:
-            self._failure = Fenced("a newer owner has taken the log over")
-        self._unsynced.end_job(job.end_offset if self._failure is None else -1)
-        if self._failure is not None:
+        if self.failure is None and active is not None and active.file.lost:
+            self.failure = Fenced("a newer owner has taken the log over")
+        self._unsynced.end_job(job.end_offset if self.failure is None else -1)
+        if self.failure is not None:
             return
-        if job.end_offset > self._written_end:
-            broken("sync moved outside the log", end=job.end_offset, written_end=self._written_end)
+        if job.end_offset > self.written_end:
+            broken("sync moved outside the log", end=job.end_offset, written_end=self.written_end)
         if self.witness is not None and not self.witness.began and job.created > self._files_synced:
             self._tell_witness(began=True)
         self._files_synced = max(self._files_synced, job.created)
-        if job.end_offset > self._synced_end:
-            self._synced_end = job.end_offset
+        if job.end_offset > self.synced_end:
+            self.synced_end = job.end_offset
             self._mark.note(job.end_offset, job.base_offset, job.position, self.epoch)
 
     def store_mark(self) -> None:
         """Rewrite the sync mark if it is old; a fenced log's may be a newer owner's by now."""
-        if self._failure is None:
+        if self.failure is None:
             self._mark.store()
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
@@ -323,12 +311,12 @@ class Log:
         for file in job.files:
             file.failed = True
         self._unsynced.end_job()
-        if self._failure is None:
-            self._failure = StorageFailed("sync failed", why=str(error))
+        if self.failure is None:
+            self.failure = StorageFailed("sync failed", why=str(error))
 
     def _note_all_synced(self) -> None:
         last = self._segments[-1]
-        self._mark.note(self._synced_end, last.base_offset, last.data_end, self.epoch)
+        self._mark.note(self.synced_end, last.base_offset, last.data_end, self.epoch)
 
     # -- roll and seal ----------------------------------------------------------------------------
 
@@ -337,7 +325,7 @@ class Log:
 
         ``producer_snapshot`` describes the producers at written_end.  None: there was nothing to end.
         """
-        if self._failure is not None:
+        if self.failure is not None:
             raise self._fenced_error()
         active = self.active
         if active is None or not active.batch_count:
@@ -363,7 +351,7 @@ class Log:
                 self._unsealed_snapshot = Checkpoint(segment.end_offset, job.snapshot)
             return
         segment.take_summary(job.summary, job.size_bytes)
-        if segment.file not in self._unsynced and segment.file.writable:
+        if segment.file not in self._unsynced.ends and segment.file.writable:
             descriptors.close(segment.file)
             segment.file = LogFile(segment.file.path)
 
@@ -371,14 +359,14 @@ class Log:
         """``job`` failed: the log is fenced."""
         job.segment.sealing = False
         job.release()
-        if self._failure is None:
-            self._failure = StorageFailed("seal failed", why=str(error))
+        if self.failure is None:
+            self.failure = StorageFailed("seal failed", why=str(error))
 
     def checkpoint(self, producer_snapshot: bytes) -> None:
         """Store what is known of the producers at synced_end, so that no later recovery reads their
         headers again.  Worth calling once after a recovery that scanned much."""
         with suppress(OSError):  # without it the next recovery only takes longer
-            write_checkpoint(self.directory, self.identity, Checkpoint(self._synced_end, producer_snapshot))
+            write_checkpoint(self.directory, self.identity, Checkpoint(self.synced_end, producer_snapshot))
 
     # -- read -------------------------------------------------------------------------------------
 
@@ -389,13 +377,13 @@ class Log:
         up to ``next_offset`` is damaged.  Raises OffsetOutOfRange, and StorageFailed where the disk
         does not answer: the log itself stays as it is.
         """
-        end = min(end, self._written_end)
+        end = min(end, self.written_end)
         if self.holes and offset < end and (hole := self.holes.at(offset)) is not None:
             return Chunk(b"", offset, min(hole.end, end), hole=hole.kind)
-        if not self.start <= offset <= self._log_end:
+        if not self.start <= offset <= self.log_end:
             raise OffsetOutOfRange(
                 f"offset {offset} is not in the log",
-                why=f"it holds {self.start} .. {self._written_end}", start=self.start, end=self._written_end,
+                why=f"it holds {self.start} .. {self.written_end}", start=self.start, end=self.written_end,
             )  # fmt: skip
         if offset >= end:
             return Chunk(b"", offset, offset)
@@ -404,7 +392,7 @@ class Log:
     def offset_at_time(self, time_us: int) -> int:
         """First offset appended at or after ``time_us``; written_end when all are older."""
         offset = self._reader.offset_at_time(time_us)
-        return self._written_end if offset is None else offset
+        return self.written_end if offset is None else offset
 
     # -- retention --------------------------------------------------------------------------------
 
@@ -435,10 +423,12 @@ class Log:
 
     def front(self) -> list[StoredSegment]:
         """Rolled segments from the front that nothing is done with: they may be deleted."""
-        if self._failure is not None:
+        if self.failure is not None:
             return []
         active = self.active
-        held = {segment for segment in self._segments if segment.file in self._unsynced or segment.sealing}
+        held = {
+            segment for segment in self._segments if segment.file in self._unsynced.ends or segment.sealing
+        }
         return list(takewhile(lambda segment: segment is not active and segment not in held, self._segments))
 
     def above(self, offset: int) -> Iterator[StoredSegment]:
@@ -454,7 +444,7 @@ class Log:
                 # The name and header of an empty segment keep the numbering when all files are gone.
                 created_us = doomed[-1].last_append_us
                 empty = create_empty(
-                    self.directory, self.identity, self.epoch, self._written_end, created_us,
+                    self.directory, self.identity, self.epoch, self.written_end, created_us,
                     self.options.log_id,
                 )  # fmt: skip
                 self._segments.append(empty)
@@ -487,7 +477,7 @@ class Log:
 
         Raises like write(), and StorageFailed where the last sync fails; all is released even then.
         """
-        if self._failure is not None:
+        if self.failure is not None:
             self.abandon()
             return
         self.spare.give_up()  # a footer may need the room
@@ -516,7 +506,7 @@ class Log:
 
     def abandon(self) -> None:
         """Release files and locks as they are: nothing is written, synced or sealed."""
-        self._failure = self._failure or Fenced("the log was closed")
+        self.failure = self.failure or Fenced("the log was closed")
         if self.witness is not None:
             self.witness.leave()
         self.discard_pending()

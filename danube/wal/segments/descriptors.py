@@ -225,28 +225,22 @@ descriptors = Descriptors()
 class Unsynced:
     """One log's; all methods run on the thread that owns it."""
 
-    __slots__ = ("_abandoned", "_ends", "_jobs")
+    __slots__ = ("_abandoned", "_jobs", "ends")
 
     def __init__(self) -> None:
-        self._ends: dict[LogFile, int] = {}  # the offset up to which each is written
+        self.ends: dict[LogFile, int] = {}  # the offset up to which each is written
         self._jobs = 0  # that run
         self._abandoned = False
 
-    def __contains__(self, file: LogFile) -> bool:
-        return file in self._ends
-
-    def __bool__(self) -> bool:
-        return bool(self._ends)
-
     def wrote(self, file: LogFile, end: int) -> None:
         """The file is written up to the offset ``end``."""
-        if file not in self._ends:
+        if file not in self.ends:
             descriptors.pin(file)
-        self._ends[file] = end
+        self.ends[file] = end
 
     def files(self) -> list[LogFile]:
         """All of them, the oldest first."""
-        return list(self._ends)
+        return list(self.ends)
 
     def start_job(self) -> list[LogFile]:
         """All files, the oldest first, for a job that syncs them; end_job() must follow."""
@@ -256,7 +250,7 @@ class Unsynced:
     def end_job(self, synced_end: int = -1) -> None:
         """A job has ended: what is written up to ``synced_end`` is synced."""
         self._jobs -= 1
-        ends = self._ends
+        ends = self.ends
         for file in [file for file, end in ends.items() if end <= synced_end]:
             del ends[file]
             descriptors.unpin(file)
@@ -267,6 +261,6 @@ class Unsynced:
         """Give all files back as soon as no job uses them; none of them is synced any more."""
         self._abandoned = True
         if not self._jobs:
-            for file in self._ends:
+            for file in self.ends:
                 descriptors.unpin(file)
-            self._ends.clear()
+            self.ends.clear()

@@ -41,10 +41,8 @@ class SparseIndex:
             positions.append(position)
             self.times.append(append_time_us)
 
-    def add_all(self, headers: Sequence[BatchHeader], position: int, end: int) -> None:
-        """Offer batches that lie one behind the other from ``position`` to ``end``."""
-        if self.positions and end - self.positions[-1] < ENTRY_EVERY_BYTES:
-            return
+    def add_all(self, headers: Sequence[BatchHeader], position: int) -> None:
+        """Offer batches that lie one behind the other from ``position`` on."""
         for header in headers:
             self.add(header.base_offset, position, header.append_time_us)
             position += header.size

@@ -11,7 +11,7 @@ from danube.core.batch.format import BatchHeader
 from danube.errors import Damage
 from danube.host import files
 from danube.wal.segments.descriptors import LogFile, descriptors
-from danube.wal.segments.index import SparseIndex, index_cache
+from danube.wal.segments.index import ENTRY_EVERY_BYTES, SparseIndex, index_cache
 from danube.wal.segments.segment import (
     HEADER_BYTES,
     NO_HASH,
@@ -105,7 +105,12 @@ class StoredSegment:
         """Count one batch that lies at ``position``; the caller moves data_end."""
         if self.index is not None:
             self.index.add(base_offset, position, append_time_us)
-        self._extend(1, base_offset, end_offset, append_time_us, append_time_us)
+        if not self.batch_count:
+            self.first_append_us = append_time_us
+        self.last_append_us = append_time_us
+        self.batch_count += 1
+        self.record_count += end_offset - base_offset
+        self.end_offset = end_offset
 
     def load_index(self) -> SparseIndex:
         """The index; an empty one, that is a walk from the first batch, where the footer is damaged."""
@@ -124,19 +129,16 @@ class StoredSegment:
         """Count batches of ``size`` bytes that continue the log and were written at data_end; move it."""
         first, last = headers[0], headers[-1]
         end = self.data_end + size
-        if self.index is not None:
-            self.index.add_all(headers, self.data_end, end)
+        index = self.index
+        if index is not None and (not index.positions or end - index.positions[-1] >= ENTRY_EVERY_BYTES):
+            index.add_all(headers, self.data_end)
         self.data_end = end
-        end_offset = last.base_offset + last.record_count
-        self._extend(len(headers), first.base_offset, end_offset, first.append_time_us, last.append_time_us)
-
-    def _extend(self, batches: int, base_offset: int, end_offset: int, first_us: int, last_us: int) -> None:
         if not self.batch_count:
-            self.first_append_us = first_us
-        self.last_append_us = last_us
-        self.batch_count += batches
-        self.record_count += end_offset - base_offset
-        self.end_offset = end_offset
+            self.first_append_us = first.append_time_us
+        self.last_append_us = last.append_time_us
+        self.batch_count += len(headers)
+        self.end_offset = last.base_offset + last.record_count
+        self.record_count += self.end_offset - first.base_offset
 
     def load_snapshot(self) -> bytes | None:
         """The producer snapshot in the footer; Damage when the footer differs."""

@@ -71,7 +71,9 @@ class SegmentWriter:
     def write(self, buffers: Sequence[Buffer], size: int, created_us: int) -> None:
         """Write ``size`` bytes at the segment's good end; on OSError nothing of them stays."""
         segment = self.segment
-        fd = self._descriptor()
+        file = segment.file
+        # Pinned since an earlier write, it is the descriptor of the same file still.
+        fd = file.fd if self._inode and file in self._unsynced.ends and not file.lost else self._descriptor()
         position = segment.data_end
         if not self._headed:
             header = SegmentHeader(
@@ -106,8 +108,6 @@ class SegmentWriter:
     def _descriptor(self) -> int:
         """The file's descriptor; Fenced where it was closed meanwhile and another owner changed it."""
         file = self.segment.file
-        if self._inode and file in self._unsynced and not file.lost:
-            return file.fd  # pinned since an earlier write
         reopened = file.fd < 0
         fd = descriptors.fd(file)
         if reopened or not self._inode:

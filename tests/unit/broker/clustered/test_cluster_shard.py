@@ -236,7 +236,7 @@ def test_what_was_acknowledged_before_the_lease_ended_is_synced_all_the_same(
     [(job, _)] = bench.syncer.jobs
     assert file in job.files
     bench.syncer.step(OSError(errno.EIO, "the disk fails") if fails else None)
-    assert file not in log._unsynced, "its descriptor is given back"
+    assert file not in log._unsynced.ends, "its descriptor is given back"
     bench.hold()
     assert open_and_publish(bench)[-1] == Kind.PUBLISHED
     assert [offset for offset, _ in bench.stored()] == [0, 1]
@@ -265,7 +265,7 @@ def test_it_is_synced_also_while_the_worker_ends(
     monkeypatch.setattr(files, "fdatasync", fdatasync)
     bench.pass_time(3)
     bench.turn()
-    assert synced and not bench.shard.partitions and file.failed == fails and file not in log._unsynced
+    assert synced and not bench.shard.partitions and file.failed == fails and file not in log._unsynced.ends
 
 
 def test_a_host_that_was_suspended_says_nothing_when_it_wakes(bench: ClusterBench) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from danube.broker.partition import deliveries
 from danube.broker.partition.consumers import SubscriptionHost
+from danube.core.dispatch.cursor import CursorState
 from danube.errors import StorageFailed
 from danube.host import clock
+from danube.wal.log.cursors import CursorStore
 from tests.unit.broker_parts import Bench, RecordingSession, expected, numbered
 
 READERS = 40
@@ -175,6 +177,26 @@ def test_an_ack_looks_at_its_own_subscription_alone(bench: Bench, looks: Looks) 
     bench.ack(sessions["s003"], 0, 5, handle=13)
     bench.turn()
     assert looks.take() == ["s003"]
+
+
+def test_an_ack_with_nothing_left_to_deliver_asks_for_no_turn_and_is_stored(
+    bench: Bench, looks: Looks
+) -> None:
+    fill(bench, 4)
+    (session,) = join(bench, 1).values()
+    settled(bench, looks)
+    assert [offset for offset, _ in session.records()] == [0, 1, 2, 3]
+    looks.take()
+    wanted = bench.turns_wanted
+    bench.ack(session, 0, 2, handle=10)
+    assert bench.turns_wanted == wanted, "no turn can deliver anything"
+    bench.shard.store_cursors()
+    assert bench.hosted.cursors is not None and bench.hosted.log is not None and bench.hosted.directory
+    bench.hosted.cursors.close()
+    stored = CursorStore(bench.hosted.directory, bench.hosted.log.identity).load()["s000"]
+    assert CursorState.decode(stored).ack_floor == 2
+    bench.nack(session, 2, 3, handle=10)
+    assert bench.turns_wanted > wanted, "what comes back is delivered"
 
 
 def test_a_write_looks_at_nobody_who_is_behind(bench: Bench, looks: Looks) -> None:

@@ -306,7 +306,7 @@ def test_a_log_that_is_fenced_takes_no_offset_from_the_partition(
     session.take()
     log = written.hosted.log
     assert log is not None
-    log._failure = StorageFailed("found by a job that is not back yet")
+    log.failure = StorageFailed("found by a job that is not back yet")
     written.publish(session, numbered(1, 1))
     assert isinstance(session.only(Kind.ERROR).error, StorageFailed)
     assert written.hosted.core.log_end == 1 and not written.hosted.waiting

@@ -1025,6 +1025,7 @@ def with_many_batches(
     """One object of 30 batches of a record each, most of which its index names, and one record behind it."""
     monkeypatch.setattr(tier_module, "WHOLE_BYTES_MAX", 0 if large else 1 << 20)
     monkeypatch.setattr("danube.wal.segments.index.ENTRY_EVERY_BYTES", 64)
+    monkeypatch.setattr("danube.wal.segments.stored_segment.ENTRY_EVERY_BYTES", 64)
     monkeypatch.setattr("danube.wal.segments.writer.ENTRY_EVERY_BYTES", 64)
     bench, session = TieredBench(root), RecordingSession()
     bench.open_producer(session)

@@ -23,7 +23,11 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
         return lambda *_: order.append(name) or result
 
     worker = Worker.__new__(Worker)
-    worker.doors = {"native": SimpleNamespace(hand_over=note("hand over", False), flush=note("free buffers"))}  # type: ignore[dict-item]
+    worker.doors = {
+        "native": SimpleNamespace(
+            hand_over=note("hand over", False), flush=note("free buffers"), unflushed=True, waiting=True
+        )
+    }  # type: ignore[dict-item]
     worker.shard = SimpleNamespace(turn=note("write"), taken_bytes=0)  # type: ignore[assignment]
     worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]
     worker.remote = SimpleNamespace(take=note("take"), flush=note("answer", False), pending=False)  # type: ignore[assignment]
@@ -52,7 +56,9 @@ class Steps:
     def __init__(self) -> None:
         self.during: dict[str, Any] = {}
         worker = self.worker = Worker.__new__(Worker)
-        door: Any = SimpleNamespace(hand_over=self._step("hand over", False), flush=self._step("flush"))
+        door: Any = SimpleNamespace(
+            hand_over=self._step("hand over", False), flush=self._step("flush"), unflushed=True, waiting=True
+        )
         worker.doors = {"native": door}
         worker.shard = SimpleNamespace(turn=self._step("write"), taken_bytes=0)  # type: ignore[assignment]
         worker.router = SimpleNamespace(received=lambda: None)  # type: ignore[assignment]

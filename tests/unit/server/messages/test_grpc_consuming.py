@@ -202,6 +202,28 @@ def test_credit_is_given_back_as_the_client_takes(door: Door, monkeypatch: pytes
     assert [int(payload) for payload in connection.payloads(stream)] == list(range(12))
 
 
+@pytest.mark.parametrize(("records", "size"), [(8, 1 << 20), (1_000, 400)], ids=["records", "bytes"])
+def test_credit_is_given_back_when_half_of_it_is_used(
+    door: Door, monkeypatch: pytest.MonkeyPatch, records: int, size: int
+) -> None:
+    monkeypatch.setattr(consuming, "CREDIT_RECORDS", records)
+    monkeypatch.setattr(consuming, "CREDIT_BYTES", size)
+    given: list[tuple[int, int]] = []
+    credit = door.consuming.credit
+    monkeypatch.setattr(
+        door.consuming, "credit", lambda one, n, size: (given.append((n, size)), credit(one, n, size))
+    )
+    identity = door.identity(mode="failover")
+    stream = (subscribe(door, identity), door.receive(identity))[1]
+    assert given == [(records, size)]
+    for number in range(20):
+        door.publish(numbered(1, number))
+    assert [int(payload) for payload in door.connection.payloads(stream)] == list(range(20))
+    used = given[1:]
+    assert 0 < len(used) < 20, "not for each record"
+    assert all(2 * count >= records or 2 * spent >= size for count, spent in used)
+
+
 def test_consumers_of_a_connection_share_its_credit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "CONNECTION_CREDIT_BYTES", 1000)
     given: list[int] = []
@@ -430,6 +452,7 @@ def test_a_successor_is_asked_what_the_dead_owed(door: Door, monkeypatch: pytest
             request(kind, body, handle, answer)
 
     monkeypatch.setattr(door.session, "request", dying)
+    monkeypatch.setattr(door.session, "settle", lambda *_: False)  # another worker owns the partition
     ack(door, 1, 0)
     door.turn()
     assert door.connection.answers == {1: 1}

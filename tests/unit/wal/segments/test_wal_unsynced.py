@@ -19,16 +19,16 @@ def file(tmp_path: Path) -> LogFile:
 
 def test_a_file_is_pinned_once_until_all_of_it_is_synced(file: LogFile) -> None:
     unsynced = Unsynced()
-    assert not unsynced and file not in unsynced
+    assert not unsynced.ends and file not in unsynced.ends
     unsynced.wrote(file, 5)
     unsynced.wrote(file, 7)
-    assert unsynced and file in unsynced and file.pins == 1
+    assert unsynced.ends and file in unsynced.ends and file.pins == 1
     assert unsynced.start_job() == [file]
     unsynced.end_job(5)
-    assert file in unsynced and file.pins == 1, "it was written meanwhile"
+    assert file in unsynced.ends and file.pins == 1, "it was written meanwhile"
     unsynced.start_job()
     unsynced.end_job(7)
-    assert not unsynced and file.pins == 0
+    assert not unsynced.ends and file.pins == 0
     descriptors.close(file)
 
 
@@ -37,9 +37,9 @@ def test_a_failed_job_gives_nothing_back(file: LogFile) -> None:
     unsynced.wrote(file, 5)
     unsynced.start_job()
     unsynced.end_job()
-    assert file in unsynced and file.pins == 1
+    assert file in unsynced.ends and file.pins == 1
     unsynced.abandon()
-    assert file not in unsynced and file.pins == 0
+    assert file not in unsynced.ends and file.pins == 0
     descriptors.close(file)
 
 
@@ -54,4 +54,4 @@ def test_what_a_job_uses_stays_open_when_the_log_is_abandoned(file: LogFile) -> 
     unsynced.end_job()
     os.fstat(file.fd)
     unsynced.end_job()
-    assert file.fd == -1 and not unsynced
+    assert file.fd == -1 and not unsynced.ends

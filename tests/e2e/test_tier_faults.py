@@ -91,6 +91,9 @@ def test_a_disk_that_fills_in_an_outage_refuses_and_recovers_with_the_store(
     site = Site(broker, s3_server, proxy, data_dir=small_disk / "data", DANUBE_STORAGE__SEAL_AFTER="1s")
     site.publish(10)
     wait_until(lambda: bool(site.status()["store"]["answers"]), WAIT_S, "the store is the broker's")
+    assert (
+        site.read(10, "before") == site.sent
+    )  # from now on there is room for cursors, however full the disk
     proxy.refuse()
     refused = 0
     with sync.connect(site.address) as client, client.producer(TOPIC, name="large") as producer:

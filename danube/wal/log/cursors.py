@@ -579,9 +579,10 @@ class CursorStore:
             pass
         self._directory_dirty = True
         for other in self._files:  # both at once: the second must not need space when the disk is full
-            if not other.path.exists():
-                fd = descriptors.create(other)
-                files.fallocate(fd, 0, RESERVE_FIRST)
+            fd = descriptors.fd(other) if other.path.exists() else descriptors.create(other)
+            size = files.size_of(fd)
+            if size < RESERVE_FIRST:  # also one that a full disk left empty at an earlier attempt
+                files.fallocate(fd, size, RESERVE_FIRST - size)
         self._prove()
         return descriptors.fd(file)
 

@@ -111,6 +111,28 @@ def test_acks_are_stored_while_the_disk_is_full(tmp_path: Path, monkeypatch: pyt
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 2 * RESERVE_FIRST
 
 
+@pytest.mark.parametrize("step", ["first file", "its room", "second file", "its room as well"])
+def test_a_file_that_a_full_disk_left_empty_has_room_before_a_cursor_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    at = ["first file", "its room", "second file", "its room as well"].index(step)
+    store = opened(tmp_path)
+    store.store("s", bytes(16))
+    failing = FailingFiles(monkeypatch, ("open_new", "fallocate"))
+    failing.arm(at, errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        store.write()
+    assert failing.fired == 1
+    failing.disarm()
+    store.write()
+    failing.arm(0, errno.ENOSPC, lasting=True)
+    for number in range(3000):
+        store.store("s", number.to_bytes(16, "big"))
+        store.write()
+    store.close()
+    assert loaded(tmp_path) == {"s": (2999).to_bytes(16, "big")}
+
+
 def test_a_state_that_does_not_fit_a_full_disk_stays_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

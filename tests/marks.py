@@ -6,7 +6,7 @@ tests are quick; ``tests/slow.txt`` names the tests of those folders that take l
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.nodeid.startswith(beginnings) and not (mark == "quick" and not _may_be_quick(item)):
                 item.add_marker(mark)
         if item.get_closest_marker("quick") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(QUICK_TIMEOUT_S))
+            item.add_marker(pytest.mark.timeout(QUICK_TIMEOUT_S, func_only=True))
     if config.option.quick:
         kept = [item for item in items if item.get_closest_marker("quick")]
         config.hook.pytest_deselected(items=[item for item in items if not item.get_closest_marker("quick")])
@@ -66,12 +66,17 @@ def _may_be_quick(item: pytest.Item) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Write the processor time of a quick test down."""
-    started_s = time.process_time()
+    started_s = _processor_s()
     try:
         return (yield)
     finally:
         if item.get_closest_marker("quick"):
-            item.user_properties.append(("processor_s", time.process_time() - started_s))
+            item.user_properties.append(("processor_s", _processor_s() - started_s))
+
+
+def _processor_s() -> float:
+    """Return the time of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -244,7 +244,7 @@ class Auditor:
             late = [(place[1], (place[2], place[2] + 1)) for place in self._suspects if place[0] == name]
             what = f"{account.reordered} records arrived behind later ones"
             yield Finding("reordered", name, account.reordered, what, _examples(iter(late)))
-        if account.unexpected and not self.busy() and not self.gone:  # else who sent them did not tell
+        if account.unexpected and not self.busy() and not self.gone:  # else their producer has not reported
             what = f"{account.unexpected} records arrived that no producer sent"
             yield Finding("unexpected", name, account.unexpected, what, _examples(self._unexpected(name)))
         if account.damaged:

@@ -166,7 +166,7 @@ class Producing:
         self._collector.begin(behind_ns)
         try:
             answer = link.begin(payload, f"{self.producer:016x}-{key}")
-        except BaseException:  # also when Locust ends this user here: nobody else would settle it
+        except BaseException:  # also when Locust ends this user here: nothing else would settle it
             self._collector.failed(self.producer, number)
             if pool is not None:
                 self._room.release()

@@ -63,7 +63,7 @@ def machine_clock() -> int:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
         text += str(Path("/proc/self/ns/time").readlink())  # a container may have a clock of its own
     except OSError:
-        text = str(random.SystemRandom().getrandbits(64))  # nobody shares it, so wall clocks are compared
+        text = str(random.SystemRandom().getrandbits(64))  # of this host alone: wall clocks are compared
     return zlib.crc32(text.encode())
 
 

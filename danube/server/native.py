@@ -211,7 +211,7 @@ class NativeServer:
 
     def _look_for_silence(self, now_ns: int) -> None:
         """Ask clients that say nothing, and end the sessions of those that do not answer."""
-        held_up = now_ns - self._swept_ns > HELD_UP_NS  # this process was, so nobody can have been heard
+        held_up = now_ns - self._swept_ns > HELD_UP_NS  # this process was, so it can have heard no client
         self._swept_ns = now_ns
         timeout_ns = self.session_timeout_ms * 1_000_000
         for connection in list(self.connections.values()):

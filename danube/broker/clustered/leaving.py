@@ -146,7 +146,7 @@ class Leaving:
         self._sealing = True
         try:
             self._giver.storage.seal(self.hosted, self._sealed)
-        except DanubeError:  # its log is being opened anew: nobody will call, so it is asked again
+        except DanubeError:  # its log is being opened anew, without a callback: ask again
             self._sealing = False
             raise
 

@@ -61,14 +61,14 @@ class ClusterShard(Shard):
         self._lease = lease
         self._silence = silence  # drops all connections with what they were to be sent
         self._asked: dict[Place, Ownership] = {}  # to leave, and not open yet
-        self._unopened: set[Place] = set()  # to be open though nobody asks for it
+        self._unopened: set[Place] = set()  # to be open without a request
         self._open_ns = 0  # when to try again
         self._leaving: dict[Place, Leaving] = {}
         self._departed: dict[Place, tuple[HostedPartition, int]] = {}  # until when
-        self._inheriting: dict[Place, list[Then]] = {}  # who asked for what the mover makes ready
+        self._inheriting: dict[Place, list[Then]] = {}  # requests for partitions that the mover makes ready
         self._reserve_ns = 0  # when to look next
-        self._held: dict[Place, list[Then]] = {}  # who asked for what is leaving
-        self._stale: dict[Place, int] = {}  # whose log such a thread opens; who waits is told then
+        self._held: dict[Place, list[Then]] = {}  # requests for partitions that are leaving
+        self._stale: dict[Place, int] = {}  # a thread still opens their log; requests wait for it
         self.storage.on_reopen_ended = self._reopen_ended
         self._serving = False  # the lease held when it was looked at last, by the registration
         self._registration = 0
@@ -338,7 +338,7 @@ class ClusterShard(Shard):
     def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
         """Of what is on this host only; else offsets are reserved, and inheritance goes on behind them."""
         epoch = self._owning.log_epoch((record.topic_id, index))
-        if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # nobody has had it before
+        if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # it never had an owner before
             return None
         return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
 

@@ -374,7 +374,7 @@ class Mover:
             partition.failed(step, error, now_us, self._random.random())
             self._tell(partition)
         while self._ready and self._stepping < STEP_THREADS:
-            self.advance(self._ready.pop())  # before who has just had a thread
+            self.advance(self._ready.pop())  # before the one that has just had a thread
         self._after(partition)
 
     def _after(self, partition: MovedPartition) -> None:

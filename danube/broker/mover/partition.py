@@ -87,7 +87,7 @@ class Urgency(IntEnum):
 
     LEAVING = 0  # another broker waits for it
     BACKLOG = 1  # records are only on this host
-    AWAITED = 2  # readers wait for its manifest, or somebody changed a subscription
+    AWAITED = 2  # readers wait for its manifest, or a subscription was changed
     QUIET = 3
 
 
@@ -118,7 +118,7 @@ class MovedPartition:
         self.given_up_end = 0  # open holes that begin below it are given up
         self._return_us = 0
         self.cursors: bytes | None = None
-        self._cursors_soon = False  # somebody made, deleted or set a subscription
+        self._cursors_soon = False  # a subscription was created, deleted or moved by request
         self._leave_id = 0  # not 0: another broker is to have it, so nothing waits for more
         self._leave_end = 0  # of the log that is to be in the store then
         self._listing = LocalListing(owner.directory)
@@ -162,7 +162,7 @@ class MovedPartition:
         cursors_us = self._cursors_due(hurried or self._cursors_soon)
         times = [(self._install_due(hurried), Step.INSTALL), (cursors_us, Step.CURSORS)]
         if not stopping:
-            # A sweep must not see an object that a merge or a job has made and nobody names yet.
+            # A sweep must not see an object of a merge or a job that no manifest names yet.
             merging = self.merging or bool(self._merged) or self._staged.examined
             times += [
                 (self._remove_due(), Step.REMOVE),

@@ -125,7 +125,7 @@ class SubscriptionHost:
         self.next = core.next  # where it stood when it was looked at
         self.stored_version = -1
         self.deadline_ns: int | None = None
-        self.sought = False  # who comes back may have acked what somebody wants to see again
+        self.sought = False  # a returning consumer may have acked records that a seek repeats
         self.rate = RecordRate()
         self.bytes_sent = 0
         self._read_bytes = READ_CHUNK_BYTES

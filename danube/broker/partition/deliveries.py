@@ -68,7 +68,7 @@ class Deliveries:
         self._published_ns = -BUSY_NS
         self._published_bytes = 0
         self._wrote = False  # this turn did
-        self._left_out = False  # the turn before this one served nobody who is behind
+        self._left_out = False  # the last turn served no subscription that is behind
         self._rest_end_ns = 0
         self._resting = False  # a turn will come when the rest is over
 

@@ -68,7 +68,7 @@ def _become_child(child: Callable[[], int | None], name: str, parent: int) -> No
             try:
                 stream.flush()
             except (OSError, ValueError):
-                pass  # whoever read it is gone
+                pass  # its reader is gone
         os._exit(status)
 
 

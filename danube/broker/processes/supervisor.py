@@ -546,7 +546,7 @@ class Supervisor:
             self._notifier.send("STOPPING=1")
             close_listeners(
                 self._listeners
-            )  # workers close theirs: who comes now is refused, not kept waiting
+            )  # workers close theirs: new clients are refused, not kept waiting
             self._signal_all(signal.SIGTERM)
         elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
             self._signal_all(signal.SIGKILL)
@@ -610,7 +610,7 @@ def _tell_strangers(data_dir: Path) -> None:
     try:
         found = strangers(data_dir)
     except OSError:
-        return  # who needs those directories tells
+        return  # the users of those directories report it
     if found:
         shown = ", ".join(str(path) for path in found[:STRANGERS_SHOWN_MAX])
         _log.warning("not Danube's, and left alone", count=len(found), files=shown)

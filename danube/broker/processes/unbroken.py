@@ -68,7 +68,7 @@ def begin(data_dir: Path, incarnation: int) -> Since:
 
 def _begin(path: Path, incarnation: int) -> Since:
     known, there = _read(path), True
-    if known is None:  # nobody can say where the broker ran before, unless it never did
+    if known is None:  # it is unknown where the broker ran before, unless it never did
         known, there = Host("", clean=incarnation <= 1), _make(path)
     place = place_of(path)
     since = Since(known.since, known.since_us)

@@ -276,7 +276,7 @@ class Router:
     def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
         """Return the answer of a lookup that creates its topic."""
         try:
-            if isinstance(made, Conflict):  # somebody else made it meanwhile, with another policy
+            if isinstance(made, Conflict):  # made by another lookup meanwhile, with another policy
                 made = self.operations.topic(request.topic)
             if isinstance(made, DanubeError):
                 return made

@@ -114,7 +114,7 @@ def continues(kept: KeptOwner | None, holds: bool, heir: Heir, manifest: Manifes
     reservation = heir.reservation
     if reservation.end and not reservation.broker_id:  # commands were lost: others may have given more
         return False
-    if kept is None:  # it was never opened in a cluster: nobody has reserved anything then
+    if kept is None:  # it was never opened in a cluster: then nothing may be reserved
         return not reservation.broker_id and (holds or not manifest.uploaded_end)
     if kept.broker_id != heir.broker_id or (manifest.uploaded_end and not holds):
         return False

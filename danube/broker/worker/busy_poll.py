@@ -16,7 +16,7 @@ from typing import Final
 
 from danube.host import clock
 
-LATE_NS: Final = 500_000  # a client's short run takes less, a share of somebody busy takes more
+LATE_NS: Final = 500_000  # a client's short run takes less, a busy process's share takes more
 REST_NS: Final = 20_000_000
 
 

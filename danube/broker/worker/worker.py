@@ -310,7 +310,7 @@ class Worker:
         if self.rings_due or not claimed:
             self.router.received()
         received = bool(self._take_from_rings()) if self.rings_due else False
-        if not claimed:  # else doors have nothing: who has something asks for a turn
+        if not claimed:  # else doors have nothing: a connection with input requests a turn
             # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
             self._blocked = False
             for door in self.doors.values():

@@ -68,7 +68,7 @@ async def _chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
             try:
                 loop.call_soon_threadsafe(arrived.put_nowait, found)
             except RuntimeError:
-                return  # the loop is gone, so nobody waits for this any more
+                return  # the loop is gone, so nothing waits for this any more
             if not found or isinstance(found, OSError):
                 return
 

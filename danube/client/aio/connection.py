@@ -158,7 +158,7 @@ class Connection:
         self._polling = False
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
-        self._wakeups = wakeups or Wakeups(self._loop)  # an owner's link may wake who waits at home
+        self._wakeups = wakeups or Wakeups(self._loop)  # an owner's link may wake tasks that wait at home
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None

@@ -125,7 +125,7 @@ class BlockingLink:
             return
         except OSError as error:
             self._received(0, str(error))
-        except BaseException:  # a signal's: nobody knows what was taken
+        except BaseException:  # a signal's: it is unknown what was taken
             self.drop(_cut_short())
             raise
 
@@ -216,7 +216,7 @@ class BlockingConnection:
     def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
         self.session = session
         self.lock = threading.Lock()
-        self._changed: threading.Event | None = None  # somebody waits for it
+        self._changed: threading.Event | None = None  # a thread waits for it
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
         self._reader = 0  # the thread that watches the sockets for all
@@ -336,7 +336,7 @@ class BlockingConnection:
                 except Exception as caught:
                     error = caught
         finally:
-            self.leave(plan.close)  # what was cut short is undone at the broker, though nobody waits for it
+            self.leave(plan.close)  # a call that was cut short is undone at the broker, without waiting
 
     def leave(self, close: Callable[[], Any]) -> None:
         """Close something without waiting for the broker's word."""

@@ -273,7 +273,7 @@ class PartitionProducer:
             self._open_anew()
 
     def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
-        outgoing.head = b""  # whoever keeps the outcome does not keep the bytes
+        outgoing.head = b""  # keeping the outcome shall not keep the bytes
         outgoing.body = b""
         if error is None:
             outgoing.resolve(ack)

@@ -365,7 +365,7 @@ class Session(Timers):
         for tell in self._last_words():
             try:
                 tell(error)
-            except RuntimeError:  # who waits does so on a loop that is closed, or of another thread
+            except RuntimeError:  # the caller's loop is closed, or of another thread
                 pass
 
     def sibling(self) -> Session:

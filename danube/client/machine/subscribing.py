@@ -423,7 +423,7 @@ class PartitionConsumer:
             self._late_end = self._pending_end()
             self._subscribed = True
             self.active = request.value.active
-            self._body.epoch = request.value.epoch  # who comes back does not make it anew
+            self._body.epoch = request.value.epoch  # a returning consumer does not create it again
             if request.value.ack_timeout_ms:
                 self._window.span_ns = span_of(request.value.ack_timeout_ms * 1_000_000)
             self._give_credit_back()  # batches may have come before this answer

@@ -517,7 +517,7 @@ class Outbox:
             if group.flushed is not None:
                 try:
                     group.flushed.resolve(None)
-                except RuntimeError:  # who waits does so on a loop that is closed, or of another thread
+                except RuntimeError:  # the caller's loop is closed, or of another thread
                     pass
 
     def _refuse_record(self, size: int) -> None:

@@ -133,7 +133,7 @@ class Node:
         self._leaderless_us = wall_us()  # since when no leader is known; 0 while one is
         self._leader_seen_ns = elapsed_ns()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._journal_end = 0  # where it ended at the start: nobody has seen more of it applied
+        self._journal_end = 0  # its end at the start: no reader has seen more of it applied
         self._stopped = False
         self.when_committed: Callable[[], None] = _nothing  # the host's copy holds more
 
@@ -207,7 +207,7 @@ class Node:
         self._roster.agreed(engine.status.members)
         engine.start()
         if fresh and not self._machine.visible:
-            self._machine.publish()  # nobody here has seen anything that it could be behind
+            self._machine.publish()  # no reader here has seen a later state
         self._show_copy()
         _log.info("part of the cluster", node_id=self.node_id, cluster_id=formed.cluster_id)
         if not engine.status.members.voters:
@@ -302,7 +302,7 @@ class Node:
         if status.leader_id and max(seen_end, 1) <= status.commit_index <= status.applied_index:
             self._machine.publish()
             self._on_applied()
-        else:  # entries of the engine's own are applied without anybody being told
+        else:  # entries of the engine's own are applied without a notice
             asyncio.get_running_loop().call_later(SHOW_POLL_S, self._show_copy)
 
     # -- the transport's host ---------------------------------------------------------------------

@@ -46,7 +46,7 @@ APPLY_POLL_S: Final = 0.002
 AGREED_BYTES: Final = 512  # an Agreed, and what stamping adds to it
 ENTRY_BYTES_MAX: Final = RAFT_ENTRY_BYTES_MAX - 16  # the engine takes less than the copy's readers do
 
-# Commands of one proposal take at most this, so each fits an entry together with who agreed on it.
+# Commands of one proposal take at most this, so each fits an entry together with its Agreed.
 PROPOSAL_BYTES_MAX: Final = METADATA_ENTRY_BYTES_MAX - 64 * 1_024
 PROPOSAL_COMMANDS_MAX: Final = METADATA_COMMANDS_PER_ENTRY_MAX // 2
 
@@ -136,7 +136,7 @@ class Proposer:
     async def barrier(self) -> None:
         """Wait until all commands acknowledged before now are applied here, and this member led."""
         index = await self._engine.read_barrier()
-        # An entry of the engine's own is applied without anybody being told.
+        # An entry of the engine's own is applied without a notice.
         while self._engine.status.applied_index < index:  # noqa: ASYNC110
             await asyncio.sleep(APPLY_POLL_S)
 
@@ -149,7 +149,7 @@ class Proposer:
                 _fill_in(taken, outcomes)
             else:
                 await self.barrier()
-        except DanubeError as error:  # whatever the engine refuses, those who asked for it are told
+        except DanubeError as error:  # any refusal of the engine goes to the callers
             for proposal in taken:
                 _fail(proposal, error)
             return

@@ -53,7 +53,7 @@ class ToLeader:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._leader_changed = asyncio.Event()
-        self._behind: list[tuple[int, asyncio.Future[None]]] = []  # who waits for which version
+        self._behind: list[tuple[int, asyncio.Future[None]]] = []  # futures by the version that they wait for
 
     def leader_changed(self) -> None:
         """Wake all requests that wait for a leader."""

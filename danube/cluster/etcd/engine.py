@@ -398,7 +398,7 @@ class EtcdEngine:
             try:
                 kept = await self._on_side(self._side.keep_lease, lease_id)
             except Unavailable:
-                continue  # whoever reads says so
+                continue  # the next read reports it
             if not kept and self._lease_id == lease_id:
                 self._lease_id = 0
                 self._news = True
@@ -455,7 +455,7 @@ class EtcdEngine:
                 try:
                     await self._on_side(self._side.compact_history, former)
                 except Unavailable as error:
-                    if "compacted" not in error.why:  # somebody else did it
+                    if "compacted" not in error.why:  # another client did it
                         _log.lasting("etcd does not compact its history", source="history", why=error.why)
             former = self._known.revision
 

@@ -43,7 +43,7 @@ class EtcdWatch:
                     if self._stopped.is_set():
                         break
             except DanubeError:
-                pass  # what it was is told to whoever reads; here it only means to listen again
+                pass  # readers get the error; here it only means to watch again
             self._told()
             self._stopped.wait(_RETRY_S)
         self._calls.close()

@@ -24,7 +24,7 @@ def split_address(address: str) -> tuple[str, int]:
     if not 0 < int(port) < 65_536:
         raise ConfigInvalid(f"{address[:80]!r} has no port that can be", hint="ports are 1 to 65535")
     try:
-        host.encode("idna")  # as whoever looks it up does, and that one's error is no OSError
+        host.encode("idna")  # as a lookup does, whose error is no OSError
     except UnicodeError as error:
         raise ConfigInvalid(f"{address[:80]!r} names no host that can be", why=str(error)) from None
     return host, int(port)

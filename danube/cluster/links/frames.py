@@ -79,7 +79,7 @@ class Greeting(msgspec.Struct, frozen=True):
     node_id: str = ""
     address: str = ""  # host:port where others reach this node
     lane: int = 0
-    wanted: str = ""  # node id of whom the dialling side expects; "" for whoever answers
+    wanted: str = ""  # node id that the dialling side expects; "" for any
     refused: str = ""
     version: int = VERSION
 

@@ -212,7 +212,7 @@ class Link(asyncio.Protocol):
         if self._transport is not None and told:
             self._transport.write(pack_greeting(Greeting(refused=refused.reason)))
             self._transport.close()
-            self._loop.call_later(1.0, self._transport.abort)  # whoever does not read it gets no more time
+            self._loop.call_later(1.0, self._transport.abort)  # a peer that does not read gets no more time
         else:
             self.abort()
 

@@ -130,7 +130,7 @@ class LockCount:
 
     def __init__(self, descriptor: int) -> None:
         if os.fstat(descriptor).st_size < _BYTES:
-            os.ftruncate(descriptor, _BYTES)  # whoever else does so at the same time changes nothing
+            os.ftruncate(descriptor, _BYTES)  # another process that does the same changes nothing
         self._descriptor = descriptor
         self._memory = mmap.mmap(descriptor, _BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
         self.words = memoryview(self._memory).cast("Q")
@@ -571,7 +571,7 @@ class LocalLog(Consensus):
         try:
             log_file.sync_directory(os.path.dirname(os.path.abspath(self._directory)))
         except PermissionError:
-            # The directory was made by someone who may write there, and made durable by them.
+            # The directory was made, and made durable, by a process that may write there.
             pass
 
     # Open

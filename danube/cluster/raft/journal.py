@@ -37,7 +37,7 @@ from danube.limits import RAFT_ENTRY_BYTES_MAX, RAFT_SNAPSHOT_PART_BYTES
 
 _HEADER_BYTES: Final = 40
 _MARK_POSITION: Final = 24
-_GENERATION: Final = 1  # of log_file's header; nobody follows this file by its name
+_GENERATION: Final = 1  # of log_file's header; no reader follows this file by its name
 _STEP_BYTES_MAX: Final = RAFT_ENTRY_BYTES_MAX + 1_024
 _RECORD_BYTES: Final = 64  # what a record takes beside entries and names, at most
 

@@ -326,7 +326,7 @@ class RaftosEngine:
         self._started = True
         self._state.start()
         if list(self._member.members.voters) == [self._member.node_id]:
-            self.role.start_election()  # nobody else could be the leader
+            self.role.start_election()  # no other member could be the leader
         self._step()
 
     def stop(self) -> None:

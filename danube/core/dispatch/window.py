@@ -57,7 +57,7 @@ class Window:
         self.counts = [0] * STATES
         self.keys = keys
         self.ready_from = floor  # no offset below is READY
-        self.freed = False  # a record that waits for its key may go on; cleared by who looks
+        self.freed = False  # a record that waits for its key may go on; cleared by its reader
         self._span_peak = 0
         self._allocate(_CAPACITY_FIRST)
 

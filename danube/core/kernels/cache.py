@@ -140,7 +140,7 @@ def _write(folder: str, name: str, body: bytes) -> bool:
     try:
         os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
         if not _trusted(os.lstat(folder).st_uid):
-            return False  # somebody else made it, where anybody may
+            return False  # another user made it, in a folder open to all
         descriptor, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=folder)
     except OSError:
         return False

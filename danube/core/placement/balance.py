@@ -186,7 +186,7 @@ def _weights(picture: Picture, measures: dict[str, Floats], scales: dict[str, fl
     busy[idle] = 0.0
     owned = counts.sum()
     unit = float((even * measures["count"]).sum() + (busy * measures["throughput"]).sum()) / max(owned, 1.0)
-    by_slot = np.append(even + busy * rate, unit)  # the last is nobody's
+    by_slot = np.append(even + busy * rate, unit)  # the last is that of unowned partitions
     return by_slot[owner], max(unit, 1e-9)
 
 

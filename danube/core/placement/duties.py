@@ -291,7 +291,7 @@ class Duties:
         due = state.cluster.leases.due(now_us)
         return [ExpireLeases(leases=tuple(due))] if due else []
 
-    # -- partitions of the dead, and of nobody ----------------------------------------------------
+    # -- partitions of dead brokers, and of none --------------------------------------------------
 
     def _release_dead(self, outlook: Outlook) -> list[AnyClusterCommand]:
         dead = [slot for slot, one in enumerate(outlook.by_slot) if one is None or not one.alive]

@@ -192,7 +192,7 @@ class Nack(msgspec.Struct, omit_defaults=True):
     ranges: list[tuple[int, int]]
     delay_ms: int = -1  # -1: the policy's delay
     reason: str = ""
-    returned: bool = False  # nobody has tried: at once, and not a failure
+    returned: bool = False  # untried: given back at once, and not a failure
 
 
 class Admin(msgspec.Struct, omit_defaults=True):

@@ -100,6 +100,6 @@ class Placing:
             if topic_of is not None:
                 return self._owner_of_partition(topic_of(request))
             consumer = self._find_consumer(request.consumer_id)
-        except (DecodeError, DanubeError):  # told by whoever serves the call
+        except (DecodeError, DanubeError):  # the worker that serves the call reports it
             return None
         return None if consumer is None else owner_of(consumer.topic_id, consumer.partition, self._workers)

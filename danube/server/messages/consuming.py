@@ -174,7 +174,7 @@ class Consuming:
         except BaseException:
             self._forget(consumer)
             raise
-        if not consumer.handle:  # closed in the turn in which it joined: nobody would say so again
+        if not consumer.handle:  # closed in the turn in which it joined: no other frame would tell
             raise OwnerMoved("the consumer was closed while it joined", hint="subscribe again")
         return consumer
 

@@ -169,7 +169,7 @@ class Publishing:
             self._open(target)
             try:
                 await future
-            except asyncio.CancelledError:  # its client has given it up: nobody may ever use it
+            except asyncio.CancelledError:  # its client has given it up: it may never be used
                 if not known:
                     self._leave(target, user)
                 raise
@@ -308,7 +308,7 @@ class Publishing:
         chosen = calls if len(indices) == len(calls) else [calls[index] for index in indices]
         try:
             target = self._target_of(lot.first, lot.first.msg_id)
-        except Exception as error:  # also what nobody foresaw: the turn is other clients' too
+        except Exception as error:  # even an unforeseen error: the turn is other clients' too
             self._refuse(chosen, error)
             return
         if columns.largest > target.record_bytes_max:

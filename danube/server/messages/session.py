@@ -160,7 +160,7 @@ class BrokerSession(RoutedSession):
 
     def send(self, *parts: bytes | memoryview) -> None:
         head = parts[0]
-        if len(parts) > 1:  # a delivery: its head, then batches that nobody changes any more
+        if len(parts) > 1:  # a delivery: its head, then batches that never change any more
             owner = self._handles.get(wire.handle_of(head))
             if owner is not None:
                 owner.delivered(parts[1] if len(parts) == 2 else b"".join(parts[1:]))

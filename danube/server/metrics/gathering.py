@@ -18,7 +18,7 @@ from danube.errors import DanubeError
 from danube.host import clock, telemetry
 from danube.host.unix_peer import same_user
 
-ROUND_MAX_S: Final = 3.0  # who scrapes waits 10 s by default
+ROUND_MAX_S: Final = 3.0  # a scraper waits 10 s by default
 FRESH_NS: Final = 1_000_000_000  # a round that ended less than this ago is told again
 LINKS_MAX: Final = 256
 

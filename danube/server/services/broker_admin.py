@@ -26,7 +26,7 @@ class BrokerAdmin:
 
     async def list_brokers(self, request: pb.Empty, call: Call) -> pb.BrokerListResponse:
         found = [_info(row) for row in await whole_list(self._broker.ask, "brokers") if row["alive"]]
-        if not self._broker.clustered:  # nobody but this broker, so the caller has dialled it
+        if not self._broker.clustered:  # there is only this broker, so the caller has dialled it
             for one in found:
                 one.broker_addr = self._broker.address_for(call)
                 one.admin_addr = _url(self._broker.admin_address)

@@ -75,7 +75,7 @@ class ProducerService:
             else:
                 await self._broker.ask("add_partitions", topic=base, partitions=index + 1)
         except Conflict:
-            pass  # somebody else made it meanwhile, perhaps with fewer partitions
+            pass  # made by another call meanwhile, perhaps with fewer partitions
         metadata = self._metadata()
         if index is not None and metadata.topic(base).partitions <= index:
             await self._broker.ask("add_partitions", topic=base, partitions=index + 1)

@@ -264,7 +264,7 @@ class TopicAdmin:
             try:
                 await self._broker.ask_partition(one["partition"], "delete_subscription", subscription=name)
             except SubscriptionNotFound:
-                continue  # somebody else deleted it meanwhile, which is what was asked for
+                continue  # deleted by another call meanwhile, as requested
             except Conflict as error:
                 raise _consumers_connected(name, one["partition"], error.what) from None
         if found.partitions == found.record.physical_names:

@@ -40,7 +40,7 @@ class RowDigest:
 
     def _add_attributes(self, values: pyarrow.Array) -> None:
         counts = np.zeros(len(values), np.int32)
-        present = values.drop_null() if values.null_count else values  # what lies under a null is nobody's
+        present = values.drop_null() if values.null_count else values  # bytes under a null mean nothing
         if len(present):
             offsets = np.asarray(present.offsets)
             counts[np.asarray(values.is_valid())] = np.diff(offsets)

@@ -179,7 +179,7 @@ class ColdCache:
         index_cache.drop(segment.file)
         segment.file.path.unlink(missing_ok=True)
         if given_up:
-            self._changed(segment.identity)  # who waits for them asks anew
+            self._changed(segment.identity)  # waiting reads request them again
 
     # -- asking -----------------------------------------------------------------------------------
 

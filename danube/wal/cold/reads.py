@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEPT_NS: Final = 2_000_000_000
 
 Block = tuple[str, int]  # key of the object, number
-Name = tuple[str, Hashable]  # key of the object, who reads
+Name = tuple[str, Hashable]  # key of the object, reader
 
 
 class Ticket:

@@ -559,7 +559,7 @@ class CursorStore:
     def _reserve(self, fd: int, capacity: int, needed: int) -> int:
         size = files.size_of(fd)
         if size > max(_SHRUNK_ABOVE * capacity, _WINDOW_BYTES):
-            files.ftruncate(fd, capacity)  # nobody needs that much: zeros are written over all of it
+            files.ftruncate(fd, capacity)  # never that large: zeros are written over all of it
             size = capacity
         if size >= capacity:
             return size

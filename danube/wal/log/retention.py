@@ -23,7 +23,7 @@ from danube.wal.segments.index import index_cache
 from danube.wal.segments.reading import OffsetRange
 from danube.wal.segments.stored_segment import StoredSegment
 
-WAITING_MAX: Final = 32  # descriptors; who deletes faster waits for the disk
+WAITING_MAX: Final = 32  # descriptors; faster deletions wait for the disk
 
 
 class Freeing:

@@ -191,7 +191,7 @@ class Spare:
             try:
                 descriptors.create(file, spare.path)
             except OSError:
-                spare.cancel()  # this file system cannot do it, or somebody took it away
+                spare.cancel()  # this file system cannot do it, or the file was removed
                 self._possible = False
             else:
                 self._begin(in_steps=False)

@@ -101,7 +101,7 @@ def ensure_bound(store: ObjectStore, data_dir: Path) -> StoreIdentity:
     if there is None:
         there = StoreIdentity(FORMAT, str(uuid.uuid4()), wall_us())
         store.put(STORE_KEY, msgspec.json.encode(there) + b"\n")
-        there = stored_identity(store) or there  # somebody else may have been first
+        there = stored_identity(store) or there  # another process may have been first
     bind(data_dir, there)
     return there
 

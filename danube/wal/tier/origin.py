@@ -54,7 +54,7 @@ def refuse_stranger(path: Path, log_id: bytes) -> None:
     try:
         header = read_header(data)
     except Damage:
-        return  # whoever reads its batches tells
+        return  # the reader of its batches reports it
     if header.stranger_to(log_id):
         raise Damage(STRANGER, file=path.name)
 

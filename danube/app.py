@@ -72,7 +72,7 @@ def _restore(config: BrokerConfig, announce: Callable[[str | Started], None]) ->
 
 
 def _mover_main(config: BrokerConfig) -> MoverMain | None:
-    """The main function of the mover; None where everything stays local."""
+    """The main function of the mover; None if everything stays local."""
     if config.storage.mode == "local":
         return None
     from danube.broker.mover.mover import run_mover
@@ -83,7 +83,7 @@ def _mover_main(config: BrokerConfig) -> MoverMain | None:
 
 
 def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
-    """The main function of the process that serves metrics; None where they are off."""
+    """The main function of the process that serves metrics; None if they are off."""
     if config.metrics.port == NO_PORT:
         return None
     from danube.server.metrics.process import run_metrics
@@ -92,7 +92,7 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
 
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
-    """The member of a cluster that this host runs; None where the broker is alone."""
+    """The member of a cluster that this host runs; None if the broker is alone."""
     from danube.cluster.control.recovery import refuse_unfinished
     from danube.cluster.log.node_files import NODE_FILE, load_node, refuse_etcd
 
@@ -166,7 +166,7 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
 
 
 def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> ConnectionPassing | None:
-    """The way to this door of other workers; None where there are none."""
+    """The way to this door of other workers; None if there are none."""
     from danube.broker.routing.passing import ConnectionPassing
 
     if context.passage is None:

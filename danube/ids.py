@@ -81,6 +81,6 @@ def partition_name(topic: str, partition: int) -> str:
 
 
 def split_partition_name(name: str) -> tuple[str, int | None]:
-    """Split a physical name into ``(topic, partition)``; partition is None where there is no suffix."""
+    """Split a physical name into ``(topic, partition)``; partition is None if there is no suffix."""
     match = _PARTITION_SUFFIX.match(name)
     return (match[1], int(match[2])) if match else (name, None)

@@ -93,7 +93,7 @@ def fdatasync(fd: int) -> None:
 
 
 def check_there(fd: int, path: Path | None = None) -> None:
-    """OSError where the file behind ``fd`` was deleted, or ``path`` is another one by now.
+    """OSError if the file behind ``fd`` was deleted, or ``path`` is another one by now.
 
     What is written to such a file is lost with it, however well it is synced.
     """
@@ -187,7 +187,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Like rename, but FileExistsError where there is a ``target``; OSError where that cannot be promised."""
+    """Like rename, but FileExistsError if there is a ``target``; OSError if that cannot be promised."""
     call = getattr(_libc, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, "this C library has no renameat2", str(source))

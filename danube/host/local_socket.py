@@ -57,7 +57,7 @@ def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | N
 
 
 def dial(host: str, port: int) -> socket.socket | None:
-    """A connection, not blocking, to this user's broker at a loopback address; None where TCP is the way."""
+    """A connection, not blocking, to this user's broker at a loopback address; None if TCP is the way."""
     hosts = _LOCALHOST if host == "localhost" else (host,) if _loopback(host) else ()
     if sys.platform != "linux" or not hosts:
         return None

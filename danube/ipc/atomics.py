@@ -99,7 +99,7 @@ class Words:
 def load_kernels() -> dict[str, Callable[..., Any]]:
     """Compile the Numba implementation once per process tree: the supervisor calls it before forking.
 
-    Raises ImportError where Numba is missing, which only x86-64 can do without.
+    Raises ImportError if Numba is missing, which only x86-64 can do without.
     """
     global fence, read_fence
     if not _kernels:

@@ -98,7 +98,7 @@ class TailReader:
         self._mask = self._capacity - 1
 
     def read(self, position: int, size: int) -> bytes | None:
-        """A copy of ``size`` bytes from ``position``, or None where they are not, or no longer, whole."""
+        """A copy of ``size`` bytes from ``position``, or None if they are not, or no longer, whole."""
         load, memory = self._load, self._bytes
         # In this order: ``end`` loaded after ``start`` is never before it.
         start = load(START)

@@ -125,7 +125,7 @@ class Plan:
         return sum(self.consumer_counts().values()) + len(self.protocols)
 
     def check_users(self, users: int) -> None:
-        """Raise InvalidArgument where there are too few users for every consumer and a producer."""
+        """Raise InvalidArgument if there are too few users for every consumer and a producer."""
         if users < self.users_min:
             raise InvalidArgument(
                 f"{users} users are too few",

@@ -46,13 +46,13 @@ def connect(plan: Plan) -> danube.sync.Client:
 
 
 def check(client: danube.sync.Client, plan: Plan) -> None:
-    """Raise DanubeError where the topic that the plan names cannot be used; make it where it is missing."""
+    """Raise DanubeError if the topic that the plan names cannot be used; make it where it is missing."""
     if plan.topic:
         check_fits(plan, _find_or_make(client, plan, plan.topic))
 
 
 def check_port(address: str) -> None:
-    """Raise ConnectionFailed where nothing listens at ``host:port``."""
+    """Raise ConnectionFailed if nothing listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     place = Address(host.strip("[]"), int(port))
     try:
@@ -65,7 +65,7 @@ def check_port(address: str) -> None:
 
 
 def prepare(plan: Plan, run: str) -> Place:
-    """Find or make the topic and every subscription; raises DanubeError where that cannot be done."""
+    """Find or make the topic and every subscription; raises DanubeError if that cannot be done."""
     with connect(plan) as client:
         info = _find_or_make(client, plan, plan.topic or f"/default/load-{run}")
         check_fits(plan, info)

@@ -87,7 +87,7 @@ class NativeServer:
     ) -> None:
         """``address``: host:port by which other brokers name this one; "" on a single host.
 
-        ``passing``: the way to other workers of this host; None where there are none.
+        ``passing``: the way to other workers of this host; None if there are none.
         """
         self.address = address
         self.passing = passing
@@ -360,7 +360,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._buffer = self._server.buffers.keep(buffer, self._decoder.wanted, earned=earned)
 
     def _take(self, buffer: ReceiveBuffer) -> bool:
-        """Take the whole frames; False where they end with a refusal, a full ring or this turn's share."""
+        """Take the whole frames; False if they end with a refusal, a full ring or this turn's share."""
         server = self._server
         router = server.router
         view = buffer.view

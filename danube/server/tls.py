@@ -8,7 +8,7 @@ from danube.errors import ConfigInvalid
 
 
 def http2_context(cert_file: str, key_file: str) -> ssl.SSLContext:
-    """A server's context from two PEM files; raises ConfigInvalid where they cannot be used."""
+    """A server's context from two PEM files; raises ConfigInvalid if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])

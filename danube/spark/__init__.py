@@ -35,7 +35,7 @@ def session(name: str = "danube", where: str = "", **settings: Any) -> SparkSess
     ``where`` is a master (``local[2]``, ``spark://host:7077``); without it the one that spark-submit or the
     installation names counts, else all cores of this machine.  ``settings`` are Spark's own, with ``_`` for
     ``.``: ``spark_ui_enabled=False``.  A Java runtime is looked for on this machine and among pip's
-    packages; ConfigInvalid where there is none.
+    packages; ConfigInvalid if there is none.
     """
     from danube.spark.env import make_session
 
@@ -56,7 +56,7 @@ def read(spark: SparkSession, options: Mapping[str, Any], columns: Sequence[str]
     """The rows of ``format("danube")`` with the same ``options``, at up to twice its speed.
 
     ``columns`` are names; without them a frame has all, and reads all: Spark cannot tell this reader which
-    of them a query uses.  InvalidArgument for a column or an option that there is not; ConfigInvalid where
+    of them a query uses.  InvalidArgument for a column or an option that there is not; ConfigInvalid if
     pandas is missing, which Spark wants for this.
     """
     from danube.spark.source.frame import read_frame

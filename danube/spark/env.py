@@ -35,7 +35,7 @@ _COLLECTORS: Final = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def check_version() -> None:
-    """ConfigInvalid where pyspark is missing or is one that this source was not built for."""
+    """ConfigInvalid if pyspark is missing or is one that this source was not built for."""
     try:
         import pyspark
     except ImportError:
@@ -85,7 +85,7 @@ def settings_of(given: Mapping[str, Any], decided: Callable[[str], bool]) -> dic
 
 
 def installed_settings(environ: Mapping[str, str]) -> set[str]:
-    """Names of what the installation's ``spark-defaults.conf`` sets; empty where there is none."""
+    """Names of what the installation's ``spark-defaults.conf`` sets; empty if there is none."""
     home = environ.get("SPARK_HOME", "")
     folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
     path = Path(folder, "spark-defaults.conf")

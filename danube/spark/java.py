@@ -35,7 +35,7 @@ exec "{java}" "$@"
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Path:
-    """JAVA_HOME of a runtime of version 17 or later; ConfigInvalid where there is none.
+    """JAVA_HOME of a runtime of version 17 or later; ConfigInvalid if there is none.
 
     Looked for in ``$JAVA_HOME``, on ``$PATH`` and among pip's packages, in this order.
     """
@@ -58,7 +58,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Path:
 
 @lru_cache(maxsize=16)
 def java_version(java: Path) -> int:
-    """The main version that an executable names, 0 where it does not start."""
+    """The main version that an executable names, 0 if it does not start."""
     try:
         told = subprocess.run(  # noqa: S603
             [str(java), "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -53,7 +53,7 @@ class Adopted(NamedTuple):
 def adopt_directory(data_dir: Path, raft_addr: str) -> Adopted:
     """Make the broker of ``data_dir`` the first member of a new cluster.
 
-    Raises AlreadyRunning, NotFound or WrongState where there is nothing to adopt, Damage for metadata that
+    Raises AlreadyRunning, NotFound or WrongState if there is nothing to adopt, Damage for metadata that
     cannot be read, and what opening a log raises.
     """
     _refuse_others(data_dir)

@@ -149,7 +149,7 @@ def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
 
 
 def _refuse_journal(data_dir: Path) -> None:
-    """Raise WrongState where this node has voted: then the metadata is in journals, and not in etcd."""
+    """Raise WrongState if this node has voted: then the metadata is in journals, and not in etcd."""
     refuse_unfinished(data_dir)
     check_node_file(data_dir)
     if (data_dir / JOURNAL_DIRECTORY / JOURNAL_FILE).exists():

@@ -54,7 +54,7 @@ class Directory:
         return reservation_of(self._metadata.state, topic_id, partition)
 
     def name(self, topic_id: int, partition: int) -> str | None:
-        """The physical name of a partition; None where its topic is gone."""
+        """The physical name of a partition; None if its topic is gone."""
         record = self._metadata.state.topic_with_id(topic_id)
         return None if record is None else record.physical_name(partition)
 
@@ -64,7 +64,7 @@ class Directory:
         return found if found is not None and found.alive else None
 
     def owner(self, topic_id: int, partition: int) -> BrokerRecord | None:
-        """The owner of a partition; None where it has none or that is not there."""
+        """The owner of a partition; None if it has none or that is not there."""
         broker_id = self._state.owners.of(topic_id, partition).broker_id
         return self.broker(broker_id) if broker_id else None
 

@@ -48,7 +48,7 @@ class Parked:
         return len(self._waiting) + len(self._refused)
 
     def take(self, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError) -> bool:
-        """Keep a request that failed with ``error``; False where waiting would not help."""
+        """Keep a request that failed with ``error``; False if waiting would not help."""
         if type(error) is not Unavailable or frame.kind not in _WAITS:
             return False
         return self._keep(self._waiting, self._parked(session, frame, buffer))

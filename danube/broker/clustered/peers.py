@@ -42,7 +42,7 @@ class Peers:
         self._closing = asyncio.Event()  # never: the task is cancelled
 
     def forward(self, moved: OwnerMoved, request: Admin, answer: Answer) -> bool:
-        """Ask the owner that ``moved`` names; False where it names none, or the question came from there."""
+        """Ask the owner that ``moved`` names; False if it names none, or the question came from there."""
         address = moved.facts.get("address")
         if request.forwarded or not isinstance(address, str) or not address:
             return False

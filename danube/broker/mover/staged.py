@@ -116,7 +116,7 @@ class StagedObjects:
     def job(
         self, uploader: Uploader, manifest: Manifest, rules: Rules, work: Path
     ) -> Callable[[], Examined] | None:
-        """Reads the next ones, about JOB_BYTES_MAX of them; None where nothing waits."""
+        """Reads the next ones, about JOB_BYTES_MAX of them; None if nothing waits."""
         chosen: list[tuple[Staged, list[SegmentEntry]]] = []
         size = 0
         for known in self._known.values():

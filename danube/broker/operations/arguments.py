@@ -15,7 +15,7 @@ _MISSING: Final = object()
 
 
 def text(args: Args, name: str, default: str | None = None) -> str:
-    """A text; raises InvalidArgument where it is another value, or missing without a default."""
+    """A text; raises InvalidArgument if it is another value, or missing without a default."""
     return _typed(args, name, str, "a text", default)
 
 
@@ -36,7 +36,7 @@ def integer(args: Args, name: str, default: int | None = None) -> int:
 
 
 def texts(args: Args, name: str) -> tuple[str, ...]:
-    """A list of texts; empty where it is missing."""
+    """A list of texts; empty if it is missing."""
     found: list[Any] = _typed(args, name, list, "a list of texts", [])
     if not all(isinstance(one, str) for one in found):
         raise InvalidArgument(f"{name} is not a list of texts")
@@ -55,7 +55,7 @@ def _typed(args: Args, name: str, cls: type[_T], wanted: str, default: _T | None
 
 
 def struct_of(value: Any, cls: type[_T], what: str) -> _T:
-    """A map as a struct; raises InvalidArgument where its fields do not fit."""
+    """A map as a struct; raises InvalidArgument if its fields do not fit."""
     try:
         return msgspec.convert(value, cls)
     except msgspec.ValidationError as error:

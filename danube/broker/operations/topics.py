@@ -60,7 +60,7 @@ def policy_from(asked: Any, present: TopicPolicy) -> TopicPolicy:
 
 
 def _mode_asked(asked: Any) -> tuple[bool | None, str]:
-    """``reliable`` and ``durability`` of a policy that a client sent; None and "" where not given."""
+    """``reliable`` and ``durability`` of a policy that a client sent; None and "" if not given."""
     if not isinstance(asked, dict):
         raise InvalidArgument("policy must be a map")
     reliable, durability = asked.get("reliable"), asked.get("durability") or ""

@@ -89,7 +89,7 @@ class Chunk:
         return np.stack((edges[gaps] + 1, edges[gaps + 1]), axis=1)
 
     def index_of(self, place: Place, offset: int) -> int | None:
-        """Which record of the place has this offset; None where it has been removed."""
+        """Which record of the place has this offset; None if it has been removed."""
         if not self.sparse:
             return offset - place.base_offset
         held, starts = self._held
@@ -130,7 +130,7 @@ class Chunk:
         return hashes
 
     def key(self, offset: int) -> bytes:
-        """Key of the record at ``offset``; the producer's name where it has none, empty where it is gone."""
+        """Key of the record at ``offset``; the producer's name where it has none, empty if it is gone."""
         place = self.places[self.find(offset)]
         index = self.index_of(place, offset)
         if index is None:
@@ -234,7 +234,7 @@ class HotBatches:
         self.start = batches[0][0]
 
     def chunk(self, offset: int, end: int, bytes_max: int) -> Chunk | None:
-        """Batches from the one holding ``offset`` up to ``end``; None where that is not kept."""
+        """Batches from the one holding ``offset`` up to ``end``; None if that is not kept."""
         batches = self._batches
         if not batches or not batches[0][0] <= offset < batches[-1][1]:
             return None

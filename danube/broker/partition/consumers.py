@@ -322,7 +322,7 @@ class SubscriptionHost:
             return None
 
     def _key_of(self, offset: int) -> bytes:
-        """Key of an unacked record; empty where it expired or was damaged since it was held."""
+        """Key of an unacked record; empty if it expired or was damaged since it was held."""
         try:
             chunk = self.hosted.chunk(offset)
         except OffsetOutOfRange:

@@ -250,13 +250,13 @@ class HostedPartition:
                 self.hot.add(base_offset, end_offset, bytes(batch))
 
     def read_metadata(self) -> None:
-        """Follow what others committed; raises TopicNotFound where the topic was deleted."""
+        """Follow what others committed; raises TopicNotFound if the topic was deleted."""
         if self.metadata is not None:
             self.metadata.read()
             self.check_exists()
 
     def check_exists(self) -> None:
-        """Raise TopicNotFound where the topic was deleted, or where else the partition is."""
+        """Raise TopicNotFound if the topic was deleted, or where else the partition is."""
         if self.deleted:
             raise self.moved or TopicNotFound(f"{self.name} was deleted")
 
@@ -334,8 +334,8 @@ class HostedPartition:
         """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
 
         One that is read has about ``bytes_max`` bytes at most, or one batch.
-        Raises OffsetOutOfRange below the start, StorageFailed where the disk does not answer, and
-        FetchPending where the bytes are not on this host: it tells when to try again.
+        Raises OffsetOutOfRange below the start, StorageFailed if the disk does not answer, and
+        FetchPending if the bytes are not on this host: it tells when to try again.
         """
         for recent in (self._hot_chunk, self._chunk):
             if recent is not None and recent.first_offset <= offset < recent.next_offset:
@@ -396,7 +396,7 @@ class HostedPartition:
             self._chunk = None
 
     def check_topic(self, topic_id: int) -> None:
-        """Raise TopicNotFound where another topic of the same name is meant (0: none in particular)."""
+        """Raise TopicNotFound if another topic of the same name is meant (0: none in particular)."""
         if topic_id not in (0, self.topic_id):
             raise TopicNotFound(
                 f"the topic of {self.name} was deleted, and another one of that name was made",

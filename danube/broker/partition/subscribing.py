@@ -35,7 +35,7 @@ LOSSY_RECORDS_MAX = 1_000_000
 def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
     """Offset for a start position: earliest, latest, offset or time (microseconds).
 
-    FetchPending where that must be looked up in the object store first; ask again when it is ready.
+    FetchPending if that must be looked up in the object store first; ask again when it is ready.
     """
     log = hosted.log
     if log is None or kind == "latest":

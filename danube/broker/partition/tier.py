@@ -174,7 +174,7 @@ class PartitionTier:
     def read(self, offset: int, end: int, bytes_max: int) -> Chunk:
         """Stored batches from ``offset``, which lies below the local start.
 
-        Raises FetchPending, OffsetOutOfRange below ``start``, StorageFailed where this host's disk fails.
+        Raises FetchPending, OffsetOutOfRange below ``start``, StorageFailed if this host's disk fails.
         """
         start = self.start
         if not start <= offset < self.log.start:

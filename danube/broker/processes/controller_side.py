@@ -47,7 +47,7 @@ class ControllerSide:
         addresses: Mapping[str, str],
         mover: Pulse | None = None,
     ) -> SideProcess:
-        """The process, not started yet; raises ConfigInvalid where the address cannot be used."""
+        """The process, not started yet; raises ConfigInvalid if the address cannot be used."""
         door = self.open_door()
 
         def run(drain: DrainSignal, side: SideProcess) -> int | None:

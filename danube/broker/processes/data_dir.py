@@ -103,7 +103,7 @@ class DataDir:
             os.pwrite(self._lock, holder.ljust(os.fstat(self._lock).st_size), 0)
 
     def check_there(self) -> None:
-        """StorageFailed where the lock was deleted or replaced: another broker could use the directory."""
+        """StorageFailed if the lock was deleted or replaced: another broker could use the directory."""
         try:
             files.check_there(self._lock, self.path / LOCK_NAME)
         except OSError as error:

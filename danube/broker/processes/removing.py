@@ -22,7 +22,7 @@ _log = telemetry.events("removing")
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a partition's directory, also one that was half removed; nothing where there is none."""
+    """Remove a partition's directory, also one that was half removed; nothing if there is none."""
     remove_witness(directory.with_name(directory.name.removesuffix(SUFFIX)))
     if directory.suffix != SUFFIX:
         away = directory.with_name(directory.name + SUFFIX)

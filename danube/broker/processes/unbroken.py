@@ -58,7 +58,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 def begin(data_dir: Path, incarnation: int) -> Since:
-    """A broker starts, and ``incarnation`` is its first number; StorageFailed where nothing can be noted."""
+    """A broker starts, and ``incarnation`` is its first number; StorageFailed if nothing can be noted."""
     try:
         return _begin(data_dir / FILE_NAME, incarnation)
     except OSError as error:
@@ -112,7 +112,7 @@ def _read(path: Path) -> Host | None:
 
 
 def _make(path: Path) -> bool:
-    """Make the file, which its place will name; False where the disk is full: a start needs no room."""
+    """Make the file, which its place will name; False if the disk is full: a start needs no room."""
     try:
         files.replace_durably(path, _encoded(Host("")))
     except OSError as error:
@@ -137,7 +137,7 @@ def _write(path: Path, host: Host) -> None:
 
 
 def place_of(path: Path) -> str:
-    """Which file this is, on which mount since which boot; empty where that cannot be told."""
+    """Which file this is, on which mount since which boot; empty if that cannot be told."""
     try:
         status = path.stat()
         boot = _BOOT_ID.read_text("ascii").strip()

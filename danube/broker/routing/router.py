@@ -156,7 +156,7 @@ class Router:
         return True
 
     def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
-        """Ack and nack records of a partition that is open in this worker; False where it is not."""
+        """Ack and nack records of a partition that is open in this worker; False if it is not."""
         return self._shard.settle(partition, subscription, acks, nacks)
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
@@ -204,7 +204,7 @@ class Router:
         return owner_of(record.topic_id, index, self._workers)
 
     def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
-        """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None where that is an error."""
+        """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None if that is an error."""
         producer = frame.kind == Kind.OPEN_PRODUCER
         opens: type[OpenProducer | Subscribe] = OpenProducer if producer else Subscribe
         try:

@@ -166,7 +166,7 @@ def settle(
 def answered_later(
     hosted: HostedPartition, request: Admin, storage: Storage, tiers: Tiers | None, answer: Answer
 ) -> bool:
-    """Begin an operation that waits for others; False where it is none, and nothing was done.
+    """Begin an operation that waits for others; False if it is none, and nothing was done.
 
     ``seal``: below which offset all is sealed.  ``install_staged``: what became of objects that a job made
     of the partition's, by what the mover says: ``installed``, ``waiting`` or ``refused``, and why.

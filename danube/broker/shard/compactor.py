@@ -234,7 +234,7 @@ def _read(segments: list[StoredSegment], found: CompactionRound, keys_max: int) 
 
 
 def _write(group: list[StoredSegment], keys: KeysRead, tombstones_before_us: int | None) -> Compacted | None:
-    """The group as one segment without a name; None where it is as it was."""
+    """The group as one segment without a name; None if it is as it was."""
     path = unnamed_path(group[0].directory, group[0].base_offset)
     result = compact(
         [SealedRange(segment.file.path) for segment in group],

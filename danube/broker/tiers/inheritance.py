@@ -51,7 +51,7 @@ _log = telemetry.events("inheritance")
 class KeptOwner(msgspec.Struct, frozen=True):
     """The file ``owner``: epochs of the ownership, not of the log.
 
-    ``incarnation`` is that of the worker that opened it last; 0 where a former version wrote the file.
+    ``incarnation`` is that of the worker that opened it last; 0 if a former version wrote the file.
     """
 
     broker_id: int

@@ -179,7 +179,7 @@ def restore_from(
 ) -> Restored:
     """Fill ``data_dir`` from ``store``; takes a request or two for each partition.
 
-    Raises WrongState where the directory holds data, AlreadyRunning, ObjectMissing where the store holds
+    Raises WrongState if the directory holds data, AlreadyRunning, ObjectMissing if the store holds
     no broker's data, StoreDamaged where the newest copy of the metadata cannot be read (with
     ``older_metadata``: no copy), StoreUnavailable, StorageFailed.
     """

@@ -89,7 +89,7 @@ class _Over:
         self._excess_count = count - policy.retention_segments if policy.retention_segments else 0
 
     def take(self, piece: _Piece) -> str:
-        """Why the next one has expired; empty where it has not."""
+        """Why the next one has expired; empty if it has not."""
         policy = self._policy
         if self._cutoff_us is not None and piece.last_append_us < self._cutoff_us:
             fact = f"older than retention_ms={policy.retention_ms}"

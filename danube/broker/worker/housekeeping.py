@@ -161,7 +161,7 @@ class Housekeeping:
             self._worker.shard.wake(hosted)
 
     def _retain_local(self, hosted: HostedPartition, now_us: int) -> int | None:
-        """Delete what has expired; return where the log begins then, None where nothing expires."""
+        """Delete what has expired; return where the log begins then, None if nothing expires."""
         log, policy = hosted.log, hosted.policy
         bounds = (policy.retention_ms, policy.retention_bytes, policy.retention_segments)
         if log is None or not policy.expires or not any(bounds):

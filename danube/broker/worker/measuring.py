@@ -26,7 +26,7 @@ PARTITIONS_AT_ONCE: Final = 128
 class Measuring:
     """All methods run on the worker's loop; ``send`` goes to the metrics process.
 
-    ``tiers`` are those of all open partitions (None where storage is local), ``unopened`` the topics of
+    ``tiers`` are those of all open partitions (None if storage is local), ``unopened`` the topics of
     partitions that are stored here and not open, once for each.
     """
 

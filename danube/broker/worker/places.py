@@ -18,7 +18,7 @@ class Places:
         self._taken = 0
 
     def take(self) -> None:
-        """One more connection; raises LimitExceeded where the log would have to pay for it."""
+        """One more connection; raises LimitExceeded if the log would have to pay for it."""
         if self._taken >= self.places_max:
             raise LimitExceeded(
                 f"this worker has descriptors for {self.places_max} connections",

@@ -291,7 +291,7 @@ class Worker:
         self.busy_poll.turn_ended(began_ns, asker)
 
     def _leave_rings(self, received: bool) -> bool:
-        """Send what others are to have, listen for the bell; True where rings had no part in this turn."""
+        """Send what others are to have, listen for the bell; True if rings had no part in this turn."""
         channel = self.channel
         full = self.remote.flush() or self._blocked
         unused = not (received or full or channel.touched)

@@ -36,7 +36,7 @@ def _file_system(data_dir: Path) -> str:
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Type of the file system that holds ``path``, which need not exist; empty where it is not known."""
+    """Type of the file system that holds ``path``, which need not exist; empty if it is not known."""
     place = _existing(path).resolve()
     best, kind = -1, ""
     try:

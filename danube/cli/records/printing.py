@@ -54,7 +54,7 @@ def record_object(topic: str, message: Any) -> dict[str, Any]:
 
 
 def _schema_fields(message: Any) -> dict[str, Any]:
-    """Which schema the record names; nothing where it names none."""
+    """Which schema the record names; nothing if it names none."""
     if message.schema_id is None:
         return {}
     return {"schema_id": str(message.schema_id), "schema_version": message.schema_version}

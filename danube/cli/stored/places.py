@@ -57,7 +57,7 @@ def remote(place: str) -> bool:
 
 
 def split_key(address: str) -> tuple[str, str]:
-    """``(store, key)`` of one object's address; InvalidArgument where it names no object."""
+    """``(store, key)`` of one object's address; InvalidArgument if it names no object."""
     for root in _ROOTS:
         before, found, after = address.rpartition(f"/{root}")
         if found and (after or root == "store.json"):
@@ -69,7 +69,7 @@ def split_key(address: str) -> tuple[str, str]:
 
 
 def directory_at(place: str) -> tuple[Path, str]:
-    """``(directory, store address)``; the address is empty where the directory is a broker's."""
+    """``(directory, store address)``; the address is empty if the directory is a broker's."""
     path = Path(place)
     if not path.is_dir():
         raise NotFound(f"there is no directory {place}", hint="name a broker's data directory or a store")

@@ -38,7 +38,7 @@ class MessagePrinter:
         self._total_bytes = 0
 
     def show(self, message: pb.StreamMessage) -> bool:
-        """Print it; False where its schema says JSON and the payload is none: then it must not be acked."""
+        """Print it; False if its schema says JSON and the payload is none: then it must not be acked."""
         schema_type = self._schema_type(message.schema_id) if message.HasField("schema_id") else ""
         payload = message.payload
         text = payload.decode("utf-8", "replace")

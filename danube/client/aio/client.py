@@ -453,7 +453,7 @@ def load_kernels() -> bool:
 
     To be called once, before anything is sent: importing Numba takes 0.6 s, and the first time on a
     machine compiling some 10 s more.  Lists of small payloads are then encoded in half the time.
-    False where Numba cannot be used or DANUBE_KERNELS=off is set; all else works the same.
+    False if Numba cannot be used or DANUBE_KERNELS=off is set; all else works the same.
     """
     return kernels.load().available
 

@@ -1,7 +1,7 @@
 """The brokers that one client speaks to: *home*, where it asks, and the owners of what it has open.
 
 A broker on its own never names another one, and then there is only home.  In a cluster a lookup says
-where each partition is served, and OwnerMoved where it went; its producer or consumer goes there.  When a
+where each partition is served, and OwnerMoved if it went; its producer or consumer goes there.  When a
 connection to an owner is lost it comes home and asks again: whichever broker answers there knows the next
 owner, or keeps the question until there is one.
 

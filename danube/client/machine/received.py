@@ -67,7 +67,7 @@ class ReceivedBatch(BatchView):
         return bool(self.header.flags & _SELECTED)
 
     def key_column(self) -> tuple[NDArray[np.int32], memoryview] | None:
-        """int32[n+1] offsets and the bytes of all keys; None where no record has one."""
+        """int32[n+1] offsets and the bytes of all keys; None if no record has one."""
         return self._key_column() if self.header.flags & _KEYS else None
 
     def offset_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a subject.  ``definition`` is empty where versions are listed."""
+    """One version of a subject.  ``definition`` is empty if versions are listed."""
 
     subject: str
     schema_id: int

@@ -79,7 +79,7 @@ class SentAcks:
         return lost
 
     def begin_sync(self) -> tuple[int, int] | None:
-        """A range to ask about, whose answer is about everything sent so far; None where nothing was."""
+        """A range to ask about, whose answer is about everything sent so far; None if nothing was."""
         self._asked = self._asked + self._earlier + self._recent
         self._earlier, self._recent = [], []
         self.unsure = False  # until more is sent

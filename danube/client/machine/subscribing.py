@@ -149,7 +149,7 @@ class PartitionConsumer:
     def take(self) -> ReceivedBatch | None:
         """Hand the oldest batch to the application; only when one is ``ready``.
 
-        None where all of it was acked meanwhile, after an earlier delivery.
+        None if all of it was acked meanwhile, after an earlier delivery.
         """
         batch = self.ready.popleft()
         self.ready_records -= batch.record_count

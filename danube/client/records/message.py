@@ -39,7 +39,7 @@ class BaseMessage(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> str | bytes | None:
-        """The routing key: text where it is UTF-8, else bytes; None where the record has none."""
+        """The routing key: text where it is UTF-8, else bytes; None if the record has none."""
         key = self._source.batch.key(self._index)
         return None if key is None else _text_or_bytes(key)
 

@@ -110,7 +110,7 @@ def schema_of(given: Any) -> Schema[Any]:
 
 
 def codec_of(schema: Schema[Any]) -> Codec | None:
-    """The codec of a schema's model or definition; None where only the registry knows what values are."""
+    """The codec of a schema's model or definition; None if only the registry knows what values are."""
     if schema.definition is not None:
         return codec_of_definition(schema.schema_type, definition_bytes(schema.definition))
     model = schema.model

@@ -103,7 +103,7 @@ class Node:
         make_engine: MakeEngine | None,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """``make_engine`` is None where the metadata is in etcd."""
+        """``make_engine`` is None if the metadata is in etcd."""
         self._settings = settings
         self._make_engine = make_engine
         self._failed = failed
@@ -164,7 +164,7 @@ class Node:
     # -- life -------------------------------------------------------------------------------------
 
     async def run(self, listener: socket.socket) -> None:
-        """Take part; returns when the engine runs.  Raises DanubeError where it cannot start."""
+        """Take part; returns when the engine runs.  Raises DanubeError if it cannot start."""
         await self._transport.listen(listener)
         settings = self._settings
         if settings.etcd is not None:

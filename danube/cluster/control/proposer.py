@@ -162,7 +162,7 @@ class Proposer:
                 proposal.answer.set_result(proposal.outcomes)
 
     def _gather(self) -> tuple[list[_Proposal], bytes]:
-        """The proposals of this round and the entry that they make; b"" where nothing is to be stored."""
+        """The proposals of this round and the entry that they make; b"" if nothing is to be stored."""
         ahead = self._ahead()
         taken: list[_Proposal] = []
         parts: list[bytes] = []
@@ -276,7 +276,7 @@ class Proposer:
         return OutcomeUnknown("the command was agreed on before, and what it came to is not known any more")
 
     def _refused_again(self, command: Command) -> Outcome:
-        """A command that was not stored the first time: why, or nothing where there was nothing to do."""
+        """A command that was not stored the first time: why, or nothing if there was nothing to do."""
         state = self._machine.state
         try:
             if not state.check(command):

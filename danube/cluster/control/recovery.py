@@ -157,7 +157,7 @@ def adopt(data_dir: Path, state: Metadata, raft_addr: str, rebind: Rebind) -> Pl
 
 
 def finish_adoption(data_dir: Path, rebind: Rebind) -> Plan | None:
-    """End one that was cut off behind its plan; None where there is none.  WrongState for another plan."""
+    """End one that was cut off behind its plan; None if there is none.  WrongState for another plan."""
     plan = refuse_unfinished(data_dir, "danube cluster adopt")
     if plan is not None:
         with _held(data_dir):

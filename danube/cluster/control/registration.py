@@ -132,7 +132,7 @@ class Registration:
             await asyncio.sleep(max(0.0, wait_s))
 
     async def keep(self, asked_ns: int) -> None:
-        """Register or renew once; raises DanubeError where that is not known to be done."""
+        """Register or renew once; raises DanubeError if that is not known to be done."""
         if self._lease_id:
             try:
                 await self._renew(asked_ns)

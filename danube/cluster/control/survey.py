@@ -183,7 +183,7 @@ def _apply_entries(state: Metadata, prefix: Prefix, applied_index: int) -> None:
 
 
 def read_copy(path: Path) -> Metadata | None:
-    """The machine as far as the copy is sound; None where there is none, or not even its beginning is."""
+    """The machine as far as the copy is sound; None if there is none, or not even its beginning is."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -82,7 +82,7 @@ class ToLeader:
         """The leader's answer, once this member has applied what it speaks of.
 
         Raises what the leader refuses with; Unavailable where there was no leader in time, and
-        OutcomeUnknown where it may have been carried out.
+        OutcomeUnknown if it may have been carried out.
         """
         if not isinstance(request, Propose | Barrier | Change):
             raise NotSupported("a controller is not asked this by its host")

@@ -111,9 +111,9 @@ class EtcdCalls:
         self._ask("/v3/kv/deleterange", {"key": _text(key)}, again=True)
 
     def put_if(self, guards: Sequence[Guard], puts: Sequence[Put]) -> int | None:
-        """Put all where every guard holds; the new revision, or None where one does not hold.
+        """Put all where every guard holds; the new revision, or None if one does not hold.
 
-        Raises OutcomeUnknown where that is not known.
+        Raises OutcomeUnknown if that is not known.
         """
         compare = [
             {"key": _text(one.key), "target": "MOD", "result": "EQUAL", "mod_revision": str(one.mod_revision)}

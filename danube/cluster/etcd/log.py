@@ -142,7 +142,7 @@ class EtcdLog:
             raise Damage(f"{where} in etcd cannot be read", why=str(error)) from None
 
     def entries_after(self, index: int, end: int) -> list[Entry] | None:
-        """Some entries behind ``index`` up to ``end``, one at least; None where they are gone."""
+        """Some entries behind ``index`` up to ``end``, one at least; None if they are gone."""
         start, stop = self._entry_key(index + 1), self._entry_key(end + 1)
         entries: list[Entry] = []
         size = 0
@@ -177,7 +177,7 @@ class EtcdLog:
         return None if pieces is None else Entry(index, term, pieces)
 
     def snapshot(self, head: Head) -> bytes | None:
-        """The snapshot that the head names; None where a newer one has replaced it."""
+        """The snapshot that the head names; None if a newer one has replaced it."""
         return self._pieces(f"snapshots/{head.snapshot_directory}", head.snapshot_chunks)
 
     # Writing

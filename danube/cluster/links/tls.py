@@ -54,7 +54,7 @@ def contexts(files: TlsFiles) -> TlsContexts:
 
 
 def identity_problem(certificate: Mapping[str, Any] | None, node_id: str, host: str) -> str:
-    """Why the certificate does not stand for the node at ``host``; "" where it does."""
+    """Why the certificate does not stand for the node at ``host``; "" if it does."""
     names: list[tuple[str, str]] = list((certificate or {}).get("subjectAltName", ()))
     uris = [name for kind, name in names if kind == "URI"]
     nodes = [name.removeprefix(NODE_URI) for name in uris if name.startswith(NODE_URI)]

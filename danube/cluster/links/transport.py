@@ -167,7 +167,7 @@ class Transport:
         self._lane(node_id, lane).send(pack_frame(Kind.MESSAGE, message))
 
     async def call(self, node_id: str, body: bytes, timeout_s: float) -> bytes:
-        """Ask a member; raises OperationTimeout, or ConnectionFailed where it cannot be reached.
+        """Ask a member; raises OperationTimeout, or ConnectionFailed if it cannot be reached.
 
         After either the request may have been carried out.
         """

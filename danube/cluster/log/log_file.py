@@ -141,7 +141,7 @@ def read_all(descriptor: int, start: int, end: int, path: str) -> bytes:
 
 
 def entry_at(content: bytes, start: int, position: int) -> Entry | None:
-    """The entry at ``content[start:]``, which lies at ``position`` of the file; None where none is whole."""
+    """The entry at ``content[start:]``, which lies at ``position`` of the file; None if none is whole."""
     if len(content) - start < _ENTRY.size:
         return None
     crc, size, index = _ENTRY.unpack_from(content, start)

@@ -124,7 +124,7 @@ def check_journal(record: NodeRecord, journal_exists: bool, directory: Path) -> 
 
 
 def refuse_etcd(record: NodeRecord, data_dir: Path) -> None:
-    """Raise WrongState where the metadata of this node's cluster is in etcd, and not here."""
+    """Raise WrongState if the metadata of this node's cluster is in etcd, and not here."""
     if record.state == ETCD:
         raise WrongState(
             f"{data_dir} belongs to a broker whose cluster has its metadata in etcd",

@@ -23,7 +23,7 @@ class Disk(Protocol):
     path: str
 
     def load(self) -> bytes | None:
-        """The whole content; None where there never was any.  Raises Damage where it is gone."""
+        """The whole content; None if there never was any.  Raises Damage where it is gone."""
 
     def stage(self, pieces: Iterable[bytes]) -> None:
         """Begin the next content beside the present one, durably; in any thread, one at a time."""

@@ -131,7 +131,7 @@ class RaftLog:
         self._journal.put(first_index, entries)
 
     def accept(self, previous_index: int, previous_term: int, entries: Sequence[Entry]) -> int | None:
-        """A leader's entries: how far the log is the leader's now; None where they do not fit."""
+        """A leader's entries: how far the log is the leader's now; None if they do not fit."""
         skipped = self.base_index - previous_index
         if skipped > 0:  # what a snapshot stands for is committed, so the leader has the same
             if skipped >= len(entries):

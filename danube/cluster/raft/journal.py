@@ -224,7 +224,7 @@ class Journal:
     # Recovery
 
     def recover(self) -> Recovered | None:
-        """Read the file; None where there never was one.  Raises Damage, StorageFailed and the like."""
+        """Read the file; None if there never was one.  Raises Damage, StorageFailed and the like."""
         content = self._guarded(self._disk.load)
         if content is None:
             return None

@@ -17,7 +17,7 @@ ID_CHARACTERS_MAX = 128
 
 
 def quorum_value(members: Members, value_of: Callable[[str], int]) -> int:
-    """The largest number that a majority of the voters has reached; 0 where there is no voter."""
+    """The largest number that a majority of the voters has reached; 0 if there is no voter."""
     values = sorted(map(value_of, members.voters), reverse=True)
     return values[len(values) // 2] if values else 0
 
@@ -33,7 +33,7 @@ def peers_of(members: Members, node_id: str) -> list[str]:
 
 
 def check_members(members: Members) -> None:
-    """Raise InvalidArgument where no group can consist of them."""
+    """Raise InvalidArgument if no group can consist of them."""
     everybody = [*members.voters, *members.learners]
     if len(set(everybody)) != len(everybody):
         raise InvalidArgument("a member is a voter or a learner, not both")
@@ -45,7 +45,7 @@ def check_members(members: Members) -> None:
 
 
 def check_change(before: Members, after: Members, caught_up: Callable[[str], bool]) -> None:
-    """Raise InvalidArgument where ``after`` is not one allowed step from ``before``."""
+    """Raise InvalidArgument if ``after`` is not one allowed step from ``before``."""
     check_members(after)
     if not after.voters:
         raise InvalidArgument("the last voter cannot go", hint="a group needs one voter at least")

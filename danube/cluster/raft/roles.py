@@ -260,6 +260,6 @@ class Leading(Role):
         return self.id not in log.members.voters and log.members_index <= log.commit_index
 
     def successor(self) -> str:
-        """The voter that is to lead when this member stops; "" where none is ready."""
+        """The voter that is to lead when this member stops; "" if none is ready."""
         ready = [one for one in self.log.members.voters if self.replication.caught_up(one)]
         return max(ready, key=lambda one: self.replication.peers[one].match, default="")

@@ -114,7 +114,7 @@ def encode(
      sequences have one element per record.  Times are microseconds since 1970 UTC.  A batch
     that compression would not shrink is left uncompressed.
 
-    Raises RecordTooLarge or LimitExceeded where a limit is passed and InvalidArgument for
+    Raises RecordTooLarge or LimitExceeded if a limit is passed and InvalidArgument for
     anything that cannot be encoded; facts hold the record's index.
     """
     alone = type(payloads) is list and len(payloads) == 1 and type(payloads[0]) is bytes

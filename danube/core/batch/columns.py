@@ -157,7 +157,7 @@ class BatchView:
 
     @property
     def columns(self) -> memoryview:
-        """The bytes of all columns, inflated once if need be (ProtocolError where that fails)."""
+        """The bytes of all columns, inflated once if need be (ProtocolError if that fails)."""
         if self._columns is None:
             header, layout = self.header, self.layout
             start = HEADER_BYTES + padded(header.name_size + header.origin_size)
@@ -178,7 +178,7 @@ class BatchView:
 
     @property
     def row_mark(self) -> RowMark | None:
-        """Which rows of its task the log has up to this batch; None where the producer is no job."""
+        """Which rows of its task the log has up to this batch; None if the producer is no job."""
         return read_mark(self._origin_text)
 
     @property
@@ -206,7 +206,7 @@ class BatchView:
 
     @property
     def offset_deltas(self) -> NDArray[np.int64]:
-        """int64[n]: offset minus base_offset; ProtocolError where SELECTED ones do not ascend."""
+        """int64[n]: offset minus base_offset; ProtocolError if SELECTED ones do not ascend."""
         if not self.header.flags & _SELECTED:
             return np.arange(self.record_count, dtype=np.int64)
         deltas = self._numbers(self.layout.selected, "<u4").astype(np.int64)
@@ -297,14 +297,14 @@ class BatchView:
 
     @property
     def key_validity(self) -> NDArray[np.bool_] | None:
-        """bool[n]: which records have a key; None where all or none have one."""
+        """bool[n]: which records have a key; None if all or none have one."""
         if not self.header.flags & _NULL_KEYS:
             return None
         bitmap = np.frombuffer(self.columns, np.uint8, (self.record_count + 7) // 8, self.layout.key_validity)
         return np.unpackbits(bitmap, count=self.record_count, bitorder="little").view(np.bool_)
 
     def keys(self) -> list[bytes | None]:
-        """The key of each record, None where it has none."""
+        """The key of each record, None if it has none."""
         if not self.header.flags & _KEYS:
             return [None] * self.record_count
         keys: list[bytes | None] = list(_split(*self._key_column()))
@@ -339,7 +339,7 @@ class BatchView:
         return validity is None or bool(validity.all())
 
     def attributes(self, index: int) -> dict[str, str]:
-        """Attributes of one record; ProtocolError where they are malformed."""
+        """Attributes of one record; ProtocolError if they are malformed."""
         index = self._index(index)
         if not self.header.flags & _ATTRIBUTES:
             return {}

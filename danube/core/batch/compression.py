@@ -40,7 +40,7 @@ def check_ratio(block_bytes: int, columns_size: int) -> None:
 
 
 def compress(kind: Compression, columns: bytes | memoryview) -> bytes | None:
-    """One frame holding ``columns``; None where the frame saves nothing or would be refused as a bomb."""
+    """One frame holding ``columns``; None if the frame saves nothing or would be refused as a bomb."""
     library = _library(kind)
     if kind is Compression.LZ4:
         block: bytes = library.compress(columns, store_size=True)

@@ -59,7 +59,7 @@ def _kernels() -> Any:
 
 
 class VariableColumn(NamedTuple):
-    """``offsets`` int32[n+1] into ``data``; ``validity``: a bitmap, None where all are there."""
+    """``offsets`` int32[n+1] into ``data``; ``validity``: a bitmap, None if all are there."""
 
     offsets: NDArray[np.int32]
     data: Octets
@@ -104,7 +104,7 @@ class BatchTable:
         return values
 
     def flagged(self, flag: Flag) -> NDArray[np.bool_] | None:
-        """bool[rows]: whether the record's batch has ``flag``; None where all have it."""
+        """bool[rows]: whether the record's batch has ``flag``; None if all have it."""
         has = self._has(flag)
         return None if has.all() else np.repeat(has, self.counts)
 
@@ -162,7 +162,7 @@ class BatchTable:
         return self._variable(layout.payload_offsets, layout.payloads, "payload_bytes", "payload")
 
     def keys(self) -> VariableColumn | None:
-        """The key column; None where no record has a key."""
+        """The key column; None if no record has a key."""
         layout = self._layout
         has_keys = self._has(Flag.KEYS)
         if not has_keys.any():
@@ -188,7 +188,7 @@ class BatchTable:
         return np.unpackbits(bitmap, count=count, bitorder="little").view(np.bool_)
 
     def attributes(self) -> AttributeColumns | None:
-        """Names and values of all attributes; None where no record has any.  Damage for malformed ones."""
+        """Names and values of all attributes; None if no record has any.  Damage for malformed ones."""
         if not self._has(Flag.ATTRIBUTES).any():
             return None
         layout = self._layout
@@ -370,7 +370,7 @@ _ATTRIBUTES = int(Flag.ATTRIBUTES)
 class SingleBatch:
     """An intact, uncompressed batch at ``position`` of ``octets`` (8-aligned, read-only).
 
-    Every method raises ProtocolError where the columns that it reads are malformed.
+    Every method raises ProtocolError if the columns that it reads are malformed.
     """
 
     __slots__ = ("_octets", "_position", "_view", "row_count")
@@ -391,7 +391,7 @@ class SingleBatch:
         return np.full(self.row_count, getattr(self._view.header, name), dtype)
 
     def flagged(self, flag: Flag) -> NDArray[np.bool_] | None:
-        """bool[rows], all false: the batch has no ``flag``; None where it has."""
+        """bool[rows], all false: the batch has no ``flag``; None if it has."""
         return None if self._view.header.flags & flag else np.zeros(self.row_count, np.bool_)
 
     def offsets(self) -> NDArray[np.int64]:
@@ -408,7 +408,7 @@ class SingleBatch:
         return VariableColumn(view.payload_offsets, np.frombuffer(view.payload_bytes, np.uint8))
 
     def keys(self) -> VariableColumn | None:
-        """The key column; None where no record has a key."""
+        """The key column; None if no record has a key."""
         view = self._view
         if not view.header.flags & _KEYS:
             return None
@@ -420,7 +420,7 @@ class SingleBatch:
         return column._replace(validity=np.packbits(present, bitorder="little"), null_count=absent)
 
     def attributes(self) -> AttributeColumns | None:
-        """Names and values of all attributes; None where no record has any."""
+        """Names and values of all attributes; None if no record has any."""
         if not self._view.header.flags & _ATTRIBUTES:
             return None
         return BatchTable(self._octets, np.array([self._position])).attributes()

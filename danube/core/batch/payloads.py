@@ -111,7 +111,7 @@ def _column(bounds: Bounds, pieces: Sequence[Piece]) -> PayloadColumn:
 def offsets_of_pieces(pieces: Sequence[Any], limit: int, what: str) -> tuple[bytes, int]:
     """Offsets of the pieces (int32[n+1], little-endian) and their byte total; ``what`` names one in errors.
 
-    Raises RecordTooLarge, LimitExceeded, and TypeError where one has no length.
+    Raises RecordTooLarge, LimitExceeded, and TypeError if one has no length.
     """
     return _offsets_of_few(pieces, limit) or _checked(_bounds_of_sizes(pieces), limit, what)
 

@@ -54,7 +54,7 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
     """A batch of only the records at ``indexes`` (ascending, within the batch), with Flag.SELECTED.
 
     Each record keeps its offset, as a delta from the unchanged base offset.  The result is never
-    compressed; both checksums are its own.  Raises ProtocolError where the batch is malformed.
+    compressed; both checksums are its own.  Raises ProtocolError if the batch is malformed.
     """
     indexes = np.asarray(indexes, np.int64)
     count = header.record_count
@@ -219,7 +219,7 @@ def ring_hashes_twin(view: BatchView) -> NDArray[np.uint64]:
 def compressed(batch: bytes, kind: Compression) -> bytes:
     """``batch``, which is stamped and not compressed, with its columns compressed.
 
-    The batch itself where that saves nothing or is not asked for.  InvalidArgument where the
+    The batch itself where that saves nothing or is not asked for.  InvalidArgument if the
     library is not installed.
     """
     header = read_header(batch)

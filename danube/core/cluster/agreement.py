@@ -37,7 +37,7 @@ class Agreement:
         return list(self._sequences.items())
 
     def check(self, command: Agreed) -> bool:
-        """True, as it always changes something; raises a CallerError where it is not allowed."""
+        """True, as it always changes something; raises a CallerError if it is not allowed."""
         if command.origin:
             check_label(command.origin, "origin")
         if not 1 <= command.origins_max <= AGREED_ORIGINS_MAX:

@@ -67,7 +67,7 @@ class Brokers:
             raise LimitExceeded("there is no room for more brokers", why=why, limit=BROKERS_MAX)
 
     def check_mode(self, command: SetBrokerMode) -> bool:
-        """Whether the mode is another one; raises a CallerError where it is not allowed."""
+        """Whether the mode is another one; raises a CallerError if it is not allowed."""
         _check_mode(command.mode)
         _check_reason(command.reason)
         record = self.broker(command.broker_id)

@@ -94,7 +94,7 @@ class KeySpace:
     # Check
 
     def check_put(self, command: PutKey | CompareAndSet) -> None:
-        """Raise a CallerError where the value may not be set."""
+        """Raise a CallerError if the value may not be set."""
         check_key(command.key)
         value = command.value or b""
         if len(value) > METADATA_VALUE_BYTES_MAX:

@@ -100,6 +100,6 @@ class Leases:
 
 
 def check_ttl(ttl_ms: int) -> None:
-    """Raise InvalidArgument where no lease may have this time to live."""
+    """Raise InvalidArgument if no lease may have this time to live."""
     if not 1 <= ttl_ms <= LEASE_TTL_MS_MAX:
         raise InvalidArgument(f"a time to live is 1 .. {LEASE_TTL_MS_MAX} ms", why=f"not {ttl_ms}")

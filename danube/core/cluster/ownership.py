@@ -78,7 +78,7 @@ class Owners:
     # Check
 
     def check(self, command: OwnershipCommand) -> None:
-        """Raise a CallerError where the command is not sound in itself."""
+        """Raise a CallerError if the command is not sound in itself."""
         if not 1 <= len(command.partitions) <= PARTITIONS_PER_COMMAND_MAX:
             raise LimitExceeded(
                 f"a command names 1 .. {PARTITIONS_PER_COMMAND_MAX} partitions",
@@ -100,7 +100,7 @@ class Owners:
             )
 
     def refuse(self, command: OwnershipCommand) -> None:
-        """Raise Fenced or WrongState where carrying it out would break the machine."""
+        """Raise Fenced or WrongState if carrying it out would break the machine."""
         for topic_id, partition, epoch in command.partitions:
             record = self.of(topic_id, partition)
             if record.epoch != epoch:
@@ -216,7 +216,7 @@ class Reservations:
         return [record for _, record in sorted(self._by_place.items())]
 
     def check(self, command: ReserveOffsets) -> bool:
-        """Whether it would change anything; raises a CallerError where it is not sound in itself."""
+        """Whether it would change anything; raises a CallerError if it is not sound in itself."""
         if not 1 <= len(command.partitions) <= PARTITIONS_PER_COMMAND_MAX:
             raise LimitExceeded(
                 f"a command names 1 .. {PARTITIONS_PER_COMMAND_MAX} partitions",
@@ -231,7 +231,7 @@ class Reservations:
         return any(_made(command, place) != self.of(*place[:2]) for place in command.partitions)
 
     def refuse(self, command: ReserveOffsets, owners: Owners) -> None:
-        """Raise Fenced or WrongState where carrying it out would break the machine."""
+        """Raise Fenced or WrongState if carrying it out would break the machine."""
         for topic_id, partition, epoch, end in command.partitions:
             owner, known = owners.of(topic_id, partition), self.of(topic_id, partition)
             if owner.epoch != epoch or owner.broker_id != command.broker_id:

@@ -87,7 +87,7 @@ class ClusterState:
     # Check
 
     def check(self, command: AnyClusterCommand, partition_count: PartitionCount) -> bool:
-        """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""
         match command:
             case Agreed():
                 return self.agreement.check(command)
@@ -165,7 +165,7 @@ class ClusterState:
         return True
 
     def _check_assignable(self, command: AssignPartitions) -> None:
-        """Raise WrongState where the broker takes no partitions now, but for those that it owns."""
+        """Raise WrongState if the broker takes no partitions now, but for those that it owns."""
         broker = self.brokers.broker(command.broker_id)
         if not broker.alive:
             raise WrongState(f"broker {broker.broker_id} is not there", why="its registration has ended")

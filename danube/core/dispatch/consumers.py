@@ -277,7 +277,7 @@ class Consumers:
     def take_one(self, records: int) -> tuple[int, int] | None:
         """Spend credit for up to ``records`` at the one seat that gets them: ``(seat, records)``.
 
-        None where several take turns.  The caller saw that one is eligible.
+        None if several take turns.  The caller saw that one is eligible.
         """
         eligible = self.eligible
         if self.single:

@@ -143,7 +143,7 @@ def ack_ranges(
 
     ``tally`` gets the records taken by the state they were in, then those refused, then how often a
     waiting record of the same key may go on.  False, and nothing done, if the ranges overlap or do
-    not ascend.  ``counters`` is empty where there are no keys.
+    not ascend.  ``counters`` is empty if there are no keys.
     """
     for i in range(1, len(ranges)):
         if ranges[i, 0] < ranges[i - 1, 1]:

@@ -313,7 +313,7 @@ def _flat(kind: type[msgspec.Struct]) -> bool:
 
 
 def encode_command(command: Command) -> bytes:
-    """The command in full; raises a CallerError where it is larger than any sound one of its kind, or
+    """The command in full; raises a CallerError if it is larger than any sound one of its kind, or
     holds what cannot be stored."""
     try:
         encoded = _encoder.encode(command if _flat(type(command)) else in_full(command))

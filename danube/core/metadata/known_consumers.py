@@ -90,7 +90,7 @@ class KnownConsumers:
     # Check and apply
 
     def check(self, command: KnowConsumer) -> bool:
-        """Whether keeping it would change anything; raises a CallerError where it is not allowed."""
+        """Whether keeping it would change anything; raises a CallerError if it is not allowed."""
         consumer = command.consumer
         check_label(consumer.subscription, "subscription")
         check_label(consumer.name, "consumer")

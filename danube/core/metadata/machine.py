@@ -195,7 +195,7 @@ class Metadata:
     # Check and apply
 
     def check(self, command: Command) -> bool:
-        """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""
         if isinstance(command, ClusterCommand):
             return self.cluster.check(command, self._partitions_with_id)
         if isinstance(command, SchemaCommand):
@@ -263,7 +263,7 @@ class Metadata:
         return True
 
     def _refuse(self, command: TopicCommand | NamespaceCommand) -> None:
-        """Raise a CallerError where applying would break the machine."""
+        """Raise a CallerError if applying would break the machine."""
         match command:
             case CreateTopic():
                 self._refuse_create_topic(command)
@@ -287,7 +287,7 @@ class Metadata:
                 self._refuse_delete_namespace(command.namespace)
 
     def _refuse_unplaced(self, command: KnowConsumer) -> None:
-        """Raise TopicNotFound where the consumer's topic or partition is not there (any more)."""
+        """Raise TopicNotFound if the consumer's topic or partition is not there (any more)."""
         consumer = command.consumer
         record = self._by_id.get(consumer.topic_id)
         if record is None or not 0 <= consumer.partition < record.partition_count:
@@ -416,7 +416,7 @@ class Metadata:
         return [TopicDeleted(record), *self.cluster.forget_topic(record.topic_id, record.partition_count)]
 
     def _partitions_with_id(self, topic_id: int) -> int:
-        """Partitions of the topic of this id; 0 where there is none."""
+        """Partitions of the topic of this id; 0 if there is none."""
         record = self._by_id.get(topic_id)
         return record.partition_count if record is not None else 0
 

@@ -40,7 +40,7 @@ def outcome_of(
 ) -> TopicRecord | ClusterRecord | None:
     """The record that ``command`` made, changed, deleted or found to be so already.
 
-    ``state`` has applied the command, which gave ``changes``, or needed no change.  None where nothing
+    ``state`` has applied the command, which gave ``changes``, or needed no change.  None if nothing
     is to be told, or where a key that was to be deleted is not there.
     """
     if isinstance(command, TopicCommand):

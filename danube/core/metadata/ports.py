@@ -48,8 +48,8 @@ class Consensus(Protocol):
     def propose(self, command: Command) -> TopicRecord | ClusterRecord | None:
         """Make a command durable, then apply it; return what :mod:`danube.core.metadata.outcomes` says of it.
 
-        Blocks.  Raises a CallerError where the command is not allowed (nothing was done), StorageFull
-        or StorageFailed where it was not stored, OperationTimeout where another process keeps the log,
+        Blocks.  Raises a CallerError if the command is not allowed (nothing was done), StorageFull
+        or StorageFailed if it was not stored, OperationTimeout where another process keeps the log,
         and Unavailable where its outcome is not known.
         """
         result = self.propose_many([command])[0]

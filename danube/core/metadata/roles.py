@@ -76,7 +76,7 @@ class Access:
         ]
 
     def check(self, command: AccessCommand) -> bool:
-        """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""
         match command:
             case PutRole(role=role):
                 self._check_role(role)
@@ -114,7 +114,7 @@ class Access:
             raise LimitExceeded("there is no room for more bindings", why=f"the limit is {BINDINGS_MAX}")
 
     def _refuse(self, command: AccessCommand) -> None:
-        """Raise a CallerError where applying would break the machine."""
+        """Raise a CallerError if applying would break the machine."""
         match command:
             case DeleteRole(name=name):
                 role = self._roles.get(name)

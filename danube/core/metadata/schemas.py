@@ -164,7 +164,7 @@ class Registry:
     # Check and apply
 
     def check(self, command: SchemaCommand) -> bool:
-        """Whether ``command`` would change anything; raises a CallerError where it is not allowed."""
+        """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""
         if isinstance(command, SetCompatibility) and command.compatibility not in COMPATIBILITIES:
             raise InvalidArgument(
                 f"compatibility mode {command.compatibility[:40]!r} is not known",
@@ -209,7 +209,7 @@ class Registry:
             raise _full("schemas", REGISTRY_BYTES_MAX, "delete versions that nobody reads", "bytes")
 
     def _refuse(self, command: SchemaCommand) -> None:
-        """Raise a CallerError where applying would break the registry."""
+        """Raise a CallerError if applying would break the registry."""
         if isinstance(command, RegisterSchema):
             known = self._subjects.get(command.subject)
             if command.after_revision != (0 if known is None else known.revision):

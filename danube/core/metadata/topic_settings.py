@@ -25,7 +25,7 @@ VALIDATIONS: Final = ("none", "warn", "enforce")
 
 
 def check_edit(record: TopicRecord, command: TopicEdit, settings_count: int, partition_count: int) -> None:
-    """Raise a CallerError where the edit is not allowed; both counts are of all topics together."""
+    """Raise a CallerError if the edit is not allowed; both counts are of all topics together."""
     match command:
         case AddPartitions():
             _check_partitions(record, command, partition_count)

@@ -98,7 +98,7 @@ def _unbroken_from(pieces: Sequence[Piece], stop: int) -> int:
 def group_end(
     sizes: Sequence[int], ends_well: Sequence[bool], start: int, settings: CompactionSettings
 ) -> int | None:
-    """Index behind the segments from ``start`` on that become one; None where nothing may end it any more.
+    """Index behind the segments from ``start`` on that become one; None if nothing may end it any more.
 
     ``ends_well``: whether a segment may be the last one, because the state of the producers is in it.
     """

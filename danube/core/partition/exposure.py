@@ -11,7 +11,7 @@ SECOND_US = 1_000_000
 class Pending(NamedTuple):
     """Bytes of batches that are not known to be off this host, and the append time of their oldest record.
 
-    ``oldest_us`` is microseconds of 1970, and 0 where nothing is pending.
+    ``oldest_us`` is microseconds of 1970, and 0 if nothing is pending.
     """
 
     size_bytes: int = 0

@@ -304,7 +304,7 @@ class ReservedPartition(Partition):
         self.budget = budget
 
     def admit(self, header: BatchHeader, now_us: int) -> Admitted | Duplicate:
-        """As before; Overloaded where more must be reserved first, OwnerMoved where it is being released."""
+        """As before; Overloaded where more must be reserved first, OwnerMoved if it is being released."""
         if self.log_end + header.record_count > self.budget.end:
             self._refuse()
         return super().admit(header, now_us)

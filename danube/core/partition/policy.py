@@ -110,7 +110,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return Durability.parse(self.durability)
 
     def check(self) -> None:
-        """Raise InvalidArgument where a value or a combination cannot be kept."""
+        """Raise InvalidArgument if a value or a combination cannot be kept."""
         level = self.level
         if level is Durability.QUORUM:
             raise InvalidArgument("durability quorum needs a cluster", hint="use fsync on one host")
@@ -136,6 +136,6 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def check_max_unacked(max_unacked: int) -> None:
-    """Raise InvalidArgument where a subscription cannot have this many records unacked."""
+    """Raise InvalidArgument if a subscription cannot have this many records unacked."""
     if not 1 <= max_unacked <= MAX_UNACKED_LIMIT:
         raise InvalidArgument(f"max_unacked must be 1 .. {MAX_UNACKED_LIMIT}")

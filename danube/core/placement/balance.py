@@ -290,7 +290,7 @@ class _Planner:
         self.load = loads.load.copy()
 
     def move(self, source: int, target: int, mean: float) -> Move | None:
-        """The move between two brokers that makes them most equal; None where no partition fits."""
+        """The move between two brokers that makes them most equal; None if no partition fits."""
         gap = float(self.load[source] - self.load[target])
         rows = self._rows(source)
         weight = self._weight[rows]

@@ -193,7 +193,7 @@ class Outlook:
     def plan(self, count_max: int, now_us: int, settled: Flags | None = None) -> list[Move]:
         """A round of moves: nothing that is on its way already, or was moved a short while ago.
 
-        Also nothing where loads are equal enough, see Level.
+        Also nothing if loads are equal enough, see Level.
         """
         if self.imbalance.cv <= self.settings.level.imbalance:
             return []

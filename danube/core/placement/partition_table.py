@@ -84,7 +84,7 @@ class PartitionTable:
         return slot
 
     def find_slot(self, broker_id: int) -> int:
-        """The slot of a broker; NOBODY where it has none."""
+        """The slot of a broker; NOBODY if it has none."""
         return self._slots.get(broker_id, NOBODY)
 
     def row(self, topic_id: int, partition: int) -> int | None:

@@ -83,7 +83,7 @@ class Recovery(msgspec.Struct, frozen=True):
         return self.histories[-1].history_id if self.histories else ""
 
     def history_of(self, topic_id: int) -> History | None:
-        """The history that a log goes on in if it is older; None where all that it gave is known."""
+        """The history that a log goes on in if it is older; None if all that it gave is known."""
         if not self.histories or topic_id >= self.lost_topic_ids[-1][0]:
             return None
         return self.histories[-1]

@@ -35,7 +35,7 @@ _OPTIONS: Final = [
 
 @cache
 def _under_gevent() -> Any:
-    """Tell grpcio that it runs under gevent; gevent's pool of threads, None where nothing is patched."""
+    """Tell grpcio that it runs under gevent; gevent's pool of threads, None if nothing is patched."""
     from gevent import get_hub
     from gevent.monkey import is_module_patched
 

@@ -71,7 +71,7 @@ class GrpcDoor:
         data: DataHalves | None = None,
         placing: Placing | None = None,
     ) -> None:
-        """``placing``: the way to other workers of this host; None where connections stay."""
+        """``placing``: the way to other workers of this host; None if connections stay."""
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max

@@ -48,7 +48,7 @@ ADMIN_MESSAGE_BYTES_MAX = 1024 * KIB
 def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict[str, GrpcDoor]:
     """The doors ``grpc`` and ``admin`` of one worker, each with its share of the connections.
 
-    ``passing``: the way of data connections to other workers; None where there are none, or with TLS.
+    ``passing``: the way of data connections to other workers; None if there are none, or with TLS.
     """
     session = BrokerSession(worker.router, worker.schedule_turn)
     broker = BrokerCalls(worker, session)

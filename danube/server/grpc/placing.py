@@ -75,7 +75,7 @@ class Placing:
         find_consumer: Callable[[int], KnownConsumer | None],
         workers: int,
     ) -> None:
-        """``owner_of_partition`` takes a physical name and raises DanubeError where there is none here."""
+        """``owner_of_partition`` takes a physical name and raises DanubeError if there is none here."""
         self._passing = passing
         self._owner_of_partition = owner_of_partition
         self._find_consumer = find_consumer

@@ -66,7 +66,7 @@ class Lot(NamedTuple):
 
 
 def parsed(data: bytes) -> StreamMessage:
-    """One message; raises InvalidArgument where ``data`` is none."""
+    """One message; raises InvalidArgument if ``data`` is none."""
     try:
         return StreamMessage.FromString(data)
     except DecodeError:
@@ -89,7 +89,7 @@ def own_of(message: StreamMessage) -> Message:
 
 
 def read_together(datas: Sequence[bytes]) -> list[Lot] | None:
-    """All messages of a turn, FEW at least; None where they are to be read one by one."""
+    """All messages of a turn, FEW at least; None if they are to be read one by one."""
     if not kernels.available:
         return None
     count = len(datas)

@@ -87,7 +87,7 @@ class BrokerSession(RoutedSession):
             self.send_frame(frame)
 
     def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
-        """Ack and nack records of a partition that is open in this worker; False where it is not."""
+        """Ack and nack records of a partition that is open in this worker; False if it is not."""
         return self._router.settle(partition, subscription, acks, nacks)
 
     def _hold(self, frame: bytearray) -> None:

@@ -93,7 +93,7 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stor
     that is not UTF-8 (native producers may send any bytes, a proto string may not) arrives with each
     wrong byte as ``\\xNN``; times before 1970 arrive as 0.
 
-    Raises ProtocolError where the batch's columns are malformed.
+    Raises ProtocolError if the batch's columns are malformed.
     """
     fields, place = _constant(batch, topic_name, producer_id)
     if batch.record_count == 1 and not batch.header.flags & _NOT_PLAIN:

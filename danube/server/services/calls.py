@@ -118,7 +118,7 @@ class BrokerCalls:
             client.close()
 
     async def served_at(self, topic_id: int, partition: int) -> str:
-        """URL of another broker that serves a partition; "" where this one does.
+        """URL of another broker that serves a partition; "" if this one does.
 
         Waits a moment while nobody does, as of a topic that was just made, and raises NotFound then: that
         is what clients look up again for.
@@ -164,7 +164,7 @@ class BrokerCalls:
 
     @property
     def metrics_address(self) -> str:
-        """URL of the metrics; "" where they are off."""
+        """URL of the metrics; "" if they are off."""
         address = self._worker.context.metrics_address
         return f"http://{address}" if address else ""
 

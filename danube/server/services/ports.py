@@ -54,7 +54,7 @@ class BrokerCalls(Protocol):
 
     @property
     def metrics_address(self) -> str:
-        """URL of the metrics; "" where they are off."""
+        """URL of the metrics; "" if they are off."""
 
     @property
     def workers(self) -> int: ...
@@ -73,7 +73,7 @@ class BrokerCalls(Protocol):
         """Ask this host's controller; only where it is clustered.  Raises DanubeErrors."""
 
     async def served_at(self, topic_id: int, partition: int) -> str:
-        """``http://host:port`` of another broker that serves a partition; "" where this one does."""
+        """``http://host:port`` of another broker that serves a partition; "" if this one does."""
 
     def serves(self, topic_id: int, partition: int) -> bool:
         """Whether this broker is where clients of a partition belong."""

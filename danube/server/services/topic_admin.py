@@ -100,7 +100,7 @@ def stored_failure_policy(fields: dict[str, Any]) -> FailurePolicy:
 
 
 def mode_number(mode: str | None) -> int:
-    """The subscription type as a number; 0 where the subscription was never made."""
+    """The subscription type as a number; 0 if the subscription was never made."""
     return subscription_type_of(mode) if mode is not None else 0
 
 

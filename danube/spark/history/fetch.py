@@ -82,7 +82,7 @@ class Fetcher:
     def each(self, identity: LogIdentity, pieces: Iterable[Piece]) -> Iterator[Fetched]:
         """Every piece in turn; the next one is on its way while one is used.
 
-        Raises ObjectMissing where a file or object is gone, Damage where it is another's, or what the
+        Raises ObjectMissing if a file or object is gone, Damage where it is another's, or what the
         store raises.
         """
         waiting = iter(pieces)
@@ -155,7 +155,7 @@ def _fetch_local(place: DataDirectory, identity: LogIdentity, piece: Piece) -> F
 
 @contextmanager
 def _opened(path: Path, segment: SegmentRef) -> Iterator[int]:
-    """The file's descriptor; ObjectMissing where it has gone, StorageFailed where it cannot be read."""
+    """The file's descriptor; ObjectMissing if it has gone, StorageFailed if it cannot be read."""
     try:
         fd = files.open_existing(path, writable=False)
     except FileNotFoundError:

@@ -46,7 +46,7 @@ class LocalSegments:
     def found(self, *, unsynced: bool) -> list[SegmentRef]:
         """All segments that hold records, by offset; none where there is no directory.
 
-        Raises StorageFailed where the disk does not answer, StorageIncompatible for a newer version.  A
+        Raises StorageFailed if the disk does not answer, StorageIncompatible for a newer version.  A
         file that is deleted or replaced while it is looked at is looked for again.
         """
         for attempt in range(_ATTEMPTS):

@@ -123,7 +123,7 @@ class StorePlace:
         return PartitionHistory(identity, manifest.start_offset, segments, holes)
 
     def manifest(self, identity: LogIdentity) -> Manifest | None:
-        """The manifest in force; None where nothing was uploaded."""
+        """The manifest in force; None if nothing was uploaded."""
         store = self.store()
         for _ in range(_ATTEMPTS):
             newest = ""

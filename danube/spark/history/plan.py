@@ -155,14 +155,14 @@ class _Walk:
 
 
 def _why(selection: Selection, following: int, hole: Hole | None) -> str:
-    """Why records are in no segment; empty where there never were any."""
+    """Why records are in no segment; empty if there never were any."""
     if hole is None:
         return EXPIRED if _expired(selection, following) else "a segment is missing"
     return why_in_hole(hole)
 
 
 def why_in_hole(hole: Hole) -> str:
-    """Why there are no records at these offsets; empty where there never were any."""
+    """Why there are no records at these offsets; empty if there never were any."""
     return {HoleKind.OPEN: WAITING, HoleKind.UNUSED: "", HoleKind.GIVEN_UP: GIVEN_UP}[hole.kind]
 
 

@@ -13,9 +13,9 @@ class SegmentRef(NamedTuple):
 
     ``key``: the file's name or the object's key.  ``base_offset`` and ``end_offset``: as the segment says;
     ``start`` is more where records have expired, ``end`` less where the next segment takes over.
-    ``log_id``: of danube.wal.segments.segment, of the log that this is to be of; zeros where it is not known.
+    ``log_id``: of danube.wal.segments.segment, of the log that this is to be of; zeros if it is not known.
     ``size_bytes``: with the footer.  ``hole_before``: records in front of it are lost.  Times are append
-    times in microseconds, 0 where they are not known.  ``data_end`` of an unsealed segment is a bound.
+    times in microseconds, 0 if they are not known.  ``data_end`` of an unsealed segment is a bound.
     """
 
     key: str

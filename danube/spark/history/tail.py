@@ -95,9 +95,9 @@ class Tail:
         return sorted(found)
 
     def ends(self, topic: str) -> list[tuple[str, PartitionEnds]]:
-        """Physical name and ends of every partition, in order; TopicNotFound where there is no topic.
+        """Physical name and ends of every partition, in order; TopicNotFound if there is no topic.
 
-        FetchPending where a partition's start stays unknown: its broker has not heard from the store.
+        FetchPending if a partition's start stays unknown: its broker has not heard from the store.
         """
         end_s = time.monotonic() + _WAIT_S
         while True:
@@ -185,7 +185,7 @@ class Tail:
 
     @staticmethod
     def _state(client: Client, partition: str, name: str) -> Mapping[str, Any]:
-        """How the subscription stands; empty where the broker does not say now."""
+        """How the subscription stands; empty if the broker does not say now."""
         session, connection = client._session, client._connection
         try:
             with connection.lock:

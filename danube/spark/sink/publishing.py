@@ -283,7 +283,7 @@ class _Topic:
         progress.payload_bytes += int(_lengths(payload).sum())
 
     def _digest_of(self, index: int, rows: pyarrow.RecordBatch) -> str:
-        """The digest of a partition's rows up to these; empty where no log keeps it."""
+        """The digest of a partition's rows up to these; empty if no log keeps it."""
         if not self.producer.reliable:
             return ""
         digest = self._digests.setdefault(index, RowDigest())
@@ -342,7 +342,7 @@ def _mappings(values: pyarrow.Array) -> list[dict[str, str] | None] | None:
 
 
 def _micros(times: pyarrow.Array, batch: pyarrow.RecordBatch) -> NDArray[np.int64] | None:
-    """int64[n] microseconds since 1970 UTC; None where every row leaves the time to the producer."""
+    """int64[n] microseconds since 1970 UTC; None if every row leaves the time to the producer."""
     if times.null_count == len(times):
         return None
     if times.null_count:

@@ -109,7 +109,7 @@ def loses(writer: pa.DataType, reader: pa.DataType, table: pa.DataType) -> bool:
 
 
 def _nesting(kind: pa.DataType) -> Callable[[pa.DataType], bool] | None:
-    """How a type holds others; None where it holds none."""
+    """How a type holds others; None if it holds none."""
     tests: tuple[Callable[[pa.DataType], bool], ...] = (
         pa.types.is_struct, pa.types.is_map, pa.types.is_list,
     )  # fmt: skip

@@ -68,7 +68,7 @@ def offered_columns(options: ReadOptions, schemas: Schemas | None = None) -> Str
 
 
 def _schemas(options: ReadOptions) -> Schemas | None:
-    """By which schemas payloads are decoded; None where they stay bytes."""
+    """By which schemas payloads are decoded; None if they stay bytes."""
     if not options.decode:
         return None
     catalogue = Catalogue(options)

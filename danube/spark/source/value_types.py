@@ -48,7 +48,7 @@ _JSON: Final = {
 
 
 def arrow_type(schema_type: str, definition: bytes, compiled: bytes = b"") -> pa.DataType:
-    """The column type of a registered version's values; SchemaInvalid where it cannot be read."""
+    """The column type of a registered version's values; SchemaInvalid if it cannot be read."""
     if schema_type == "avro":
         return _of_avro(parse(decode_json(definition, "the definition"), defaults=False), ())
     if schema_type == "json_schema":

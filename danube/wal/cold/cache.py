@@ -130,7 +130,7 @@ class ColdCache:
     # -- objects ----------------------------------------------------------------------------------
 
     def segment(self, identity: LogIdentity, entry: SegmentEntry, log_id: bytes = NO_LOG) -> ColdSegment:
-        """The cache's file for an object, made when there is none; StorageFailed where that fails."""
+        """The cache's file for an object, made when there is none; StorageFailed if that fails."""
         key = segment_key(identity, entry)
         segment = self._segments.get(key)
         if segment is None:

@@ -206,7 +206,7 @@ class ColdSegment(StoredSegment):
     def read(self, offset: int, end: int, bytes_max: int) -> ColdReading | Missing:
         """Batches from the one that holds ``offset``, none that starts at or above ``end``.
 
-        Missing: what must be fetched first.  Raises StoreDamaged with the range, and OSError where
+        Missing: what must be fetched first.  Raises StoreDamaged with the range, and OSError if
         the local disk does not answer.
         """
         index = self.ready_index()

@@ -11,7 +11,7 @@
           24     8  generation
           32     4  base_size    bytes of entries that the file began with
           36     4  base_crc     CRC32C of those
-          40    16  log id       of danube.wal.segments.segment; zeros where it is not known
+          40    16  log id       of danube.wal.segments.segment; zeros if it is not known
           56     4  zero
           60     4  CRC32C of bytes 0 .. 60
           64        entries, each 8-aligned; zeros behind the last one

@@ -374,7 +374,7 @@ class Log:
         """Stored batches from the one that holds ``offset``, none that starts at or above ``end``.
 
         At least one batch, however large; an empty chunk where nothing is left below ``end`` or all
-        up to ``next_offset`` is damaged.  Raises OffsetOutOfRange, and StorageFailed where the disk
+        up to ``next_offset`` is damaged.  Raises OffsetOutOfRange, and StorageFailed if the disk
         does not answer: the log itself stays as it is.
         """
         end = min(end, self.written_end)
@@ -475,7 +475,7 @@ class Log:
     def close(self, producer_snapshot: bytes = b"") -> None:
         """Write, sync and seal what is open, then release everything.  A fenced log is abandoned.
 
-        Raises like write(), and StorageFailed where the last sync fails; all is released even then.
+        Raises like write(), and StorageFailed if the last sync fails; all is released even then.
         """
         if self.failure is not None:
             self.abandon()

@@ -29,7 +29,7 @@ from danube.wal.segments.stored_segment import StoredSegment, write_footer
 
 
 def check_file(file: LogFile) -> None:
-    """StorageFailed where an earlier sync of the file has failed: what it lost no later one brings back."""
+    """StorageFailed if an earlier sync of the file has failed: what it lost no later one brings back."""
     if file.failed:
         raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
 
@@ -78,7 +78,7 @@ class SyncJob:
             done.add(self.directory)
 
     def check_files(self) -> None:
-        """All is synced by other means; StorageFailed where an earlier sync of a file has failed, OSError
+        """All is synced by other means; StorageFailed if an earlier sync of a file has failed, OSError
         where one was deleted."""
         for file in self.files:
             check_file(file)

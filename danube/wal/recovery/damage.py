@@ -73,7 +73,7 @@ class DamageRegister:
             self._stored = False
 
     def store(self) -> bool:
-        """Write the file when something is new; False where the disk refuses (tried again next time)."""
+        """Write the file when something is new; False if the disk refuses (tried again next time)."""
         if self._stored:
             return True
         rows = [record._asdict() for record in self._known.values()]

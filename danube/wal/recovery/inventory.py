@@ -58,7 +58,7 @@ def name_aside(path: Path) -> Path:
 
 
 class FoundFile(NamedTuple):
-    """One segment file: ``header`` or ``summary`` is None where there is none that can be trusted.
+    """One segment file: ``header`` or ``summary`` is None if there is none that can be trusted.
 
     ``unfinished``: a seal was under way when the machine ended; it names ``claimed_end``, or no end (0).
     """

@@ -49,7 +49,7 @@ def witness_path(directory: Path) -> Path:
 
 
 class Witness:
-    """Of one log.  ``known`` is False where there was none when it was loaded: nothing can be missed then.
+    """Of one log.  ``known`` is False if there was none when it was loaded: nothing can be missed then.
 
     ``holds_all``: what is not on this host is nowhere.  Its methods may be called in any thread.
     """
@@ -149,14 +149,14 @@ class Witness:
 
 
 def load_witness(directory: Path, log_id: bytes, *, holds_all: bool) -> Witness | None:
-    """Of the partition in ``directory``; None where that lies elsewhere than in a data directory."""
+    """Of the partition in ``directory``; None if that lies elsewhere than in a data directory."""
     if directory.parent.name != _PARTITIONS:
         return None
     return Witness.load(witness_path(directory), log_id, holds_all=holds_all)
 
 
 def remove_witness(directory: Path) -> None:
-    """The partition in ``directory`` is no more; nothing where it lies elsewhere than in a data directory."""
+    """The partition in ``directory`` is no more; nothing if it lies elsewhere than in a data directory."""
     if directory.parent.name == _PARTITIONS:
         witness_path(directory).unlink(missing_ok=True)
 

@@ -77,7 +77,7 @@ class LocalHoles:
 
     @property
     def end(self) -> int:
-        """Behind the last one; 0 where there is none."""
+        """Behind the last one; 0 if there is none."""
         return self._rows[-1].end if self._rows else 0
 
     def made_since(self, since_us: int) -> bool:

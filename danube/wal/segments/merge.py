@@ -72,8 +72,8 @@ class Original(NamedTuple):
 def merge(sources: Sequence[SealedRange], target: Path) -> Merged:
     """Merge ``sources`` into the new file ``target``; it is replaced if it is there, and may be a source.
 
-    InvalidArgument where they are not adjacent segments of one partition; Damage where one is not as
-    it was sealed; StorageIncompatible for a newer format; OSError where the disk refuses.
+    InvalidArgument if they are not adjacent segments of one partition; Damage where one is not as
+    it was sealed; StorageIncompatible for a newer format; OSError if the disk refuses.
     """
     with opened(sources) as originals:
         check_adjacent(originals)

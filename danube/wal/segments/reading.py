@@ -54,7 +54,7 @@ def read_segment(
     """Batches that hold offsets ``offset .. end`` of ``segment``, about ``bytes_max`` bytes of them.
 
     ``start`` is a known place at or below ``offset``.  ``offset`` lies inside the segment.  Raises
-    OSError where the disk does not answer.
+    OSError if the disk does not answer.
     """
     extent = segment.extent()
     place = start or segment.place_below(offset)

@@ -224,7 +224,7 @@ class Spare:
         return DropJob(job)
 
     def give_up(self) -> bool:
-        """Delete it here and now; False where there was none."""
+        """Delete it here and now; False if there was none."""
         dropped = self.drop()
         if dropped is not None:
             dropped.run()

@@ -105,7 +105,7 @@ class LocalStore:
             os.close(fd)
 
     def mapped(self, key: str, start: int, end: int) -> memoryview | None:
-        """The bytes where they lie, not copied; None where the file system is another machine's.
+        """The bytes where they lie, not copied; None if the file system is another machine's.
 
         An object never changes, and what is replaced or deleted stays with who has mapped it.
         """

@@ -51,7 +51,7 @@ def _cloud_store() -> Any:
 
 
 def check_store_url(url: str) -> StoreUrl:
-    """The parts of a store's URL; ConfigInvalid where it cannot be one."""
+    """The parts of a store's URL; ConfigInvalid if it cannot be one."""
     try:
         return split_store_url(url)
     except ValueError as error:

@@ -109,7 +109,7 @@ def ensure_bound(store: ObjectStore, data_dir: Path) -> StoreIdentity:
 def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
     """Bind, and be the one that uses the store from now on; ``holder`` is a new name for each process.
 
-    Raises what ensure_bound does, and WrongState where another host uses the store since.
+    Raises what ensure_bound does, and WrongState if another host uses the store since.
     """
     there = ensure_bound(store, data_dir)
     here = _binding(data_dir)
@@ -137,7 +137,7 @@ def _refuse_taken_over(
 def share(store: ObjectStore, data_dir: Path, cluster_id: str) -> None:
     """Bind to the store that the brokers of a cluster share: its id is theirs, and none holds it alone.
 
-    Raises WrongState where store or data directory belong to another.
+    Raises WrongState if store or data directory belong to another.
     """
     here, there = bound_store(data_dir), stored_identity(store)
     member = here is not None and here.store_id == cluster_id

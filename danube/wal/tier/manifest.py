@@ -188,7 +188,7 @@ class Manifest:
 
     @property
     def named_end(self) -> int:
-        """Offset behind the last entry or hole; 0 where there is none."""
+        """Offset behind the last entry or hole; 0 if there is none."""
         entries_end = int(self.entries["end_offset"][-1]) if len(self) else 0
         return max(entries_end, int(self.holes["end"][-1])) if len(self.holes) else entries_end
 
@@ -237,7 +237,7 @@ class Manifest:
     def with_added(self, *added: SegmentEntry) -> Manifest:
         """The next generation with segments behind the last one.
 
-        InvalidArgument where one does not follow the one before, unless it says HOLE_BEFORE.
+        InvalidArgument if one does not follow the one before, unless it says HOLE_BEFORE.
         """
         return self._with(np.concatenate([self.entries, _rows(added)]))
 
@@ -266,7 +266,7 @@ class Manifest:
     def with_holes(self, holes: list[Hole], added: Sequence[SegmentEntry] = ()) -> Manifest:
         """The next generation with other holes, and with segments where holes were.
 
-        InvalidArgument where they do not fit.
+        InvalidArgument if they do not fit.
         """
         entries = np.concatenate([self.entries, _rows(tuple(added))])
         entries = entries[np.argsort(entries["base_offset"], kind="stable")]

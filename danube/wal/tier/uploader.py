@@ -392,7 +392,7 @@ def _name(manifest: Manifest) -> Name:
 
 
 def entries_end(manifest: Manifest) -> int:
-    """Offset behind the last entry or hole; 0 where there is none (uploaded_end knows the start)."""
+    """Offset behind the last entry or hole; 0 if there is none (uploaded_end knows the start)."""
     return manifest.named_end
 
 

@@ -69,7 +69,7 @@ class BytesSource:
 
 
 class FileSource:
-    """A file as long as it was when it was opened; close it.  FileNotFoundError where there is none."""
+    """A file as long as it was when it was opened; close it.  FileNotFoundError if there is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -66,7 +66,7 @@ def read_member_journal(data: bytes) -> MemberJournal:
 
 
 def read_member_identity(data: bytes) -> tuple[str, str] | None:
-    """Cluster id and node id of ``raft.id``; None where it holds something else."""
+    """Cluster id and node id of ``raft.id``; None if it holds something else."""
     record = _list_in(data)
     if record is None or len(record) != 3 or record[0] != _IDENTITY:
         return None

@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 class Owned:
-    """Whose a segment says it is; ``log_id``: zeros where it does not say which log it is of.
+    """Whose a segment says it is; ``log_id``: zeros if it does not say which log it is of.
 
     ``begun_seal``: the problem of a footer of which whole sectors are missing.  It is no problem where a
     power cut can have left it: in a data directory, when no later segment is sealed.

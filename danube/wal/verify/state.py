@@ -45,7 +45,7 @@ Identity = tuple[int, int]  # topic id, partition
 
 @dataclass
 class Mark:
-    """The mark in force; ``number`` 0 where there is none."""
+    """The mark in force; ``number`` 0 if there is none."""
 
     identity: Identity = (0, 0)
     number: int = 0
@@ -78,7 +78,7 @@ class Producers:
 
 
 class Snapshot(NamedTuple):
-    """``version``: the last command that a metadata snapshot holds; None where that cannot be read."""
+    """``version``: the last command that a metadata snapshot holds; None if that cannot be read."""
 
     version: int | None
     problems: list[Problem]

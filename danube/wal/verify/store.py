@@ -104,7 +104,7 @@ def verify_store(
 ) -> None:
     """Check all that lies in ``store``, and that the partitions in ``local`` agree with it.
 
-    Raises StoreUnavailable and StoreRefused where the store does not answer.
+    Raises StoreUnavailable and StoreRefused if the store does not answer.
     """
     kept = {partition.identity: partition for partition in local}
     log_ids = _log_ids(store)
@@ -132,7 +132,7 @@ def verify_store(
 
 
 def _log_ids(store: ObjectStore) -> dict[int, bytes]:
-    """By topic id, as the newest copy of the metadata tells; nothing where it cannot be read."""
+    """By topic id, as the newest copy of the metadata tells; nothing if it cannot be read."""
     keys = [info.key for info in store.list("metadata/") if name_of(info.key).kind == "metadata"]
     try:
         return log_ids_of(topics_in(store.get(max(keys)))) if keys else {}

@@ -167,7 +167,7 @@ def verify_tree(
     wanted: Wanted = every_partition,
     progress: Progress = lambda _: None,
 ) -> list[LocalPartition]:
-    """Check a data directory; NotFound where there is none, StorageFailed where it cannot be read."""
+    """Check a data directory; NotFound where there is none, StorageFailed if it cannot be read."""
     if not directory.is_dir():
         raise NotFound(f"there is no directory {directory}", hint="name a broker's data directory")
     if (directory / "metadata").is_dir() or (directory / "partitions").is_dir():
@@ -327,7 +327,7 @@ def _verify_member(directory: Path, verified: Verified) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """A small file; None where it is not there (any more)."""
+    """A small file; None if it is not there (any more)."""
     try:
         with FileSource(path) as source:
             return source.read_front(_STATE_BYTES_MAX)
@@ -380,7 +380,7 @@ def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) ->
     """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
 
     A file that is gone before it was read takes with it what was read of those in front of it.  Raises
-    FileNotFoundError where the directory itself is gone.
+    FileNotFoundError if the directory itself is gone.
     """
     path = partition.directory
     known: dict[tuple[str, int], Segment] = {}
@@ -437,7 +437,7 @@ def _check_identity(found: Identity | None, identity: Identity, path: Path, veri
 
 
 def read_file(path: Path, base_offset: int, on_batch: OnBatch | None = None) -> Segment | None:
-    """A segment file, read anew while it changes and looks wrong; None where it was deleted meanwhile."""
+    """A segment file, read anew while it changes and looks wrong; None if it was deleted meanwhile."""
     segment: Segment | None = None
     try:
         for _ in range(ATTEMPTS):
@@ -627,13 +627,13 @@ def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path, v
 def topic_id_of(directory: Path, topic: str) -> int:
     """Id of a topic in a data directory's metadata.
 
-    TopicNotFound where it has none of that name; StorageFailed where the metadata cannot be read.
+    TopicNotFound if it has none of that name; StorageFailed if the metadata cannot be read.
     """
     return metadata_of(directory).topic(topic).topic_id
 
 
 def metadata_of(directory: Path) -> Metadata:
-    """The machine that a data directory's metadata holds; StorageFailed where that cannot be read."""
+    """The machine that a data directory's metadata holds; StorageFailed if that cannot be read."""
     from danube.core.metadata.commands import decode_commands
     from danube.core.metadata.machine import Metadata
 

@@ -133,7 +133,7 @@ def run(
 
 
 def _live(read: JobOptions) -> LiveBroker | None:
-    """The broker to offer objects to, not connected yet; None where none is named."""
+    """The broker to offer objects to, not connected yet; None if none is named."""
     broker, install = read.get("broker", ""), read.get("install", "")
     if not broker:
         if install == "live":

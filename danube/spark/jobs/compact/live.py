@@ -56,7 +56,7 @@ class LiveBroker:
         self._client.close()
 
     def unwilling(self, manifest: Manifest, *, keys: bool) -> str:
-        """Why nothing of a partition should be staged; empty where it may.  Raises what the broker raises."""
+        """Why nothing of a partition should be staged; empty if it may.  Raises what the broker raises."""
         try:
             topic = self._client.admin.topic(manifest.topic)
         except TopicNotFound:

@@ -256,7 +256,7 @@ class _Job:
     def _shape(self, done: RoundPlan) -> tuple[str, pa.Schema]:
         """The newest version of the topic's schema, ``subject:version``, and columns that take its values.
 
-        Both as they were where the topic has no schema now.  SchemaIncompatible where the table cannot take
+        Both as they were where the topic has no schema now.  SchemaIncompatible if the table cannot take
         it up.
         """
         found = self._schemas(done.topic, "")
@@ -362,7 +362,7 @@ def _fact(one: FilePlan, exported: Exported) -> dict[str, Any]:
 
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:
-    """One row for each range that this run exported; ``file`` is empty where none was needed."""
+    """One row for each range that this run exported; ``file`` is empty if none was needed."""
     names = [name.split()[0] for name in FRAME_SCHEMA.split(", ")]
     rows = [
         tuple({**one, "table": table, "topic": fact["topic"], "round": fact["round"]}[name] for name in names)

@@ -120,7 +120,7 @@ def _registered(spark: SparkSession, **members: Any) -> str:
 
 
 def chosen(spark: SparkSession, name: str, where: str, kept: Sequence[str]) -> DataFrame:
-    """The rows that the expression is true for; InvalidArgument where it is no expression over them.
+    """The rows that the expression is true for; InvalidArgument if it is no expression over them.
 
     Only the columns that are kept or that the expression may mean are read: each costs time in the JVM.
     """

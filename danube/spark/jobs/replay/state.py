@@ -56,7 +56,7 @@ def default_state_path(job: str) -> Path:
 
 
 def load_state(path: Path, job: str, work: str) -> ReplayState | None:
-    """The state of an earlier run; None where there is none.
+    """The state of an earlier run; None if there is none.
 
     Conflict where it is of another job or of other work under this job's name, Damage where it cannot
     be read.

@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 class FileBytes:
-    """A file, as long as it was when it was opened.  FileNotFoundError where there is none."""
+    """A file, as long as it was when it was opened.  FileNotFoundError if there is none."""
 
     chunk_bytes: Final = CHUNK_BYTES
 

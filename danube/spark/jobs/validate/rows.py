@@ -79,7 +79,7 @@ _kernel: Any = None
 
 
 def warm_up() -> bool:
-    """Load the kernels for this process; False where they cannot be had (the twins are used then)."""
+    """Load the kernels for this process; False if they cannot be had (the twins are used then)."""
     global _kernel
     from danube.core.kernels import jit
 

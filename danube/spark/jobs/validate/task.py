@@ -75,7 +75,7 @@ class PayloadCheck:
 
 
 def validator_of(place: AnyPlace, schema_id: int, version: int) -> Validator | None:
-    """The check of a schema's version (0: the latest); None where there is none, or nothing to check."""
+    """The check of a schema's version (0: the latest); None if there is none, or nothing to check."""
     return _validator(place, schema_id, version, _age())
 
 

@@ -1,35 +1,19 @@
-#!/usr/bin/env python3
-"""Measure the gRPC door with compiled clients, against a bare grpcio server in the same run.
+"""Rows of the gRPC door: compiled clients against a bare grpcio server in the same run.
 
-    perf/grpc_door.py --compare grpc-publish --workers 1   unary SendMessage, 64 in flight
-    perf/grpc_door.py --compare grpc-receive               ReceiveMessages, one Ack call a message
-    perf/grpc_door.py --compare grpc-latency               one call in flight against a bare ping-pong
-    perf/grpc_door.py --list
-
-Both sides take turns as in perf/floor.py, and the line has the same form.  After each turn the broker is
-asked what it stored or settled, so a call that failed cannot count.  What cannot be measured here is said
-in one line that begins with SKIPPED, and the exit code stays 0.
+After each turn the broker is asked what it stored or settled, so a call that failed cannot count.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from perf.floor import common_arguments, conclude, listing  # noqa: E402
-from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
-from tests.child_process import Child  # noqa: E402
+from perf.turns import ROOT, Bench, Plan, Skipped
+from tests.child_process import Child
 
 IN_FLIGHT = 64
 CALLS = 100_000
@@ -37,10 +21,6 @@ FLOOR_CALLS = 15_000  # the floor is slower by the factor that is measured here
 LATENCY_CALLS = 5_000
 SEND_PATH = "/danube.ProducerService/SendMessage"
 CALLS_S_MIN = 60_000  # of each worker
-
-
-class Skipped(Exception):
-    """A tool is missing; the message says which and how to get it."""
 
 
 class GrpcBench:
@@ -204,13 +184,8 @@ def latency(bench: Bench) -> Plan:
         return {"value": found["p50_us"], "p99_us": found["p99_us"], "max_us": found["max_us"]}
 
     def floor() -> dict[str, Any]:
-        # Both ends on uvloop, as everywhere in perf/; the compiled client's own ping-pong stands beside it.
-        found = bench.ping(count)
-        compiled = door.run_client("ping", bench.floor_port(0), count)
-        return {
-            "value": found["p50_us"], "floor_p99_us": found["p99_us"],
-            "compiled_ping_p50_us": compiled["p50_us"], "compiled_ping_p99_us": compiled["p99_us"],
-        }  # fmt: skip
+        found = bench.ping(count)  # both ends on uvloop, as everywhere in perf/
+        return {"value": found["p50_us"], "floor_p99_us": found["p99_us"]}
 
     return Plan(
         floor=floor,
@@ -220,47 +195,3 @@ def latency(bench: Bench) -> Plan:
         target="p50 <= 2 x the ping-pong on uvloop",
         details={"in_flight": 1},
     )
-
-
-WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
-    "grpc-publish": publish,
-    "grpc-receive": receive,
-    "grpc-latency": latency,
-}
-
-
-def arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="perf/grpc_door.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", type=int, default=1_024, help="payload bytes of a message (1024)")
-    parser.add_argument("--durability", choices=["memory", "written", "fsync"], default="written")
-    parser.add_argument("--workers", type=int, default=1)
-    common_arguments(parser, WORKLOADS)
-    return parser.parse_args(words)
-
-
-def main(words: list[str] | None = None) -> int:
-    options = arguments(words)
-    if options.list or not options.compare:
-        print(listing(WORKLOADS))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="danube-grpc-", dir=options.directory) as directory:
-        settings = Settings(
-            directory=Path(directory),
-            size=options.size,
-            batch=1,
-            durability=options.durability,
-            workers=options.workers,
-            rounds=options.rounds,
-            scale=options.scale,
-        )
-        try:
-            measured = compare(options.compare, settings, WORKLOADS)
-        except Skipped as reason:
-            print(f"SKIPPED {options.compare}: {reason}", flush=True)
-            return 0
-        conclude(measured, Path(directory), options)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,20 +4,18 @@
 them.  ``producer`` and ``consumer`` open one at the broker through grpcio and write the framed message that
 the compiled client sends; ``stored`` and ``settled`` ask the broker afterwards what really happened.
 
-Run as ``grpc_peer.py ROLE JSON``; a role prints one line of JSON, ``echo`` its port.
+A role prints one line of JSON (see perf/child.py), ``echo`` its port.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import uvloop
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 if ROOT not in sys.path:
@@ -25,6 +23,7 @@ if ROOT not in sys.path:
 
 import danube  # noqa: E402
 from danube.server.proto import DanubeApi_pb2 as api  # noqa: E402
+from perf.child import Options, serve  # noqa: E402
 from perf.loads import make_topic, owner_in  # noqa: E402
 
 SUBSCRIPTION = "bench"
@@ -46,7 +45,7 @@ def stream_message(topic: str, size: int, producer_id: int = 1) -> Any:
     )
 
 
-async def echo(options: dict[str, Any]) -> None:
+async def echo(options: Options) -> None:
     """Serve SendMessage, Ack and ReceiveMessages until the process is stopped."""
     message = stream_message("/default/echo", options["size"])
 
@@ -64,28 +63,19 @@ async def echo(options: dict[str, Any]) -> None:
 
     def handler(kind: Any, behaviour: Any, request: Any, response: Any) -> Any:
         return kind(
-            behaviour,
-            request_deserializer=request.FromString,
-            response_serializer=response.SerializeToString,
+            behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString
         )
 
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    producing = {"SendMessage": handler(unary, send, api.StreamMessage, api.MessageResponse)}
+    consuming = {
+        "Ack": handler(unary, ack, api.AckRequest, api.AckResponse),
+        "ReceiveMessages": handler(stream, receive, api.ReceiveRequest, api.StreamMessage),
+    }
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "danube.ProducerService",
-                {"SendMessage": handler(unary, send, api.StreamMessage, api.MessageResponse)},
-            ),
-            grpc.method_handlers_generic_handler(
-                "danube.ConsumerService",
-                {
-                    "Ack": handler(unary, ack, api.AckRequest, api.AckResponse),
-                    "ReceiveMessages": handler(stream, receive, api.ReceiveRequest, api.StreamMessage),
-                },
-            ),
-        )
-    )
+    for name, handlers in (("ProducerService", producing), ("ConsumerService", consuming)):
+        generic = grpc.method_handlers_generic_handler(f"danube.{name}", handlers)
+        server.add_generic_rpc_handlers((generic,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)
@@ -102,7 +92,7 @@ async def call(address: str, path: str, request: Any, response: Any) -> Any:
         return await method(request, timeout=30)
 
 
-async def producer(options: dict[str, Any]) -> dict[str, Any]:
+async def producer(options: Options) -> Options:
     """A topic at the durability level, a producer on it, and the file that a SendMessage carries."""
     async with danube.connect(options["url"]) as client:
         await make_topic(client, options)
@@ -121,7 +111,7 @@ async def producer(options: dict[str, Any]) -> dict[str, Any]:
     return {"owner": owner}
 
 
-async def consumer(options: dict[str, Any]) -> dict[str, Any]:
+async def consumer(options: Options) -> Options:
     """A topic at the durability level, a subscription on it, and the file that ReceiveMessages carries."""
     async with danube.connect(options["url"]) as client:
         await make_topic(client, options)
@@ -134,19 +124,19 @@ async def consumer(options: dict[str, Any]) -> dict[str, Any]:
     return {"consumer_id": answer.consumer_id}
 
 
-async def message(options: dict[str, Any]) -> dict[str, Any]:
+async def message(options: Options) -> Options:
     """The file that a SendMessage to ``echo`` carries."""
     Path(options["file"]).write_bytes(framed(stream_message("/default/echo", options["size"])))
     return {}
 
 
-async def request(options: dict[str, Any]) -> dict[str, Any]:
+async def request(options: Options) -> Options:
     """The file that asks ``echo`` for ``count`` messages."""
     Path(options["file"]).write_bytes(framed(api.ReceiveRequest(request_id=options["count"], consumer_id=1)))
     return {}
 
 
-async def stored(options: dict[str, Any]) -> dict[str, Any]:
+async def stored(options: Options) -> Options:
     """How many records the topic holds, and at which level they were acknowledged."""
     async with danube.connect(options["url"]) as client:
         found = await client.admin.describe_topic(options["topic"])
@@ -156,21 +146,14 @@ async def stored(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def settled(options: dict[str, Any]) -> dict[str, Any]:
+async def settled(options: Options) -> Options:
     """What the subscription still waits for."""
     async with danube.connect(options["url"]) as client:
         found = await client.admin.describe_subscription(options["topic"], SUBSCRIPTION)
     return {"lag": found.lag_records, "in_flight": found.in_flight}
 
 
-ROLES: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
-    role.__name__: role for role in (echo, producer, consumer, message, request, stored, settled)
-}
-
-
-def main() -> None:
-    print(json.dumps(uvloop.run(ROLES[sys.argv[1]](json.loads(sys.argv[2])))), flush=True)
-
+ROLES = {role.__name__: role for role in (echo, producer, consumer, message, request, stored, settled)}
 
 if __name__ == "__main__":
-    main()
+    serve(ROLES)

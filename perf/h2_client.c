@@ -1,6 +1,5 @@
 /* A gRPC client for measurements: one connection, one thread, HTTP/2 frames by hand (RFC 9113, RFC 7541).
  *
- *   h2_client ping    HOST PORT COUNT                          round trips of 64 bytes to perf/pump.py
  *   h2_client send    HOST PORT PATH FILE COUNT IN_FLIGHT      unary calls; FILE holds the framed message
  *   h2_client consume HOST PORT FILE SUBSCRIPTION COUNT        ReceiveMessages (FILE: framed ReceiveRequest),
  *                                                              one Ack call for each message, COUNT of them
@@ -343,7 +342,7 @@ static void turn(void) {
 
 /* -- roles -------------------------------------------------------------------------------------------- */
 
-static void open_socket(const char *host, const char *port, int blocking) {
+static void open_socket(const char *host, const char *port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
     int one = 1;
     if (inet_pton(AF_INET, host, &address.sin_addr) != 1) fail("the host must be an IPv4 address", 0);
@@ -351,14 +350,14 @@ static void open_socket(const char *host, const char *port, int blocking) {
     if (connect(sock, (struct sockaddr *)&address, sizeof address)) fail("cannot connect", errno);
     setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(sock, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
-    if (!blocking) fcntl(sock, F_SETFL, O_NONBLOCK);
+    fcntl(sock, F_SETFL, O_NONBLOCK);
 }
 
 static void open_http2(const char *host, const char *port, const char *path) {
     static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     uint8_t settings[6] = {0, 4};
     char authority[64];
-    open_socket(host, port, 0);
+    open_socket(host, port);
     memcpy(room(sizeof preface - 1), preface, sizeof preface - 1);
     write32(settings + 2, STREAM_WINDOW);
     put_frame(SETTINGS, 0, 0, settings, sizeof settings);
@@ -392,24 +391,6 @@ static void print_result(uint64_t count) {
     printf("\"records\": %lu, \"ok\": %lu, \"ended\": %lu, \"started_ns\": %lu, \"ended_ns\": %lu}\n",
            (unsigned long)count, (unsigned long)ok, (unsigned long)ended, (unsigned long)started_ns,
            (unsigned long)ended_ns);
-}
-
-static void ping(const char *host, const char *port, uint64_t count) {
-    uint8_t data[64] = {64}, answer[64];
-    open_socket(host, port, 1);
-    moments = calloc(count, sizeof *moments);
-    for (uint64_t number = 0; number < count; number++) {
-        uint64_t before = now_ns();
-        if (!number) started_ns = before;
-        if (send(sock, data, sizeof data, MSG_NOSIGNAL) != sizeof data) fail("cannot send", errno);
-        if (recv(sock, answer, sizeof answer, MSG_WAITALL) != sizeof answer) fail("no answer", errno);
-        ended_ns = now_ns();
-        moments[number] = ended_ns - before;
-        ok++, ended++;
-    }
-    printf("{");
-    print_moments(count);
-    print_result(count);
 }
 
 static void send_calls(const char *path, uint64_t count, uint64_t in_flight_max) {
@@ -457,9 +438,7 @@ static void consume(const char *path, const char *name, uint64_t count) {
 }
 
 int main(int count, char **words) {
-    if (count == 5 && !strcmp(words[1], "ping")) {
-        ping(words[2], words[3], strtoull(words[4], NULL, 10));
-    } else if (count == 8 && !strcmp(words[1], "send")) {
+    if (count == 8 && !strcmp(words[1], "send")) {
         open_http2(words[2], words[3], words[4]);
         send_calls(words[5], strtoull(words[6], NULL, 10), strtoull(words[7], NULL, 10));
     } else if (count == 7 && !strcmp(words[1], "consume")) {

@@ -4,28 +4,4 @@
 your own beside these.
 """
 
-from danube.load.locustfile import (
-    GrpcExclusive,
-    GrpcFailover,
-    GrpcKeyShared,
-    GrpcProducer,
-    GrpcShared,
-    NativeExclusive,
-    NativeFailover,
-    NativeKeyShared,
-    NativeProducer,
-    NativeShared,
-)
-
-__all__ = [
-    "GrpcExclusive",
-    "GrpcFailover",
-    "GrpcKeyShared",
-    "GrpcProducer",
-    "GrpcShared",
-    "NativeExclusive",
-    "NativeFailover",
-    "NativeKeyShared",
-    "NativeProducer",
-    "NativeShared",
-]
+from danube.load.locustfile import *  # noqa: F403

@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def fingerprint(data_dir: Path) -> dict[str, Any]:
     """Facts that decide whether two figures may be compared."""
+    models = (line.partition(":")[2].strip() for line in lines_of("/proc/cpuinfo") if "model name" in line)
     return {
-        "cpu": _cpu_model(),
+        "cpu": next(models, platform.machine()),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
@@ -25,7 +26,7 @@ def fingerprint(data_dir: Path) -> dict[str, Any]:
         "python_call_ns": python_call_ns(),
         "packages": {name: _version(name) for name in PACKAGES},
         "filesystem": file_system(data_dir),
-        "tcp_congestion_default": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        "tcp_congestion_default": "".join(lines_of("/proc/sys/net/ipv4/tcp_congestion_control")),
         "load_average": round(os.getloadavg()[0], 2),
         "commit": _commit(),
     }
@@ -33,21 +34,12 @@ def fingerprint(data_dir: Path) -> dict[str, Any]:
 
 def file_system(path: Path) -> str:
     """Type of the file system that holds ``path``."""
-    target = str(path.resolve())
-    best = ("", "unknown")
-    for line in _read("/proc/mounts").splitlines():
+    target, best = path.resolve(), (0, "unknown")
+    for line in lines_of("/proc/mounts"):
         _, mount, kind, *_ = line.split()
-        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best[0]):
-            best = (mount, kind)
+        if target.is_relative_to(mount):
+            best = max(best, (len(mount), kind), key=lambda one: one[0])
     return best[1]
-
-
-def _cpu_model() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def python_call_ns() -> float:
@@ -58,7 +50,7 @@ def python_call_ns() -> float:
 
 def stolen_s() -> float:
     """Seconds of all processors that a hypervisor gave to others since this host has started (proc(5))."""
-    fields = _read("/proc/stat").partition("\n")[0].split()
+    fields = next(iter(lines_of("/proc/stat")), "").split()
     return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
@@ -71,16 +63,13 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     """Short hash of the tree that was measured, with ``+`` when it had changes."""
-    command = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*command, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    if head.returncode:
-        return "unknown"
-    changed = subprocess.run([*command, "status", "--porcelain", "-uno"], capture_output=True, text=True)
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
-def _read(path: str) -> str:
+def lines_of(path: str) -> list[str]:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text().splitlines()
     except OSError:
-        return ""
+        return []

@@ -9,14 +9,12 @@ for an fdatasync that started after the write; one runs at a time, off the loop.
 Frame: <IIQ size, crc32c of the body, number; body.  Answer: <QQ number, position.  Both processes
 set the same socket options as Danube: cubic congestion control and no delay.
 
-Run as ``pump.py ROLE JSON``: ``serve`` prints its port, ``send`` and ``ping`` print one JSON line;
-``send`` waits for its parent's word as the loads do (:mod:`perf.loads`).
+``serve`` prints its port and runs until it is stopped; ``send`` and ``ping`` are roles of perf/child.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import struct
@@ -26,7 +24,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import uvloop
+ROOT = str(Path(__file__).resolve().parent.parent)
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from perf.child import Options, go, percentiles, serve, timed_us  # noqa: E402
 
 FRAME = struct.Struct("<IIQ")
 ANSWER = struct.Struct("<QQ")
@@ -115,7 +117,7 @@ class Pump(asyncio.BufferedProtocol):
         self.syncing = False
 
 
-async def serve(options: dict[str, Any]) -> None:
+async def serve_floor(options: Options) -> None:
     """Serve one connection after another until the process is stopped; each writes a fresh file."""
     from danube.core import kernels
     from danube.core.batch import checksum
@@ -175,10 +177,9 @@ class Sender(asyncio.Protocol):
         self.push()
 
 
-async def send(options: dict[str, Any]) -> dict[str, Any]:
+async def send(options: Options) -> Options:
     """Send ``frame_count`` frames of ``frame_bytes`` when the parent says so; return the seconds it took."""
     from danube.core.batch.checksum import crc32c
-    from tests.child_process import told
 
     body = os.urandom(options["frame_bytes"] - FRAME.size)
     frame = FRAME.pack(options["frame_bytes"], crc32c(body), 1) + body
@@ -186,8 +187,7 @@ async def send(options: dict[str, Any]) -> dict[str, Any]:
     _, sender = await loop.create_connection(
         lambda: Sender(frame, options["frame_count"]), "127.0.0.1", options["port"]
     )
-    print("ready", flush=True)
-    await told().wait()
+    await go()
     started = time.perf_counter()
     sender.push()
     await sender.done
@@ -212,43 +212,19 @@ class Ponger(asyncio.Protocol):
             self.waiter.set_result(None)
 
 
-async def ping(options: dict[str, Any]) -> dict[str, Any]:
+async def ping(options: Options) -> Options:
     """Round trips of 64 bytes: back to back, or ``rate`` a second; returns microseconds."""
     loop = asyncio.get_running_loop()
     _, ponger = await loop.create_connection(Ponger, "127.0.0.1", options["port"])
     data = FRAME.pack(PING_BYTES, 0, 0) + bytes(PING_BYTES - FRAME.size)
-    rate = options.get("rate", 0)
-    times, due = [], loop.time()
-    for _ in range(options["count"] + 50):
-        if rate:
-            due += 1 / rate
-            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    def there_and_back() -> asyncio.Future[None]:
         ponger.waiter = loop.create_future()
-        started = time.perf_counter_ns()
         ponger.transport.write(data)
-        await ponger.waiter
-        times.append((time.perf_counter_ns() - started) / 1000)
-    return percentiles(times[50:])
+        return ponger.waiter
 
-
-def percentiles(values: list[float]) -> dict[str, Any]:
-    ordered = sorted(values)
-    return {
-        "count": len(ordered),
-        "p50_us": round(ordered[len(ordered) // 2], 1),
-        "p99_us": round(ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], 1),
-        "max_us": round(ordered[-1], 1),
-    }
-
-
-def main() -> None:
-    role, options = sys.argv[1], json.loads(sys.argv[2])
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    if role == "serve":
-        uvloop.run(serve(options))
-    else:
-        print(json.dumps(uvloop.run({"send": send, "ping": ping}[role](options))))
+    return percentiles((await timed_us(options["count"] + 50, there_and_back, options.get("rate", 0)))[50:])
 
 
 if __name__ == "__main__":
-    main()
+    serve({"serve": serve_floor, "send": send, "ping": ping})

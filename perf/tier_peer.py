@@ -1,12 +1,8 @@
 """The processes of the tiered-storage measurements, one role each.
 
-``mover`` and ``put`` upload the same files, ``read`` and ``get`` read the same objects, ``first`` times the
-first record of cold reads and ``ping`` a small GET, ``paced`` publishes at a steady rate, ``hot`` does too
-and follows what it publishes, ``cold`` is many readers of old records.  ``put``, ``get`` and ``ping`` are the
-bare client and know nothing of Danube.
-
-Run as ``tier_peer.py ROLE JSON``; a role prints ``ready``, starts on a line from its standard input, and ends
-with one line of JSON.
+``mover`` and ``put`` upload the same files, ``get`` reads objects, ``first`` times the first record of cold
+reads and ``ping`` a small GET, ``paced`` publishes at a steady rate and may follow what it publishes,
+``cold`` is many readers of old records.  ``put``, ``get`` and ``ping`` are the bare client alone.
 """
 
 from __future__ import annotations
@@ -19,8 +15,6 @@ import socket
 import statistics
 import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -35,8 +29,8 @@ if ROOT not in sys.path:
 
 import danube  # noqa: E402
 from danube.config.sections import Secret, StorageConfig  # noqa: E402
-from perf.loads import IN_FLIGHT, go, open_consumer, open_producer, payloads_of  # noqa: E402
-from perf.pump import percentiles  # noqa: E402
+from perf.child import Options, Window, go, percentiles, serve  # noqa: E402
+from perf.loads import IN_FLIGHT, moments, open_producer  # noqa: E402
 from tests.child_process import told  # noqa: E402
 
 WAIT_S = 250.0
@@ -46,7 +40,7 @@ WARM_BATCHES = 100
 PACED_IN_FLIGHT = 4 * IN_FLIGHT  # more than a paced producer needs, so that the rate is the schedule's
 
 
-def bare_client(options: dict[str, Any]) -> minio.Minio:
+def bare_client(options: Options) -> minio.Minio:
     host = options["endpoint"].removeprefix("http://")
     return minio.Minio(
         host, options["access_key"], options["secret_key"], secure=False, region=options["region"]
@@ -74,7 +68,7 @@ def get(client: minio.Minio, bucket: str, key: str, start: int, length: int) -> 
 # -- uploads ------------------------------------------------------------------------------------------
 
 
-async def put(options: dict[str, Any]) -> dict[str, Any]:
+async def put(options: Options) -> Options:
     """The files through fput_object, ``parallel`` at a time, each in parts one after the other."""
     client = bare_client(options)
     client.bucket_exists(options["bucket"])
@@ -91,11 +85,10 @@ async def put(options: dict[str, Any]) -> dict[str, Any]:
         started = time.monotonic_ns()
         for _ in pool.map(one, options["files"]):
             pass
-        ended = time.monotonic_ns()
-    return {"started_ns": started, "ended_ns": ended}
+        return moments(started, len(options["files"]))
 
 
-async def mover(options: dict[str, Any]) -> dict[str, Any]:
+async def mover(options: Options) -> Options:
     """The same files through the mover, until a manifest that was read back names all of them."""
     from danube.broker.mover.mover import Mover
     from danube.broker.processes.contexts import DrainSignal, MoverContext, Pulse, SupervisorSettings
@@ -132,7 +125,7 @@ async def mover(options: dict[str, Any]) -> dict[str, Any]:
         await running
 
 
-async def _moved(address: str, options: dict[str, Any]) -> dict[str, Any]:
+async def _moved(address: str, options: Options) -> Options:
     """What a worker sees: from ``attach`` to the state that tells of every segment."""
     from danube.broker.links import FrameReader, encode_frame
     from danube.wal.tier.manifest import Manifest
@@ -162,15 +155,15 @@ async def _moved(address: str, options: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic_ns()
     attach(0, options["directory"])
     await told(0, len(options["files"]))
-    ended = time.monotonic_ns()
+    found = moments(started, len(options["files"]))
     writer.close()
-    return {"started_ns": started, "ended_ns": ended}
+    return found
 
 
 # -- reads --------------------------------------------------------------------------------------------
 
 
-async def get_all(options: dict[str, Any]) -> dict[str, Any]:
+async def get_all(options: Options) -> Options:
     """All objects in ranges of ``step`` bytes, ``parallel`` at a time (1: a plain loop)."""
     client, bucket = bare_client(options), options["bucket"]
     wanted = ranges(options["objects"], options["step"])
@@ -183,10 +176,10 @@ async def get_all(options: dict[str, Any]) -> dict[str, Any]:
         else:
             size = sum(pool.map(lambda one: get(client, bucket, *one), wanted))
         ended = time.monotonic_ns()
-    return {"started_ns": started, "ended_ns": ended, "bytes": size}
+    return {**moments(started, len(wanted), ended), "bytes": size}
 
 
-async def ping(options: dict[str, Any]) -> dict[str, Any]:
+async def ping(options: Options) -> Options:
     """Milliseconds of a GET of a few bytes on a kept connection."""
     client, bucket = bare_client(options), options["bucket"]
     key = min(options["objects"])
@@ -200,7 +193,7 @@ async def ping(options: dict[str, Any]) -> dict[str, Any]:
     return {"median_ms": statistics.median(times)}
 
 
-async def first(options: dict[str, Any]) -> dict[str, Any]:
+async def first(options: Options) -> Options:
     """Milliseconds from opening a consumer at each of ``offsets`` to its first record."""
     times = []
     async with danube.connect(options["url"]) as client:
@@ -217,123 +210,69 @@ async def first(options: dict[str, Any]) -> dict[str, Any]:
     return {"times_ms": times}
 
 
-async def read(options: dict[str, Any]) -> dict[str, Any]:
-    """The topic from its start through ``batches()``, over a connection that is there."""
-    records = 0
-    async with danube.connect(options["url"]) as client:
-        await client.admin.describe_topic(options["topic"])
-        await go()
-        started = time.monotonic_ns()
-        async with open_consumer(client, options) as consumer:
-            async for batch in consumer.batches(max_records=65_536, max_wait=0.05):
-                records += len(batch)
-                await batch.ack()
-                if records >= options["record_count"]:
-                    break
-            ended = time.monotonic_ns()
-    return {"started_ns": started, "ended_ns": ended, "records": records}
+# -- publishing and reading beside it ------------------------------------------------------------------
 
 
-# -- publishing ---------------------------------------------------------------------------------------
+async def paced(options: Options) -> Options:
+    """``batch_count`` batches, one every ``interval_ns``; with ``subscription`` a consumer follows them.
 
-
-async def paced(options: dict[str, Any]) -> dict[str, Any]:
-    """``batch_count`` batches, one every ``interval_ns``; the time to each acknowledgement.
-
-    A producer that falls behind sends as fast as it may until it has caught up; the rate that was reached
-    counts to the last acknowledgement.
-    """
-    payloads = payloads_of(options["size"], options["batch"])
-    times: list[float] = []
-    pending: deque[asyncio.Future[None]] = deque()
-    async with danube.connect(options["url"]) as client, open_producer(client, options) as producer:
-
-        async def send(began_ns: int) -> None:
-            await producer.send_many(payloads)
-            times.append((time.monotonic_ns() - began_ns) / 1_000)
-
-        for _ in range(WARM_BATCHES):
-            await producer.send_many(payloads)
-        await go()
-        started = time.monotonic_ns()
-        for number in range(options["batch_count"]):
-            due = started + number * options["interval_ns"]
-            wait_ns = due - time.monotonic_ns()
-            if wait_ns > 0:
-                await asyncio.sleep(wait_ns / 1e9)
-            while len(pending) >= PACED_IN_FLIGHT or (pending and pending[0].done()):
-                await pending.popleft()
-            pending.append(asyncio.ensure_future(send(time.monotonic_ns())))
-        while pending:
-            await pending.popleft()
-        ended = time.monotonic_ns()
-    times = times[len(times) // 20 :]
-    records = options["batch"] * options["batch_count"]
-    return {"started_ns": started, "ended_ns": ended, "records": records, **percentiles(times)}
-
-
-# -- many cold readers --------------------------------------------------------------------------------
-
-
-async def hot(options: dict[str, Any]) -> dict[str, Any]:
-    """A batch every ``interval_ns`` for ``seconds``, and a consumer that follows: both times of each batch.
-
-    Ends once the consumer has everything, in order and once; DanubeError where that does not come.
+    Both times of each batch are measured.  A producer that falls behind sends as fast as it may until it has
+    caught up.  A consumer ends once it has everything, in order and once.
     """
     sent_ns: list[int] = []
     acked_us: list[float] = []
     delivered_us: list[float] = []
-    pending: set[asyncio.Future[None]] = set()
-    async with danube.connect(options["url"]) as client, danube.connect(options["url"]) as other:
-        consumer = other.consumer(options["topic"], options["subscription"], "exclusive", start="latest")
-        async with open_producer(client, options, options["subscription"]) as producer, consumer:
+    batch, count = options["batch"], options["batch_count"]
+    async with AsyncExitStack() as stack:
+        client, other = [await stack.enter_async_context(danube.connect(options["url"])) for _ in range(2)]
+        name = options.get("subscription", "bench")
+        producer = await stack.enter_async_context(open_producer(client, options, name))
 
-            async def send(number: int) -> None:
-                payload = number.to_bytes(8, "little").ljust(options["size"], b"x")
-                began_ns = time.monotonic_ns()
-                sent_ns.append(began_ns)
-                await producer.send_many([payload] * options["batch"])
-                acked_us.append((time.monotonic_ns() - began_ns) / 1_000)
+        async def send(number: int) -> None:
+            payload = number.to_bytes(8, "little").ljust(options["size"], b"x")
+            began_ns = time.monotonic_ns()
+            sent_ns.append(began_ns)
+            await producer.send_many([payload] * batch)
+            acked_us.append((time.monotonic_ns() - began_ns) / 1_000)
 
-            async def follow(batch_count: int) -> None:
-                records = 0
-                async for batch in consumer.batches():
-                    now_ns = time.monotonic_ns()
-                    for payload in batch.payloads:
-                        number = int.from_bytes(payload[:8], "little")
-                        if number != records // options["batch"]:
-                            raise SystemExit(f"batch {number} came after {records} records")
-                        records += 1
-                        delivered_us.append((now_ns - sent_ns[number]) / 1_000)
-                    await batch.ack()
-                    if records == batch_count * options["batch"]:
-                        return
+        async def follow(consumer: Any) -> None:
+            records = 0
+            async for arrived in consumer.batches():
+                now_ns = time.monotonic_ns()
+                for payload in arrived.payloads:
+                    number = int.from_bytes(payload[:8], "little")
+                    if number != records // batch:
+                        raise SystemExit(f"batch {number} came after {records} records")
+                    records += 1
+                    delivered_us.append((now_ns - sent_ns[number]) / 1_000)
+                await arrived.ack()
+                if records == (WARM_BATCHES + count) * batch:
+                    return
 
-            batch_count = int(options["seconds"] * 1e9) // options["interval_ns"]
-            following = asyncio.ensure_future(follow(WARM_BATCHES + batch_count))
-            for number in range(WARM_BATCHES):
-                await send(number)
-            await go()
-            started = time.monotonic_ns()
-            for number in range(batch_count):
-                wait_ns = started + number * options["interval_ns"] - time.monotonic_ns()
-                if wait_ns > 0:
-                    await asyncio.sleep(wait_ns / 1e9)
-                if len(pending) >= PACED_IN_FLIGHT:
-                    await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                task = asyncio.ensure_future(send(WARM_BATCHES + number))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
+        following: asyncio.Future[None] | None = None
+        if "subscription" in options:
+            consumer = other.consumer(options["topic"], name, "exclusive", start="latest")
+            following = asyncio.ensure_future(follow(await stack.enter_async_context(consumer)))
+        for number in range(WARM_BATCHES):
+            await send(number)
+        await go()
+        started, window = time.monotonic_ns(), Window(PACED_IN_FLIGHT)
+        for number in range(count):
+            wait_ns = started + number * options["interval_ns"] - time.monotonic_ns()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / 1e9)
+            await window.add(send(WARM_BATCHES + number))
+        await window.end()
+        if following is not None:
             await asyncio.wait_for(following, WAIT_S)
-            ended = time.monotonic_ns()
-    warm = WARM_BATCHES * options["batch"]
-    return {
-        "started_ns": started, "ended_ns": ended, "records": batch_count * options["batch"],
-        **percentiles(acked_us[WARM_BATCHES:]), "delivery": percentiles(delivered_us[warm:]),
-    }  # fmt: skip
+        found = moments(started, batch * count)
+    found |= percentiles(acked_us[WARM_BATCHES + count // 20 :])
+    if delivered_us:
+        found["delivery"] = percentiles(delivered_us[WARM_BATCHES * batch :])
+    return found
 
 
-async def cold(options: dict[str, Any]) -> dict[str, Any]:
+async def cold(options: Options) -> Options:
     """``readers`` subscriptions from the earliest record, over ``connections``, until it is killed.
 
     Ready once all have subscribed; from then on it has the processor time that nobody else wants.  Each line
@@ -375,25 +314,10 @@ async def cold(options: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-ROLES: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-    "put": put,
-    "mover": mover,
-    "get": get_all,
-    "ping": ping,
-    "first": first,
-    "read": read,
-    "paced": paced,
-    "hot": hot,
-    "cold": cold,
-}
-
-
-def main() -> None:
-    role, options = ROLES[sys.argv[1]], json.loads(sys.argv[2])
-    # The mover runs on the loop that asyncio brings, as in a broker.
-    run = asyncio.run if sys.argv[1] == "mover" else uvloop.run
-    print(json.dumps(run(role(options))), flush=True)
-
+ROLES = {
+    "put": put, "mover": mover, "get": get_all, "ping": ping, "first": first, "paced": paced, "cold": cold,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    # The mover runs on the loop that asyncio brings, as in a broker.
+    serve(ROLES, asyncio.run if sys.argv[1] == "mover" else uvloop.run)

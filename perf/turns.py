@@ -1,31 +1,38 @@
 """Danube beside the floor, turn by turn, in one run.
 
-A workload gets a :class:`Bench` (broker, floor server and a fresh topic name at hand) and names two
-measurements; :func:`compare` lets them take turns and returns one dictionary.
+A row of perf/rows.py gets a :class:`Bench` (broker, floor server and a fresh topic name at hand) and
+names two measurements; :func:`compare` lets them take turns and returns one dictionary.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perf import machine, memory
-from tests.broker_process import BrokerProcess
+from perf.rows import BY_NAME
+from tests.broker_process import ROOT, BrokerProcess
 from tests.child_process import Child
 
+__all__ = ["GIB", "ROOT", "Bench", "Plan", "Settings", "Skipped"]
 GIB = 1 << 30
 TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
 STOLEN_MAX = 0.01  # of the processors' time while one side is measured, with its set-up
 Measure = Callable[[], float | dict[str, Any]]
+
+
+class Skipped(Exception):
+    """A row cannot be measured here; the message says what is missing and how to get it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +69,10 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Plan:
-    """Two measurements that take turns, what they count and what is aimed for."""
+    """Two measurements that take turns, what they count and what is aimed for.
+
+    ``within`` is how much more than the floor is allowed, in their unit; ``also`` is asked at the end.
+    """
 
     floor: Measure
     danube: Measure
@@ -71,12 +81,16 @@ class Plan:
     ratio_max: float = 0.0
     danube_min: float = 0.0
     danube_max: float = 0.0
+    within: float = 0.0
+    also: Callable[[], bool] = lambda: True
     target: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
     def met(self, ratio: float, danube: float) -> bool:
         return (
-            ratio >= self.ratio_min
+            self.also()
+            and (not self.within or danube <= danube / ratio + self.within)
+            and ratio >= self.ratio_min
             and danube >= self.danube_min
             and (not self.ratio_max or ratio <= self.ratio_max)
             and (not self.danube_max or danube <= self.danube_max)
@@ -191,16 +205,25 @@ class Bench:
         return Child("perf/pump.py", "ping", options).result()
 
 
-def per_second(result: dict[str, Any]) -> float:
-    return result["records"] / max(1e-9, (result["ended_ns"] - result["started_ns"]) / 1e9)
+def seconds(found: dict[str, Any]) -> float:
+    return max(1e-9, (found["ended_ns"] - found["started_ns"]) / 1e9)
 
 
-def compare(
-    name: str, settings: Settings, workloads: Mapping[str, Callable[[Bench], Plan]]
-) -> dict[str, Any]:
-    """Let floor and Danube take turns and return the medians, their spread and the ratio."""
+def per_second(found: dict[str, Any]) -> float:
+    return float(found["records"] / seconds(found))
+
+
+def plan_of(name: str, bench: Bench) -> Plan:
+    """Set a row up and return what it measures; raises Skipped."""
+    module, function = BY_NAME[name].measure.split(":")
+    plan: Plan = getattr(importlib.import_module(module), function)(bench)
+    return plan
+
+
+def compare(name: str, settings: Settings) -> dict[str, Any]:
+    """Let floor and Danube take turns and return the medians, their spread and the ratio; raises Skipped."""
     with Bench(settings) as bench:
-        plan = workloads[name](bench)
+        plan = plan_of(name, bench)
         turns = list(_turns(bench, plan, settings.rounds))
     floors, danubes = [turn.floor for turn in turns], [turn.danube for turn in turns]
     floor, danube = statistics.median(floors), statistics.median(danubes)
@@ -209,7 +232,7 @@ def compare(
         "workload": name,
         "size": settings.size,
         "batch": settings.batch_records,
-        "durability": "memory" if name == "e2e-memory" else settings.durability,
+        "durability": settings.durability,
         "workers": settings.workers,
         "unit": plan.unit,
         "floor": rounded(floor),
@@ -224,8 +247,7 @@ def compare(
     }
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What both sides had, and the share of the processors' time that others had of this host meanwhile."""
 
     floor: float
@@ -235,10 +257,10 @@ class Turn:
 
 def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[Turn]:
     """One turn to warm up, then ``rounds``; disturbed ones are taken again, as often as that at most."""
-    left = rounds
-    count = 0
+    left, count = rounds, 0
     while count <= rounds:
-        turn = _turn(bench, plan)
+        sides = [_side(bench, plan, measure) for measure in (plan.floor, plan.danube)]
+        turn = Turn(sides[0][0], sides[1][0], max(share for _, share in sides))
         if count and turn.stolen > STOLEN_MAX and left:
             left -= 1
             plan.details["turns_again"] = rounds - left
@@ -248,24 +270,17 @@ def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[Turn]:
         count += 1
 
 
-def _turn(bench: Bench, plan: Plan) -> Turn:
-    found: list[float] = []
-    shares: list[float] = []
-    for measure in (plan.floor, plan.danube):
-        started_s, before_s = time.monotonic(), machine.stolen_s()
-        found.append(_value(plan, measure))
-        processors_s = (time.monotonic() - started_s) * (os.cpu_count() or 1)
-        shares.append((machine.stolen_s() - before_s) / processors_s)
-        bench.end_turn()
-    return Turn(found[0], found[1], max(shares))
-
-
-def _value(plan: Plan, measure: Measure) -> float:
+def _side(bench: Bench, plan: Plan, measure: Measure) -> tuple[float, float]:
+    """What one side had, and what was stolen meanwhile."""
+    started_s, before_s = time.monotonic(), machine.stolen_s()
     found = measure()
+    processors_s = (time.monotonic() - started_s) * (os.cpu_count() or 1)
+    share = (machine.stolen_s() - before_s) / processors_s
+    bench.end_turn()
     if isinstance(found, dict):
         plan.details.update({name: value for name, value in found.items() if name != "value"})
-        return float(found["value"])
-    return found
+        found = float(found["value"])
+    return found, share
 
 
 def rounded(value: float) -> float | int:
@@ -276,16 +291,12 @@ def floor_alone(settings: Settings) -> dict[str, Any]:
     """The floor for the usual sizes, without a broker."""
     found: dict[str, Any] = {}
     for size in (100, 1_024, 65_536):
-        one = Settings(**{**vars(settings), "size": size, "batch": settings.batch})
-        with Bench(one) as bench:
-            count = one.batches(GIB)
+        with Bench(replace(settings, size=size)) as bench:
+            count = bench.settings.batches(GIB)
             rates = [bench.floor_rate(count) for _ in range(settings.rounds + 1)][min(1, settings.rounds) :]
-            found[f"pump_{size}_records_s"] = rounded(statistics.median(rates))
-            found[f"pump_{size}_mb_s"] = round(statistics.median(rates) * size / 1e6)
+        found[f"pump_{size}_records_s"] = rounded(statistics.median(rates))
+        found[f"pump_{size}_mb_s"] = round(statistics.median(rates) * size / 1e6)
     with Bench(settings) as bench:
-        pings = [bench.ping(max(500, int(5_000 * settings.scale))) for _ in range(max(1, settings.rounds))]
-        for name in ("p50_us", "p99_us"):
-            found[f"ping_pong_{name}"] = statistics.median(ping[name] for ping in pings)
-        paced = bench.ping(max(200, int(2_000 * settings.scale)), 1_000)
-        found["ping_pong_paced"] = {name: paced[name] for name in ("p50_us", "p99_us")}
+        found |= {f"ping_pong_{name}": value for name, value in bench.ping(settings.records(5_000)).items()}
+        found["ping_pong_paced"] = bench.ping(settings.records(2_000), 1_000)
     return found

@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS_VARIABLE = "DANUBE_COMPARE_TOOLS"
 SYSTEM_FOLDERS = "/usr/sbin:/usr/lib/rabbitmq/bin:/opt/kafka/bin"  # often not on a user's PATH
+
+
+class Needed(Protocol):
+    """Something that may be on this machine."""
+
+    def missing(self) -> str:
+        """Why it is not here, in words; empty when it is."""
+
+    def path(self) -> str: ...
 
 
 def tools_folder() -> Path:
@@ -16,24 +26,61 @@ def tools_folder() -> Path:
     return Path(os.environ.get(TOOLS_VARIABLE) or ROOT / ".venv-compare")
 
 
-def program(name: str, variable: str = "") -> str:
-    """Path of a program: named by the variable, fetched by the setup, or installed; empty for none."""
-    named = os.environ.get(variable, "") if variable else ""
-    if named:
-        return named if os.access(named, os.X_OK) and Path(named).is_file() else ""
-    search = os.pathsep.join(
-        [str(tools_folder() / "bin"), os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]
-    )
-    return shutil.which(name, path=search) or ""
+def why_not(name: str) -> str:
+    """What the setup noted when it could not fetch something."""
+    try:
+        return (tools_folder() / "missing" / name).read_text().strip()
+    except OSError:
+        return "run scripts/compare-setup"
 
 
-def no_program(name: str, variable: str = "", how: str = "") -> str:
-    """Why :func:`program` found nothing."""
-    named = os.environ.get(variable, "") if variable else ""
-    if named:
-        return f"{variable} names {named}, which is not a program"
-    ways = " or ".join(filter(None, [how, f"name it with {variable}" if variable else ""]))
-    return f"{name} is not installed" + (f" ({ways})" if ways else "")
+class Program(NamedTuple):
+    """A program: named by the variable, fetched by the setup, or installed; ``how`` one gets it."""
+
+    name: str
+    variable: str = ""
+    how: str = ""
+
+    def path(self) -> str:
+        """Its path; empty for none."""
+        if named := os.environ.get(self.variable, "") if self.variable else "":
+            return named if os.access(named, os.X_OK) and Path(named).is_file() else ""
+        folders = [str(tools_folder() / "bin"), os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]
+        return shutil.which(self.name, path=os.pathsep.join(folders)) or ""
+
+    def missing(self) -> str:
+        if self.path():
+            return ""
+        if named := os.environ.get(self.variable, "") if self.variable else "":
+            return f"{self.variable} names {named}, which is not a program"
+        how = self.how or (why_not(self.name) if (tools_folder() / "missing" / self.name).exists() else "")
+        ways = " or ".join(filter(None, [how, self.variable and f"name it with {self.variable}"]))
+        return f"{self.name} is not installed" + (f" ({ways})" if ways else "")
+
+
+class Jars(NamedTuple):
+    """A folder of Java archives; ``kind`` is one that must be among them."""
+
+    name: str
+    variable: str
+    kind: str = "*.jar"
+
+    def path(self) -> str:
+        """A class path of the folder or of its ``libs``; empty when there is none."""
+        folder = Path(os.environ.get(self.variable) or tools_folder() / "java" / self.name)
+        return next((str(place / "*") for place in (folder, folder / "libs") if any(place.glob("*.jar"))), "")
+
+    def missing(self) -> str:
+        if not shutil.which("java"):
+            return "no Java runtime"
+        if not self.path():
+            if os.environ.get(self.variable):
+                return f"{self.variable} names {os.environ[self.variable]}, where no jars are"
+            return f"{self.name} is not here ({why_not(self.name)}; {self.variable} names a folder with jars)"
+        return "" if any(Path(self.path()).parent.glob(self.kind)) else f"{self.kind} is not among the jars"
+
+    def command(self, main: str, *options: str) -> list[str]:
+        return ["java", *options, "-cp", self.path(), main]
 
 
 def peers_python() -> list[str]:
@@ -48,27 +95,3 @@ def no_package(package: str) -> str:
     if not any(tools_folder().glob(f"lib/python3*/site-packages/{package}")):
         return f"the Python package {package} is not installed ({why_not('clients')})"
     return ""
-
-
-def jars(name: str, variable: str) -> str:
-    """A Java class path of a folder with jars, or in its ``libs``; empty when there is none."""
-    folder = Path(os.environ.get(variable) or tools_folder() / "java" / name)
-    for place in (folder, folder / "libs"):
-        if any(place.glob("*.jar")):
-            return str(place / "*")
-    return ""
-
-
-def no_jars(name: str, variable: str) -> str:
-    """Why :func:`jars` found nothing."""
-    if os.environ.get(variable):
-        return f"{variable} names {os.environ[variable]}, where no jars are"
-    return f"{name} is not here ({why_not(name)}; {variable} names a folder with its jars)"
-
-
-def why_not(name: str) -> str:
-    """What the setup noted when it could not fetch something."""
-    try:
-        return (tools_folder() / "missing" / name).read_text().strip()
-    except OSError:
-        return "run scripts/compare-setup"

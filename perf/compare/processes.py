@@ -1,18 +1,27 @@
-"""Servers and tools as processes: started, waited for, accounted for, and gone afterwards."""
+"""Servers and tools as processes: started, waited for, accounted for, and gone afterwards; their network.
+
+Danube asks for cubic on its sockets; a peer takes what the machine gives, and bbr costs a third on loopback.
+A network namespace has a default of its own, so both sides get the same and nothing changes outside.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
-import select
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from perf.compare.model import Failed
 from tests.broker_process import descendants, die_with_parent
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -21,10 +30,12 @@ _PROCESS_CLOCK = 2  # CPUCLOCK_SCHED: what the scheduler gave, not sampled ticks
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 TAIL = 1_500
-
-
-class Failed(Exception):
-    """A server or a tool did not do what was asked; the message ends with what it printed last."""
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+SIOCSIFFLAGS = 0x8914
+IFF_UP = 1
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+WANTED = ("cubic", "reno")  # equal on loopback; a namespace may be refused the first
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -93,7 +104,8 @@ class Server:
             self._guard.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             for pid in reversed(self.pids()):
-                _kill(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._guard.wait()
 
 
@@ -113,13 +125,6 @@ def started(
     return server
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
 def listens(port: int) -> bool:
     """Whether something on loopback accepts connections there."""
     try:
@@ -129,8 +134,7 @@ def listens(port: int) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """What a tool printed and the CPU time that it and its children used."""
 
     output: str
@@ -144,52 +148,36 @@ class Tool:
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = Path(command[0]).name
-        self.directory = directory
         self.output = directory / f"tool-{time.monotonic_ns()}"
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=directory,
-                env={**os.environ, **(environment or {})},
-                preexec_fn=die_with_parent,
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=directory,
+                env={**os.environ, **(environment or {})}, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        self._before = _children_s()
 
     def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
         """Until the tool has printed ``text``."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.output.read_text(errors="replace"):
-            if time.monotonic() > deadline or self._ended(0):
-                said = tail(self.output)
+        while text not in (said := self.output.read_text(errors="replace")):
+            if time.monotonic() > deadline or self._process.poll() is not None:
                 self.kill()
-                raise Failed(f"{self.name} did not say {text!r}: {said}")
+                raise Failed(f"{self.name} did not say {text!r}: {said[-TAIL:].strip()}")
             time.sleep(0.01)
-
-    def _ended(self, timeout_s: float) -> bool:
-        """Whether the tool ends within this time; it is not reaped."""
-        descriptor = os.pidfd_open(self._process.pid)
-        try:
-            poll = select.poll()  # select() takes no descriptor above 1023
-            poll.register(descriptor, select.POLLIN)
-            return bool(poll.poll(1000 * timeout_s))
-        finally:
-            os.close(descriptor)
 
     def finish(self, timeout_s: float = 300.0) -> Finished:
         """Wait for its end; Failed unless it is a good one in time."""
-        if not self._ended(timeout_s):
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
             said = tail(self.output)
             self.kill()
-            raise Failed(f"{self.name} was not done within {timeout_s:g} s: {said}")
-        _, status, usage = os.wait4(self._process.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
+            raise Failed(f"{self.name} was not done within {timeout_s:g} s: {said}") from None
         printed = self.output.read_text(errors="replace")
         self.output.unlink()
-        if self._process.returncode:
-            raise Failed(f"{self.name} ended with {self._process.returncode}: {printed[-TAIL:].strip()}")
-        return Finished(printed, usage.ru_utime + usage.ru_stime)
+        if code:
+            raise Failed(f"{self.name} ended with {code}: {printed[-TAIL:].strip()}")
+        return Finished(printed, _children_s() - self._before)
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -198,11 +186,43 @@ class Tool:
         self.output.unlink(missing_ok=True)
 
 
+def _children_s() -> float:
+    """CPU seconds of all children that were reaped; what two tools use at once is the same either way."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
 def run(
-    command: Sequence[str],
-    directory: Path,
-    environment: Mapping[str, str] | None = None,
+    command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None,
     timeout_s: float = 300.0,
-) -> Finished:
+) -> Finished:  # fmt: skip
     """A tool from start to end."""
     return Tool(command, directory, environment).finish(timeout_s)
+
+
+# -- network -----------------------------------------------------------------------------------------
+
+
+def enter_own_network() -> str:
+    """Move this process, which has one thread yet, into a namespace of its own; says what the network is."""
+    spaces = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET
+    if ctypes.CDLL(None, use_errno=True).unshare(spaces):
+        reason = os.strerror(ctypes.get_errno())
+        return f"the machine's loopback, {congestion_control()} (no namespace of its own: {reason})"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", IFF_UP, b""))
+    for name in WANTED:
+        try:
+            CONTROL.write_text(name)
+            break
+        except OSError:
+            continue
+    return f"a loopback of its own, {congestion_control()}"
+
+
+def congestion_control() -> str:
+    """What new TCP sockets use here unless they ask for something else."""
+    try:
+        return CONTROL.read_text().strip()
+    except OSError:
+        return "unknown"

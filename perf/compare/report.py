@@ -1,4 +1,4 @@
-"""A run as it is printed, recorded and shown in docs/comparison.md."""
+"""A run as it is printed, recorded and shown in docs/comparison.md: one table, a level beside each figure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from perf.compare import table
-from perf.compare.figures import KIND, Row
-from perf.compare.run import KIND_OF_SKIP, Skip
+from perf.compare.model import MEANINGS, Row, Spread, refuse_unfair
+from perf.compare.run import Skip
 
 ROOT = Path(__file__).resolve().parents[2]
 HISTORY = ROOT / "perf" / "history"
@@ -19,33 +19,47 @@ DOCUMENT = ROOT / "docs" / "comparison.md"
 BEGIN = "<!-- table: made by `python -m perf.compare --write` out of perf/history; edits are lost -->"
 END = "<!-- table: end -->"
 NOTHING = "Nothing has been recorded yet; the command is below."
+KIND = "comparison"  # of its lines in the history, which other readers leave alone
 WIDTH = 119
 ABOUT_RUN = ("time", "rounds", "scale", "network")
 ABOUT_MACHINE = ("cpu", "cores", "memory_gib", "kernel", "python", "filesystem", "load_average", "commit")
+HEAD = (
+    "workload", "size", "level", "product and setting", "driven by", "median", "range",
+    "server CPU s/M", "client CPU s/M", "lost",
+)  # fmt: skip
+RIGHT = {"size", "median", "range", "server CPU s/M", "client CPU s/M", "lost"}
 
 
 @dataclass(frozen=True)
 class Run:
     """The rows of one run, what was left out, and what all of it was measured on."""
 
-    rows: Sequence[Row]
-    skips: Sequence[Skip]
     facts: dict[str, Any]
-    lines: Sequence[dict[str, Any]]
+    rows: Sequence[Row]
+    skips: Sequence[Skip] = ()
+
+    def line(self) -> dict[str, Any]:
+        """A line of history."""
+        rows, skips = [row.line() for row in self.rows], [vars(skip) for skip in self.skips]
+        return {"kind": KIND, **self.facts, "rows": rows, "skips": skips}
+
+    @property
+    def about(self) -> str:
+        machine = self.facts.get("machine", {})
+        facts = {name: self.facts[name] for name in ABOUT_RUN if name in self.facts}
+        facts["machine"] = ", ".join(f"{name} {machine[name]}" for name in ABOUT_MACHINE if name in machine)
+        return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
-def run_of(lines: Sequence[dict[str, Any]]) -> Run:
-    """The run that lines of one time are; ValueError when one cannot be read."""
-    rows = [Row.from_line(line) for line in lines if line["kind"] == KIND]
-    skips = [
-        Skip(line["what"], line["why"], line["failed"]) for line in lines if line["kind"] == KIND_OF_SKIP
-    ]
-    last = lines[-1]
-    facts = {name: last[name] for name in ABOUT_RUN if name in last}
-    facts["machine"] = ", ".join(
-        f"{name} {last['machine'][name]}" for name in ABOUT_MACHINE if name in last.get("machine", {})
-    )
-    return Run(rows, skips, facts, lines)
+def run_of(line: dict[str, Any]) -> Run:
+    """The run that :meth:`Run.line` wrote; ValueError when it is none."""
+    try:
+        facts = dict(line)
+        rows, skips = facts.pop("rows"), facts.pop("skips")
+        del facts["kind"]
+        return Run(facts, list(map(Row.from_line, rows)), [Skip(**skip) for skip in skips])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no line of a comparison: {error!r}") from None
 
 
 def last_runs(files: Iterable[Path]) -> list[Run]:
@@ -53,21 +67,20 @@ def last_runs(files: Iterable[Path]) -> list[Run]:
 
     Raises ValueError when there is none or a line cannot be read.
     """
-    runs: dict[str, list[dict[str, Any]]] = {}
+    runs: list[Run] = []
     for path in files:
         for number, text in enumerate(path.read_text().splitlines(), 1):
             try:
                 line = json.loads(text)
             except ValueError as error:
                 raise ValueError(f"{path}:{number} is no JSON: {error}") from None
-            if line.get("kind") in (KIND, KIND_OF_SKIP):
-                runs.setdefault(line["time"], []).append(line)
+            if line.get("kind") == KIND:
+                runs.append(run_of(line))
     if not runs:
         raise ValueError("no comparison is recorded; record one with --append")
     found: list[Run] = []
     known: set[tuple[str, int]] = set()
-    for time in sorted(runs, reverse=True):
-        run = run_of(runs[time])
+    for run in sorted(runs, key=lambda run: str(run.facts["time"]), reverse=True):
         newest = [row for row in run.rows if (row.workload, row.size) not in known]
         if newest or not found:
             found.append(replace(run, rows=newest))
@@ -75,24 +88,92 @@ def last_runs(files: Iterable[Path]) -> list[Run]:
     return found
 
 
+# -- the table ----------------------------------------------------------------------------------------
+
+
+def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that stand beside each other, best first; Unfair when some must not."""
+    found: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.workload, row.size, row.group), []).append(row)
+    for (_, _, group), together in found.items():
+        refuse_unfair(group, together)
+        together.sort(key=lambda row: row.p50_us.median if row.p50_us else -row.rate.median)
+    return list(found.values())
+
+
+def plain(value: float) -> str:
+    """Three significant digits at least, none that say nothing."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _range(spread: Spread) -> str:
+    return f"{plain(spread.low)}-{plain(spread.high)}"
+
+
+def _median(spread: Spread | None) -> str:
+    return "not known" if spread is None else plain(spread.median)
+
+
+def cells(row: Row) -> list[str]:
+    """The row in the order of the head; median and range are of what the workload is about."""
+    middle, around = f"{plain(row.rate.median)}/s", _range(row.rate)
+    if row.p50_us and row.p99_us:
+        middle = f"p50 {plain(row.p50_us.median)} us, p99 {plain(row.p99_us.median)} us, {middle}"
+        around = f"{_range(row.p50_us)}; {_range(row.p99_us)}"
+    return [
+        row.workload, f"{row.size:,}", row.level.label, row.setting, row.client, middle, around,
+        _median(row.server_per_million), _median(row.client_per_million), f"{row.lost:,}" if row.lost else "",
+    ]  # fmt: skip
+
+
+def text(rows: Iterable[Row]) -> str:
+    """Columns aligned, groups apart."""
+    blocks = [[cells(row) for row in together] for together in grouped(rows)]
+    every = [HEAD, *(line for block in blocks for line in block)]
+    widths = [max(len(line[place]) for line in every) for place in range(len(HEAD))]
+
+    def aligned(line: Sequence[str]) -> str:
+        columns = zip(line, widths, HEAD, strict=True)
+        return "  ".join(
+            cell.rjust(width) if name in RIGHT else cell.ljust(width) for cell, width, name in columns
+        ).rstrip()
+
+    return "\n".join([aligned(HEAD), *(line for block in blocks for line in ["", *map(aligned, block)])])
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """The same as lines of markdown; Danube's rows are bold."""
+    found = [HEAD, ["---:" if name in RIGHT else "---" for name in HEAD]]
+    for row in (row for together in grouped(rows) for row in together):
+        found.append([f"**{cell}**" if cell and row.ours else cell for cell in cells(row)])
+    return [f"| {' | '.join(line)} |" for line in found]
+
+
+def legend(rows: Sequence[Row]) -> list[str]:
+    """What the levels mean, what each setting promises, and which version it was."""
+    lines = [f"{level.label}: {MEANINGS[level]}" for level in sorted({row.level for row in rows})]
+    settings = sorted({(row.level, row.setting, row.promise, row.version) for row in rows})
+    for _, together in groupby(settings, key=lambda known: known[0]):
+        lines += [f"{setting} ({version}): {promise}" for _, setting, promise, version in together]
+    return lines
+
+
 def show(run: Run, output: str) -> str:
     """The result as it is printed: json, text or markdown."""
     if output == "json":
-        return "\n".join(map(json.dumps, run.lines))
+        return json.dumps(run.line())
     if output == "markdown":
         return "\n".join(markdown([run]))
-    head = [f"{name}: {value}" for name, value in run.facts.items()]
-    return "\n".join([*head, "", table.text(run.rows), "", *table.legend(run.rows), *map(str, run.skips)])
+    return "\n".join([run.about, "", text(run.rows), "", *legend(run.rows), *map(str, run.skips)])
 
 
 def markdown(runs: Sequence[Run]) -> list[str]:
     """Lines of the document: a table for each run, and once what their levels and settings mean."""
     lines = []
     for run in runs:
-        about = ", ".join(f"{name} {value}" for name, value in run.facts.items())
-        lines += [*textwrap.wrap(f"Measured: {about}.", WIDTH), ""]
-        lines += [*table.markdown(run.rows).splitlines(), ""]
-    notes = table.legend([row for run in runs for row in run.rows])
+        lines += [*textwrap.wrap(f"Measured: {run.about}.", WIDTH), "", *table(run.rows), ""]
+    notes = legend([row for run in runs for row in run.rows])
     notes += dict.fromkeys(str(skip) for run in runs for skip in run.skips)
     for note in notes:
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ")

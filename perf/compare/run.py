@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from perf.compare.figures import Row, Turn, summary
-from perf.compare.levels import GROUPS, Level, group_of, refuse_unfair
-from perf.compare.processes import Failed
-from perf.compare.product import Client, Product, Running, Setting, Work
+from perf.compare.model import GROUPS, Failed, Row, Turn, Work, group_of, refuse_unfair, summary
+
+from perf.compare.model import Client, Product, Running, Setting  # isort: skip
 from perf.memory import touch
 from perf.turns import GIB
 from tests.broker_process import BrokerFailed
@@ -27,7 +25,6 @@ GROWTH = 32  # from one to the next
 LATENCY_RATE = 1_000
 LATENCY_LEAST = 20
 WARM_BYTES = 2 * GIB
-KIND_OF_SKIP = "comparison-skip"
 WORKLOADS = {
     "publish": "records/s sent and acknowledged by one producer, as many in flight as suits its client",
     "latency": "one acknowledged send at a time, 1,000 a second: microseconds to the acknowledgement",
@@ -36,6 +33,8 @@ WORKLOADS = {
 }
 SIZES = {"publish": (100, 1_024, 65_536), "latency": (1_024,), "e2e": (100, 1_024), "replay": (100, 1_024)}
 EXPECTED = (Failed, ChildFailed, BrokerFailed, OSError)
+PLAIN = str.maketrans(" /.=", "----")
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +53,6 @@ class Options:
     def turn_s(self) -> float:
         return TURN_S * self.scale
 
-    def sizes_of(self, workload: str) -> Sequence[int]:
-        return self.sizes or SIZES[workload]
-
-    def wants(self, product: Product, setting: Setting) -> bool:
-        return not self.only or product.name in self.only or setting.name in self.only
-
 
 @dataclass(frozen=True)
 class Skip:
@@ -68,10 +61,6 @@ class Skip:
     what: str
     why: str
     failed: bool = False
-
-    def line(self) -> dict[str, Any]:
-        """For a line of history."""
-        return {"kind": KIND_OF_SKIP, **vars(self)}
 
     def __str__(self) -> str:
         return f"{'FAILED' if self.failed else 'skipped'}: {self.what}: {self.why}"
@@ -91,20 +80,14 @@ class Member:
     def setting(self) -> Setting:
         return self.running.setting
 
-    @property
-    def name(self) -> str:
-        return f"{self.setting.name} ({self.client.name})"
-
-    @property
-    def level(self) -> Level:
-        return self.setting.level
-
-    @property
-    def ours(self) -> bool:
-        return self.product.ours
-
-
-Note = Callable[[str], None]
+    def row(self, group: str, workload: str, size: int) -> Row:
+        """What its turns come to."""
+        return Row(
+            workload=workload, size=size, group=group, product=self.product.name, setting=self.setting.name,
+            level=self.setting.level, promise=self.setting.promise, client=self.client.name,
+            kind=self.client.kind, ours=self.product.ours, version=self.product.version(),
+            **summary(self.turns),
+        )  # fmt: skip
 
 
 class Comparison:
@@ -122,7 +105,7 @@ class Comparison:
             with ExitStack() as stack:
                 started = list(self._start(group, stack))
                 for workload in self.options.workloads:
-                    for size in self.options.sizes_of(workload):
+                    for size in self.options.sizes or SIZES[workload]:
                         yield from self._measure(group, workload, size, started)
 
     def skip(self, what: str, why: str, failed: bool = False) -> None:
@@ -134,14 +117,17 @@ class Comparison:
 
     def _start(self, group: str, stack: ExitStack) -> Iterator[tuple[Product, Running]]:
         """The servers of a group; they stay idle while it is another's turn."""
+        only = self.options.only
         for product in self.options.products:
             for setting in product.settings:
-                if group_of(setting.level) != group or not self.options.wants(product, setting):
+                if group_of(setting.level) != group or (
+                    only and not {product.name, setting.name} & set(only)
+                ):
                     continue
                 if reason := product.missing(setting):
                     self.skip(setting.name, reason)
                     continue
-                directory = self.options.directory / setting.name.translate(_PLAIN)
+                directory = self.options.directory / setting.name.translate(PLAIN)
                 directory.mkdir()
                 stack.callback(shutil.rmtree, directory, ignore_errors=True)
                 try:
@@ -156,16 +142,17 @@ class Comparison:
         self, group: str, workload: str, size: int, started: Sequence[tuple[Product, Running]]
     ) -> Iterator[Row]:
         members = list(self._members(workload, started))
-        refuse_unfair(group, members)
+        refuse_unfair(group, [member.row(group, workload, size) for member in members])
         for number in range(self.options.rounds + 1):
             for member in list(members):
                 try:
                     self._turn(member, workload, size, number)
                 except EXPECTED as error:
-                    self.skip(f"{member.name}, {workload} {size}", str(error), failed=True)
+                    what = f"{member.setting.name} ({member.client.name}), {workload} {size}"
+                    self.skip(what, str(error), failed=True)
                     members.remove(member)
         for member in members:
-            yield row(group, workload, size, member)
+            yield member.row(group, workload, size)
 
     def _members(self, workload: str, started: Sequence[tuple[Product, Running]]) -> Iterator[Member]:
         for product, running in started:
@@ -184,7 +171,9 @@ class Comparison:
         os.sync()  # what this turn left to be written is nobody else's burden
         if number or not self.options.rounds:
             member.turns.append(turn)
-            self._note(progress(member, workload, size, number, turn))
+            figure = f"p50 {turn.p50_us:,.0f} us" if turn.p50_us is not None else f"{turn.rate:,.0f}/s"
+            who = f"{member.setting.name} ({member.client.name})"
+            self._note(f"{workload} {size} B, round {number}: {who}: {figure} ({member.setting.level.label})")
 
     def _calibrate(self, member: Member, workload: str, size: int) -> Turn:
         if workload == "latency":
@@ -222,41 +211,9 @@ class Comparison:
     def work(self, member: Member, workload: str, size: int) -> Work:
         """What a member does in its next turn; topics for replays keep their name."""
         self._numbers += 1
-        replayed = workload == "replay"
+        topic = f"replay-{size}" if workload == "replay" else f"{workload}-{size}-{self._numbers}"
         stored = min(int(member.product.stored_max * self.options.scale), self._count_max(size))
         return Work(
-            workload=workload,
-            size=size,
-            count=member.count,
-            topic=f"replay-{size}" if replayed else f"{workload}-{size}-{self._numbers}",
-            stored=max(1, stored),
-            seconds=self.options.turn_s,
-            rate=LATENCY_RATE,
-        )
-
-
-_PLAIN = str.maketrans(" /.=", "----")
-
-
-def progress(member: Member, workload: str, size: int, number: int, turn: Turn) -> str:
-    """One line for who watches."""
-    figure = f"p50 {turn.p50_us:,.0f} us" if turn.p50_us is not None else f"{turn.rate:,.0f}/s"
-    return f"{workload} {size} B, round {number}: {member.name}: {figure} ({member.level.label})"
-
-
-def row(group: str, workload: str, size: int, member: Member) -> Row:
-    """What the turns of a member come to."""
-    return Row(
-        workload=workload,
-        size=size,
-        group=group,
-        product=member.product.name,
-        setting=member.setting.name,
-        level=member.level,
-        promise=member.setting.promise,
-        client=member.client.name,
-        kind=member.client.kind,
-        ours=member.ours,
-        version=member.product.version(),
-        **summary(member.turns),
-    )
+            workload=workload, size=size, count=member.count, topic=topic, stored=max(1, stored),
+            seconds=self.options.turn_s, rate=LATENCY_RATE,
+        )  # fmt: skip

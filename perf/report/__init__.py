@@ -1,10 +1,6 @@
-"""The figures of docs/performance.md and their plots, made from perf/history.
+"""The table of docs/performance.md out of perf/history, and plots of the history on demand.
 
-history    lines of perf/history, checked, with file and line where one is wrong
-workloads  what each workload is called and where it is listed
-figures    which lines are shown: the latest of each, and those before it on the same machine
-tables     figures as Markdown
-svg        lines, dots and words as SVG
-plots      the history of ratios as small panels
-document   the part between the markers of docs/performance.md, and whether it is up to date
+history  lines of perf/history, checked, with file and line where one is wrong; the newest of each row kept
+table    the latest line of each variant of a row, as Markdown between the markers of the document
+plots    the history of ratios as panels, drawn by matplotlib
 """

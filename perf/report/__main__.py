@@ -1,7 +1,9 @@
-"""Write the figures of docs/performance.md and their plots from perf/history.
+"""Write the table of docs/performance.md from perf/history.
 
-    python -m perf.report            write
-    python -m perf.report --check    say whether they are up to date, and change nothing
+    python -m perf.report               write
+    python -m perf.report --check       say whether it is up to date, and change nothing
+    python -m perf.report --keep 4      and leave the newest four lines of each variant in perf/history
+    python -m perf.report --plot FILE   draw the history of ratios (needs matplotlib)
 
 The same history gives the same bytes.  Exit code: 0; 1 with --check when something is not up to date; 2 when
 the history or the document cannot be used, and then nothing is written.
@@ -13,8 +15,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from perf.report.document import MarkersMissing, make, outdated, write
-from perf.report.history import read_history
+from perf.report.history import read_history, trim
+from perf.report.plots import draw
+from perf.report.table import MarkersMissing, by_machine, make, variant_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTDATED, UNUSABLE = 1, 2
@@ -27,6 +30,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--check", action="store_true", help="compare, and change nothing")
+    parser.add_argument(
+        "--keep", type=int, default=0, metavar="N", help="lines of each variant in the history"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the newest machine's ratios into FILE"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
@@ -37,8 +46,8 @@ def complain(line: str) -> None:
 
 def main(words: list[str] | None = None) -> int:
     given = arguments(words)
-    document, plots = given.root / "docs" / "performance.md", given.root / "docs" / "plots"
-    history = read_history(given.root / "perf" / "history", given.root)
+    document, folder = given.root / "docs" / "performance.md", given.root / "perf" / "history"
+    history = read_history(folder, given.root)
     for error in history.errors:
         complain(error)
     if history.errors:
@@ -50,13 +59,20 @@ def main(words: list[str] | None = None) -> int:
         complain(f"{document.relative_to(given.root)}: {error}")
         return UNUSABLE
     if given.check:
-        found = outdated(made, document, plots)
-        for name in found:
-            complain(f"docs/{name} is not up to date; run python -m perf.report")
-        return OUTDATED if found else 0
-    write(made, document, plots)
+        if outdated := document.read_text() != made:
+            complain("docs/performance.md is not up to date; run python -m perf.report")
+        return OUTDATED if outdated else 0
+    if given.plot:
+        try:
+            draw(next(iter(by_machine(history.lines).values()), []), given.plot)
+        except ImportError:
+            complain("SKIPPED the plot: matplotlib is not installed: pip install 'danube-broker[perf]'")
+        return 0
+    document.write_text(made)
+    if given.keep:
+        trim(folder, given.keep, variant_of)
     others = f" ({history.others} lines of other kinds were left alone)" if history.others else ""
-    print(f"{len(history.lines)} lines, {len(made.plots)} plots{others}")
+    print(f"{len(history.lines)} lines{others}")
     return 0
 
 

@@ -6,7 +6,8 @@ A line with a ``kind`` is of another tool and left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -108,3 +109,17 @@ def _parsed(content: bytes) -> Line | None:
     if line.time.tzinfo is None:
         raise ValueError("its time has no time zone")
     return line
+
+
+def trim(folder: Path, keep: int, variant: Callable[[Line], Hashable]) -> None:
+    """Leave the newest ``keep`` lines of each variant and machine; those of other kinds stay."""
+    seen: Counter[Hashable] = Counter()
+    for path in sorted(folder.glob("*.jsonl"), reverse=True):
+        kept: list[bytes] = []
+        for content in reversed([one for one in path.read_bytes().splitlines() if one.strip()]):
+            line = _parsed(content)
+            place = None if line is None else (variant(line), line.machine.hardware)
+            seen[place] += 1
+            if place is None or seen[place] <= keep:
+                kept.append(content + b"\n")
+        path.write_bytes(b"".join(reversed(kept)))

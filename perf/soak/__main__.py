@@ -2,9 +2,9 @@
 
     python -m perf.soak --minutes 120 --seed 7 --report soak.json
 
-Load goes on in epochs.  Each is judged by the offline checker of the crash check and leaves nothing behind,
-so a run takes as many hours as it is given.  A line a minute says how far it is.  A run that was stopped
-(SIGINT or SIGTERM: the open epoch is judged first) or killed goes on with the same command.
+Load goes on in epochs.  Each is judged by the audit of ``danube load`` and leaves nothing behind, so a run
+takes as many hours as it is given.  A line a minute says how far it is.  A run that was stopped (SIGINT or
+SIGTERM: the open epoch is judged first) or killed (the open epoch is not) goes on with the same command.
 
 Exit code: 0 nothing was violated and no slope is beyond its bound; 1 something was, and the directory is
 left as it was found; 2 wrong arguments; 3 stopped before the time was over.
@@ -24,10 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perf.soak.report import markdown, text
-from perf.soak.settings import Settings
-from perf.soak.soak import EXIT_CODES, STOPPED, Soak
-from perf.soak.state import State, StateRefused
+from perf.soak.soak import EXIT_CODES, STOPPED, Settings, Soak, State, StateRefused, markdown, text
 from perf.soak.store import KINDS, NoStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +55,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=positive, default=120.0, help="how long, over all sessions (120)")
     add("--seed", type=int, help="of everything random; drawn when it is not given")
     add("--report", type=Path, metavar="FILE", help="write what was found to FILE, as JSON")
-    add("--directory", type=Path, default=ROOT / "soak-runs", help="data, journals, state (soak-runs)")
+    add("--directory", type=Path, default=ROOT / "soak-runs", help="data, samples, state (soak-runs)")
     add("--restart", action="store_true", help="forget the run that is in the directory")
     add("--epoch-minutes", type=positive, default=5.0, help="how often history is judged (5)")
     between = "seconds from one fault to the next (30-60)"
@@ -68,8 +65,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--sample-every", type=positive, default=5.0, metavar="SECONDS", help="(5)")
     settle = "after a fault, before samples count again (5)"
     add("--settle", type=float, default=5.0, metavar="SECONDS", help=settle)
-    pause = "of a producer between two sends, at most (0.25); less is more load"
-    add("--pause", type=float, default=0.25, metavar="SECONDS", help=pause)
+    add("--rate", type=positive, default=20.0, metavar="N", help="records/s of each producer (20)")
     add("--workers", type=int, default=2)
     store = "tiered storage; auto: an S3 server where there is one, else a directory"
     add("--store", choices=KINDS, default="auto", help=store)
@@ -86,7 +82,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
         sample_every_s=given.sample_every,
         settle_s=given.settle,
         workers=given.workers,
-        pause_s=given.pause,
+        rate=given.rate,
         store=given.store,
         faults=given.faults,
     )
@@ -148,7 +144,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: {refused}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        say("left at once; the open epoch is judged when the run goes on")
+        say("left at once; the open epoch is not judged")
         return EXIT_CODES[STOPPED]
     if given.report:
         given.report.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,75 +1,129 @@
-"""What runs all the time: every subscription mode and way of sending, native and over gRPC.
+"""Load of an epoch: two ``danube load`` processes, whose audit is the verdict; history is read again.
 
-Beside the load of the crash check there is a topic that gRPC clients fill, read by gRPC and native
-consumers together, and one that lives for one epoch only, so that topics come and go as well.
+One makes a topic with three partitions for its run and deletes it, native and gRPC at once; the other fills a
+topic that outlives epochs, synced before each acknowledgement, and what it stored is read again at the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
-from tests.crash.run import Load, every_kind_of_load, members
+from danube import sync
+from danube.load import stamp
+from danube.load.number_set import NumberSet
+from tests.broker_process import ROOT, BrokerProcess, die_with_parent
 
-GRPC_TOPIC = "/default/grpc"
-GRPC_PRODUCERS = 4
-LEVELS = ("written", "fsync")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast producers go: a random pause of up to ``pause_s`` seconds after each of their sends."""
-
-    pause_s: float = 0.25
-
-
-def mixed_load(epoch: int, retention_ms: int) -> Load:
-    """Topics, producers and consumers of an epoch; all but the short-lived topic are there in each."""
-    load = every_kind_of_load(LEVELS)
-    _add_grpc(load)
-    _add_short_lived(load, short_lived_topic(epoch))
-    for topic in load.topics:
-        topic["retention_ms"] = retention_ms
-    return load
-
-
-def short_lived_topic(epoch: int) -> str:
-    return f"/default/epoch-{epoch}"
+KEPT_TOPIC = "/default/soak"
+SIZES = "100:6,1KiB:3,16KiB:1"
+LOADS = {
+    "made": ("--protocol", "both", "--partitions", "3", "--consumers", "2", "--durability", "written"),
+    "kept": ("--protocol", "native", "--topic", KEPT_TOPIC, "--consumers", "2"),
+}
+READ_S = 60.0
+# A connection that a fault cut is what is asked for; a wrong level of an acknowledgement is not.
+EXPECTED = "requests"
+NEVER = "acknowledged at level"
 
 
-def _add_grpc(load: Load) -> None:
-    load.topics.append({"topic": GRPC_TOPIC, "partitions": 0, "durability": LEVELS[0]})
-    for number in range(GRPC_PRODUCERS):
-        load.producers.append(
-            {
-                "topic": GRPC_TOPIC,
-                "producer": f"grpc-{number}",
-                "style": "one",
-                "keyed": True,
-                "durability": LEVELS[0],
-                "via": "grpc",
-            }
-        )
-    for mode, count, natives in (
-        ("exclusive", 1, 0),
-        ("failover", 2, 1),
-        ("shared", 3, 1),
-        ("key_shared", 3, 1),
-    ):
-        group = members(GRPC_TOPIC, mode, f"{mode}-grpc", count)
-        for one in group[natives:]:
-            one["via"] = "grpc"
-        load.consumers += group
+class Load:
+    """One ``danube load`` until it is told to drain; its report is JSON in ``folder``."""
+
+    def __init__(self, broker: BrokerProcess, folder: Path, name: str, rate: float) -> None:
+        self.report_path, self.output = folder / f"{name}.json", folder / f"{name}.output"
+        command = [sys.executable, "-m", "danube", "load", "-s", broker.address, "--sizes", SIZES]
+        command += ["--grpc-broker", broker.grpc_address, "--json", str(self.report_path), *LOADS[name]]
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--rate", str(rate), "--drain-timeout", "60s"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                preexec_fn=die_with_parent,
+            )
+
+    def halt(self) -> None:
+        """Let producers stop and consumers take what is left."""
+        self._process.send_signal(signal.SIGINT)
+
+    def report(self, timeout_s: float) -> dict[str, Any]:
+        """The audited result; RuntimeError when there is none."""
+        self._process.wait(timeout_s)
+        if not self.report_path.exists():
+            said = self.output.read_text(errors="replace")[-2_000:]
+            raise RuntimeError(f"danube load ended with {self._process.returncode} and no report: {said}")
+        return dict(json.loads(self.report_path.read_text()))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        if not self.ended:
+            self._process.kill()
+            self._process.wait()
 
 
-def _add_short_lived(load: Load, topic: str) -> None:
-    load.topics.append({"topic": topic, "partitions": 0, "durability": LEVELS[0]})
-    load.producers.append(
-        {
-            "topic": topic,
-            "producer": "short-lived",
-            "style": "many",
-            "keyed": False,
-            "durability": LEVELS[0],
+def make_kept_topic(address: str, retention_ms: int) -> None:
+    with sync.connect(address) as client:
+        known = {one.topic for one in client.admin.list_topics()}
+        if KEPT_TOPIC not in known:
+            client.admin.create_topic(KEPT_TOPIC, durability="fsync", retention_ms=retention_ms)
+
+
+def stored_records(address: str) -> dict[str, int]:
+    """Ends of all logs, by partition."""
+    with sync.connect(address) as client:
+        return {
+            f"{topic.topic} {number}": int(one["high_watermark"])
+            for topic in client.admin.list_topics()
+            for number, one in enumerate(client.admin.describe_topic(topic.topic).partitions)
         }
-    )
-    load.consumers += members(topic, "exclusive", "exclusive-short-lived", 1)
+
+
+def unread(address: str, base: int, report: dict[str, Any]) -> list[str]:
+    """Read the kept topic from ``base`` to its end, with a new subscription; what is not as it was sent.
+
+    Every record is whole, and so many different ones are there as were acknowledged, or had no answer.
+    """
+    run, seen, found = int(report["run"]["id"], 16), dict[int, NumberSet](), []
+    with sync.connect(address) as client:
+        end = int(client.admin.describe_topic(KEPT_TOPIC).partitions[0]["high_watermark"])
+        name, offset = f"history-{report['run']['id']}", base - 1
+        with client.consumer(KEPT_TOPIC, name, "exclusive", start=base) as consumer:
+            while offset < end - 1:
+                message = consumer.receive(timeout=READ_S)
+                if message.offset <= offset:
+                    found.append(f"offset {message.offset} came behind {offset}")
+                offset = message.offset
+                read = stamp.read(bytes(message.payload))
+                if not isinstance(read, stamp.Stamp):
+                    found.append(f"offset {offset} is damaged: {read}")
+                elif read.run == run:
+                    seen.setdefault(read.producer, NumberSet()).add(read.number, read.number + 1)
+                message.ack()
+        client.admin.delete_subscription(KEPT_TOPIC, name)
+    count, records = sum(one.count for one in seen.values()), report["records"]
+    if not records["acknowledged"] <= count <= records["acknowledged"] + records["not_known"]:
+        found.append(
+            f"{count} records are stored of {records['acknowledged']} acknowledged and"
+            f" {records['not_known']} without an answer"
+        )
+    return found
+
+
+def violations_of(report: dict[str, Any]) -> dict[str, list[str]]:
+    """Findings of a run by kind, without the requests that a fault cut."""
+    found: dict[str, list[str]] = {}
+    for one in report["findings"]:
+        if one["kind"] != EXPECTED or NEVER in one["what"]:
+            sentence = f"{one['kind']}: {one['where']}: {one['what']} {'; '.join(one['examples'])}"
+            found.setdefault(one["kind"], []).append(sentence)
+    return found

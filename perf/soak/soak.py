@@ -2,50 +2,145 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from danube import sync
 from danube.core.partition.tier_plan import TierSettings
 from perf.machine import fingerprint
-from perf.soak.epoch import Context, Epoch
-from perf.soak.growth import Rules, findings, over_capacity
-from perf.soak.load import mixed_load
-from perf.soak.record import Record
-from perf.soak.sampling import disk_bytes
-from perf.soak.settings import MIB, Settings
-from perf.soak.slopes import Growth
-from perf.soak.state import Judged, OpenEpoch, State
+from perf.soak.growth import Growth, Rules, findings, over_capacity, shown
+from perf.soak.load import KEPT_TOPIC, LOADS, Load, make_kept_topic, stored_records, unread, violations_of
 from perf.soak.store import NoStore, Store
-from perf.soak.watch import Faults, Watch
-from tests.broker_process import ROOT, BrokerProcess
+from perf.soak.watch import Faults, Record, Watch, disk_bytes
+from tests.broker_process import ROOT, BrokerProcess, wait_until
+from tests.crash.journal import Journal
+from tests.crash.nemesis import WEIGHTS, Nemesis
 
+MIB = 1 << 20
 PASSED, FAILED, STOPPED = "passed", "failed", "stopped"
 EXIT_CODES = {PASSED: 0, FAILED: 1, STOPPED: 3}
+FORMAT = 2
 PROGRESS_S = 60.0
-STOP_S = 60.0
-VERIFY_S = 600.0
+START_S, HEAL_S, DRAIN_S, STOP_S, VERIFY_S = 60.0, 60.0, 300.0, 60.0, 600.0
+OUTPUT_BYTES_MAX = 32 << 20
+PHASE_EPOCHS = 4  # processes grow while they are young: they need some epochs to be followed
+GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be followed
+EXAMPLES_SHOWN = 40
 Say = Callable[[str], None]
 
 
-def rules_for(settings: Settings) -> Rules:
-    """Warm-up: a fifth of the run, an hour at most; the disk's: until as much leaves as comes in.
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of a run; times in seconds.  Those of :attr:`lasting` must not change when it is resumed."""
 
-    What retention removes leaves the store when no reader can be using it any more.
-    """
-    warm_up_s = min(3600.0, settings.total_s / 5)
-    leaves_s = settings.retention_ms / 1000 + TierSettings().reader_grace_us / 1e6
-    return Rules(warm_up_s=warm_up_s, disk_warm_up_s=max(warm_up_s, leaves_s + settings.epoch_s))
+    directory: Path
+    total_s: float
+    epoch_s: float = 300.0
+    fault_every_s: tuple[float, float] = (30.0, 60.0)
+    sample_every_s: float = 5.0
+    settle_s: float = 5.0
+    workers: int = 2
+    rate: float = 20.0  # records/s of each producer
+    store: str = "auto"
+    faults: str = "alternate"
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        return {"workers": self.workers, "store": self.store, "epoch_s": self.epoch_s}
+
+    @property
+    def retention_ms(self) -> int:
+        """Records live for some epochs: the open one is always whole, and the disk stays bounded."""
+        return int(max(120.0, 3 * self.epoch_s) * 1000)
+
+    @property
+    def rules(self) -> Rules:
+        """Warm-up: a fifth of the run, an hour at most; the disk's: until as much leaves as comes in.
+
+        What retention removes leaves the store when no reader can be using it any more.
+        """
+        warm_up_s = min(3600.0, self.total_s / 5)
+        leaves_s = self.retention_ms / 1000 + TierSettings().reader_grace_us / 1e6
+        return Rules(warm_up_s=warm_up_s, disk_warm_up_s=max(warm_up_s, leaves_s + self.epoch_s))
+
+    def load_s(self, left_s: float) -> float:
+        """How long the load of the next epoch runs when ``left_s`` are left; 0: no epoch fits any more."""
+        fitting = left_s - min(15.0, self.epoch_s / 4)  # what the end of an epoch takes
+        if fitting >= self.epoch_s * 1.5:
+            return self.epoch_s
+        return fitting if fitting >= min(10.0, self.epoch_s / 2) else 0.0
+
+
+class StateRefused(Exception):
+    """The directory holds another run; the text says which and what to do."""
+
+
+@dataclass
+class State:
+    """Everything that must survive a stop; :meth:`save` replaces its file as a whole."""
+
+    path: Path
+    seed: int
+    options: dict[str, Any]
+    epochs: int = 0  # that were begun
+    open: bool = False  # the last one was not judged
+    sessions: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=Counter)
+    violations: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path, seed: int | None, options: dict[str, Any]) -> State:
+        """The run of this directory, or a new one; raises StateRefused when it is another run."""
+        if not path.exists():
+            return cls(path, seed if seed is not None else int.from_bytes(os.urandom(4), "big"), options)
+        try:
+            found = json.loads(path.read_text())
+            version, _ = found.pop("format"), found.pop("path")
+            counted = {name: Counter(found.pop(name)) for name in ("faults", "totals", "violations")}
+            state = cls(path=path, **found, **counted)
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateRefused(f"{path} cannot be read ({error}); --restart begins anew") from error
+        given = {"seed": state.seed if seed is None else seed, **options}
+        known = {"seed": state.seed, **state.options}
+        differing = [name for name in given if given[name] != known.get(name)]
+        changes = [f"{name} {known.get(name)}, not {given[name]}" for name in differing]
+        if version != FORMAT:
+            raise StateRefused(f"{path} has format {version}, not {FORMAT}; --restart begins anew")
+        if changes:
+            raise StateRefused(
+                f"the run in {path.parent} was started with {', '.join(changes)};"
+                " go on with the same, begin anew with --restart, or name another --directory"
+            )
+        return state
+
+    def save(self) -> None:
+        new = self.path.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump({**vars(self), "path": "", "format": FORMAT}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+    def add(self, kind: str, *examples: str) -> None:
+        """Note violations of one kind."""
+        self.violations[kind] += len(examples)
+        self.examples += examples
 
 
 class Soak:
@@ -53,25 +148,35 @@ class Soak:
 
     def __init__(self, settings: Settings, state: State, say: Say, stopped: threading.Event) -> None:
         """Raise NoStore when the store that is asked for, or that the run began with, is not here."""
-        self.settings = settings
-        self.state = state
-        self.say = say
-        self.stopped = stopped
+        self.settings, self.state, self.say, self.stopped = settings, state, say, stopped
         self.store = Store(settings.store, settings.directory / "store", state.seed)
         began = state.options.setdefault("chosen_store", self.store.kind)
         if began != self.store.kind:
             raise NoStore(f"the run began with the store {began}, and here is only {self.store.kind}")
         self.record = Record(settings.directory / "samples.jsonl")
         self.data_dir = settings.directory / "data"
-        self._started: Context | None = None
+        self.broker = BrokerProcess(self.data_dir, workers=settings.workers)
+        self.watch = Watch(
+            self.record, Faults(), self.broker.processes, self._places(), data=f"{self.data_dir}/",
+            every_s=settings.sample_every_s, settle_s=settings.settle_s, on_sample=self._progress,
+        )  # fmt: skip
+        self.phase = "start"
         self._told_s = 0.0
+
+    def _places(self) -> dict[str, Callable[[], int]]:
+        return {
+            "data": lambda: disk_bytes(self.data_dir),
+            "store": lambda: disk_bytes(self.settings.directory / "store"),
+            "region": lambda: _file_bytes(self.broker.statistics().get("region", "")),
+        }
 
     def run(self) -> dict[str, Any]:
         """Epochs until the time is over, a violation is found, or somebody stops it."""
-        state = self.state
-        if not state.violations and not self._complete:
-            state.sessions += 1
-            state.save()
+        if not self.state.violations and not self._complete:
+            self.state.sessions += 1
+            if self.state.open:
+                self.state.notes.append(f"epoch {self.state.epochs - 1} was cut off and not judged")
+                self.state.open = False
             with ExitStack() as stack:
                 if self._guarded(lambda: self._start(stack)):
                     self._epochs()
@@ -82,219 +187,254 @@ class Soak:
     @property
     def _complete(self) -> bool:
         """Whether no epoch is open and none fits any more."""
-        return self.state.open is None and not self.settings.load_s(
-            self.settings.total_s - self.record.last_s
-        )
+        return not self.state.open and not self.settings.load_s(self.settings.total_s - self.record.last_s)
 
     def _start(self, stack: ExitStack) -> None:
         stack.callback(self.store.close)
-        environment = self.store.open()
-        broker = BrokerProcess(self.data_dir, workers=self.settings.workers, environment=environment)
-        stack.callback(broker.kill)
-        broker.start()
-        places = {
-            "data": lambda: disk_bytes(self.data_dir),
-            "store": lambda: disk_bytes(self.settings.directory / "store"),
-            "region": lambda: _file_bytes(broker.statistics().get("region", "")),
-        }
-        watch = Watch(
-            self.record,
-            Faults(),
-            broker.processes,
-            places,
-            data=f"{self.data_dir}/",
-            every_s=self.settings.sample_every_s,
-            settle_s=self.settings.settle_s,
-            on_sample=self._progress,
-        )
-        self._started = Context(self.settings, self.state.seed, broker, self.store, watch, self.stopped)
-        stack.enter_context(watch)
+        self.broker.environment = self.store.open()
+        stack.callback(self.broker.kill)
+        self.broker.start()
+        make_kept_topic(self.broker.address, self.settings.retention_ms)
+        stack.enter_context(self.watch)
 
-    @property
-    def _context(self) -> Context:
-        assert self._started is not None, "the broker was started"
-        return self._started
+    def _guarded(self, step: Callable[[], None]) -> bool:
+        """Whether a step went through; what cannot be finished is a violation, with where it happened."""
+        try:
+            step()
+            self.watch.check()
+            return True
+        except Exception:
+            self.state.add("unfinished", "unfinished: " + traceback.format_exc(limit=-4))
+            return False
+        finally:
+            if died := self.watch.take_died():
+                self.state.add("died", *died)
+            self.state.save()
 
     # -- epochs -------------------------------------------------------------------------------------
 
     def _epochs(self) -> None:
-        if self.state.open is not None:
-            self._guarded(self._take_up)
         while not self.stopped.is_set() and not self.state.violations:
-            load_s = self.settings.load_s(self.settings.total_s - self._context.watch.run_s)
+            load_s = self.settings.load_s(self.settings.total_s - self.watch.run_s)
             if not load_s:
                 return
-            self._guarded(lambda load_s=load_s: self._one(load_s))  # type: ignore[misc]
-
-    def _guarded(self, step: Callable[[], None]) -> bool:
-        """Whether a step went through; what cannot be finished is a violation, with where it happened."""
-        number = self.state.open.epoch if self.state.open else self.state.next_epoch
-        started = time.monotonic()
-        try:
-            step()
-            self._context.watch.check()
-            return True
-        except Exception:
-            text = "unfinished: " + traceback.format_exc(limit=-4)
-            self.state.judged.append(
-                Judged(number, time.monotonic() - started, {"unfinished": 1}, [text], {})
-            )
-            return False
-        finally:
-            if self._started is not None:
-                self.state.died += self._started.watch.take_died()
+            self.state.epochs, self.state.open = self.state.epochs + 1, True
             self.state.save()
+            self._guarded(lambda load_s=load_s: self._epoch(self.state.epochs - 1, load_s))  # type: ignore[misc]
 
-    def _one(self, load_s: float) -> None:
-        self.state.open = OpenEpoch(self.state.next_epoch, time.time_ns() // 1000, self._bases())
-        self.state.save()
-        started = time.monotonic()
-        epoch = Epoch(self._context, self.state.open)
-        epoch.work(load_s)
-        self._conclude(epoch, started, cut_off=False)
-
-    def _take_up(self) -> None:
-        """Judge the epoch that was open when this soak was killed."""
-        opened = self.state.open
-        assert opened is not None
-        age_ms = time.time_ns() // 1_000_000 - opened.since_us // 1000
-        if age_ms > self.settings.retention_ms / 2:
-            note = f"not judged: it is {age_ms / 60_000:.0f} minutes old, and retention may have removed it"
-            shutil.rmtree(self.settings.directory / f"epoch-{opened.epoch}", ignore_errors=True)
-            self._add(Judged(opened.epoch, 0.0, {}, [], {}, note))
-            return
-        opened.sessions += 1
-        self.state.save()
-        started = time.monotonic()
-        epoch = Epoch(self._context, opened)
-        epoch.take_up()
-        epoch.note = "taken up after this soak was killed"
-        self._conclude(epoch, started, cut_off=True)
-
-    def _conclude(self, epoch: Epoch, started: float, *, cut_off: bool) -> None:
-        judged = epoch.judge(cut_off=cut_off)
-        judged.seconds = round(time.monotonic() - started, 1)
-        self._add(judged)
-
-    def _add(self, judged: Judged) -> None:
-        self.state.judged.append(judged)
-        self.state.open = None
-        self.state.save()
-        found = ", ".join(f"{name} {count}" for name, count in judged.violations.items()) or "no violation"
-        facts = judged.statistics
+    def _epoch(self, number: int, load_s: float) -> None:
+        """Load with faults, drain, audit, and read what was stored; what passed is cleared away."""
+        started, address = time.monotonic(), self.broker.address
+        folder = self.settings.directory / f"epoch-{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        base = stored_records(address)[f"{KEPT_TOPIC} 0"]
+        with ExitStack() as stack:
+            journal = Journal(folder / "nemesis.jsonl")
+            stack.callback(journal.close)
+            self.phase = "load"
+            loads = [Load(self.broker, folder, name, self.settings.rate) for name in LOADS]
+            for load in loads:
+                stack.callback(load.close)
+            wait_until(lambda: self._more_than(base), START_S, "records stored")
+            fired = self._torment(self._nemesis(journal, number), loads, load_s)
+            self.phase = "drain"
+            for load in loads:
+                load.halt()
+            reports = [load.report(DRAIN_S) for load in loads]
+        self.phase = "read"
+        self._judge(number, reports, fired, unread(address, base, reports[1]))
         self.say(
-            f"epoch {judged.epoch}: {found}; {facts.get('acknowledged', 0):,} acknowledged,"
-            f" {facts.get('deliveries', 0):,} delivered, {judged.seconds:.0f} s"
-            + (f"; {judged.note}" if judged.note else "")
+            f"epoch {number}: {_counts(self.state.violations)} violated;"
+            f" {sum(one['records']['acknowledged'] for one in reports):,} acknowledged,"
+            f" {', '.join(fired) or 'no fault'}, {time.monotonic() - started:.0f} s"
         )
+        if not self.state.violations:
+            self._leave(folder)
 
-    def _bases(self) -> dict[str, list[int]]:
-        """Where the logs that outlive epochs end before anything of the next one is sent."""
-        load = mixed_load(self.state.next_epoch, self.settings.retention_ms)
-        with sync.connect(self._context.broker.address) as client:
-            known = {one.topic for one in client.admin.list_topics()}
-            return {
-                name: [one["high_watermark"] for one in client.admin.describe_topic(name).partitions]
-                for name in (topic["topic"] for topic in load.topics)
-                if name in known
-            }
+    def _more_than(self, base: int) -> bool:
+        return stored_records(self.broker.address)[f"{KEPT_TOPIC} 0"] > base
+
+    def _nemesis(self, journal: Journal, number: int) -> Nemesis:
+        weights = dict(GENTLE)
+        alternate = self.settings.faults == "alternate" and number // PHASE_EPOCHS % 2 == 0
+        if self.settings.faults == "all" or alternate:
+            weights = {**WEIGHTS, **({"kill_mover": 2} if self.store.has_mover else {})}
+        seed = f"{self.state.seed} {number} {self.state.sessions}"
+        weights |= self.store.fault_weights
+        return Nemesis(self.broker, journal, seed, weights=weights, more=self.store.faults())
+
+    def _torment(self, nemesis: Nemesis, loads: list[Load], load_s: float) -> list[str]:
+        source, every_s = random.Random(f"epoch {nemesis.seed}"), self.settings.fault_every_s
+        ends = time.monotonic() + load_s
+        due = time.monotonic() + source.uniform(*every_s)
+        while time.monotonic() < ends and not self.stopped.wait(0.2):
+            self.watch.check()
+            if self.watch.died or any(load.ended for load in loads):
+                break
+            if time.monotonic() >= due:
+                self._fire(nemesis)
+                due = time.monotonic() + source.uniform(*every_s)
+        return nemesis.fired
+
+    def _fire(self, nemesis: Nemesis) -> None:
+        """One fault, and wait until a record is acknowledged again in the synced topic."""
+        self.watch.faults.begin("fault")
+        try:
+            nemesis.fire()
+        finally:
+            self.watch.faults.end()
+        self.state.faults[nemesis.fired[-1]] += 1
+        healed = stored_records(self.broker.address)[f"{KEPT_TOPIC} 0"]
+        wait_until(lambda: self._more_than(healed), HEAL_S, "a record acknowledged again")
+
+    def _judge(self, number: int, reports: list[dict[str, Any]], fired: list[str], unread: list[str]) -> None:
+        state = self.state
+        for report in reports:
+            for kind, examples in violations_of(report).items():
+                state.add(kind, *(f"epoch {number}: {one}" for one in examples))
+            records = report["records"]
+            failed = sum(one["count"] for one in report["findings"] if one["kind"] == "requests")
+            state.totals.update(
+                {
+                    name: records[name]
+                    for name in ("sent", "acknowledged", "not_known", "reconnects", "retries")
+                }
+            )
+            state.totals["failed_requests"] += failed
+            for one in report["subscriptions"]:
+                state.totals.update(deliveries=one["received"], redeliveries=one["duplicates"])
+        if unread:
+            state.add("stored", *(f"epoch {number}: {one}" for one in unread))
+        state.open = False
+        state.save()
+
+    def _leave(self, folder: Path) -> None:
+        """Drop what no later epoch needs."""
+        self.store.forget_requests()
+        if self.broker.output_path.stat().st_size > OUTPUT_BYTES_MAX:
+            os.truncate(self.broker.output_path, 0)  # the broker goes on at its new end
+        shutil.rmtree(folder)
 
     # -- the end ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Stop the broker, which must leave with 0, and have another reader look at all that it stored."""
-        if self.state.violations:
-            return  # what is there stays as it was found
-        self._context.phase = "stop"
-        self._context.watch.faults.begin("stop")
-        self._guarded(self._stop)
+        if not self.state.violations:  # else what is there stays as it was found
+            self.phase = "stop"
+            self.watch.faults.begin("stop")
+            self._guarded(self._stop)
 
     def _stop(self) -> None:
-        code = self._context.broker.stop(STOP_S)
+        code = self.broker.stop(STOP_S)
         if code != 0:
-            raise RuntimeError(f"SIGTERM left with {code}\n{self._context.broker.output_tail()}")
-        self._context.phase = "verify"
+            raise RuntimeError(f"SIGTERM left with {code}\n{self.broker.output_tail()}")
+        self.phase = "verify"
         url, words, environment = self.store.location()
         command = [sys.executable, "-m", "danube", "verify", str(self.data_dir), *([url] if url else [])]
         ran = subprocess.run(
-            [*command, *words],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=VERIFY_S,
-            check=False,
-        )
+            [*command, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+            timeout=VERIFY_S, check=False,
+        )  # fmt: skip
         if ran.returncode:
-            raise RuntimeError(
-                f"danube verify left with {ran.returncode}\n{ran.stdout[-3000:]}{ran.stderr[-1000:]}"
-            )
-
-    # -- telling ------------------------------------------------------------------------------------
+            said = ran.stdout[-3000:] + ran.stderr[-1000:]
+            raise RuntimeError(f"danube verify left with {ran.returncode}\n{said}")
 
     def _progress(self) -> None:
         """A line a minute; called by the thread that samples."""
-        run_s = self._context.watch.run_s
-        if run_s - self._told_s < PROGRESS_S:
-            return
-        self._told_s = run_s
-        self.say(self.progress_line(run_s))
+        if self.watch.run_s - self._told_s >= PROGRESS_S:
+            self._told_s = self.watch.run_s
+            self.say(self.progress_line(self._told_s))
 
     def progress_line(self, run_s: float) -> str:
-        context, state = self._context, self.state
-        moment = datetime.now(UTC).strftime("%H:%M:%S")
-        violations = ", ".join(f"{name} {count}" for name, count in state.violations.items()) or "none"
-        last = f", last {context.fired[-1]}" if context.fired else ""
-        return " | ".join(
-            [
-                f"{moment} {run_s / 60:.1f} of {self.settings.total_s / 60:g} min",
-                f"epoch {state.next_epoch} {context.phase}",
-                f"faults {sum(state.faults.values())} judged, {len(context.fired)} in this session{last}",
-                f"acknowledged {state.totals['acknowledged']:,}, violations {violations}",
-                *self._used(),
-            ]
-        )
-
-    def _used(self) -> list[str]:
-        latest = self.record.latest
-        if latest is None:
-            return []
-        processes = [
-            f"{role} {reading.private_bytes / MIB:.0f} MiB {reading.descriptors} fds"
-            for role, reading in sorted(latest.processes.items())
+        state, latest = self.state, self.record.latest
+        parts = [
+            f"{datetime.now(UTC):%H:%M:%S} {run_s / 60:.1f} of {self.settings.total_s / 60:g} min",
+            f"epoch {max(0, state.epochs - 1)} {self.phase}",
+            f"faults {_counts(state.faults)}",
+            f"acknowledged {state.totals['acknowledged']:,}, violations {_counts(state.violations)}",
         ]
-        places = [f"{name} {size / MIB:.0f} MiB" for name, size in sorted(latest.places.items())]
-        return [", ".join(processes), ", ".join(places)]
+        if latest is not None:
+            parts += [
+                ", ".join(
+                    f"{role} {one.private_bytes / MIB:.0f} MiB {one.descriptors} fds"
+                    for role, one in sorted(latest.processes.items())
+                ),
+                ", ".join(f"{name} {size / MIB:.0f} MiB" for name, size in sorted(latest.places.items())),
+            ]
+        return " | ".join(parts)
 
     def report(self) -> dict[str, Any]:
         """Everything that was found; ``verdict`` is passed, failed or stopped."""
         state, settings = self.state, self.settings
-        slopes = findings(self.record, rules_for(settings))
-        violations, exceeded = state.violations, over_capacity(self.record)
+        slopes, exceeded = findings(self.record, settings.rules), over_capacity(self.record)
+        violations = Counter(state.violations)
         violations.update({"bounds": len(exceeded)} if exceeded else {})
-        complete = self._complete
-        if complete and not violations and not state.faults:
+        if self._complete and not violations and not state.faults:
             violations["liveness"] = 1
         failed = violations or any(one.growth is Growth.BEYOND for one in slopes)
         return {
-            "verdict": FAILED if failed else PASSED if complete else STOPPED,
+            "verdict": FAILED if failed else PASSED if self._complete else STOPPED,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "seed": state.seed,
             "minutes": round(self.record.last_s / 60, 2),
             "asked_minutes": settings.total_s / 60,
             "sessions": state.sessions,
-            "epochs": len(state.judged),
+            "epochs": state.epochs,
             "store": self.store.kind,
             "workers": settings.workers,
             "faults": dict(state.faults),
             "totals": dict(state.totals),
             "violations": dict(violations),
-            "examples": [*exceeded, *state.died, *(text for one in state.judged for text in one.examples)],
-            "notes": [f"epoch {one.epoch} {one.note}" for one in state.judged if one.note],
+            "examples": [*exceeded, *state.examples],
+            "notes": state.notes,
             "growth": [one.as_dict() for one in slopes],
             "largest": self.record.largest,
             "machine": fingerprint(settings.directory),
         }
+
+
+def text(found: dict[str, Any]) -> str:
+    """A report for the terminal."""
+    lines = [
+        f"{found['verdict']}: {found['minutes']:.1f} min in {found['epochs']} epochs, seed {found['seed']}",
+        f"faults: {_counts(found['faults'])}",
+        ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found["totals"].items()),
+        f"violations: {_counts(found['violations'])}",
+        *(f"  {line}" for line in found["examples"][:EXAMPLES_SHOWN]),
+        *found["notes"],
+    ]
+    for one in found["growth"]:
+        lines.append(f"{one['growth']:7} {one['whose']} {one['metric']} {one['when']}: {_slope(one)}")
+    return "\n".join(lines)
+
+
+def _slope(one: dict[str, Any]) -> str:
+    slope = one["slope"]
+    if slope is None:
+        return "too few points"
+    show = shown(one["metric"])
+    around = f"{show(slope['low'])} to {show(slope['high'])}"
+    return (
+        f"{show(slope['per_hour'])} an hour ({around}), at most {show(one['limit_per_hour'])};"
+        f" {slope['points']} points over {slope['span_s'] / 60:.1f} min"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """A row of the table of results in docs/reliability.md."""
+    beyond = any(one["growth"] == Growth.BEYOND for one in found["growth"])
+    slopes = "a slope beyond its bound" if beyond else "no slope beyond its bound"
+    totals = found["totals"]
+    return (
+        f"| soak, store {found['store']}, {found['workers']} workers | {found['minutes']:.0f} min,"
+        f" {found['epochs']} epochs | {_counts(found['faults'])} | {totals.get('acknowledged', 0):,} |"
+        f" {totals.get('deliveries', 0):,} | {_counts(found['violations'])}, {slopes} |"
+    )
 
 
 def _file_bytes(path: str) -> int:

@@ -32,7 +32,8 @@ FURTHER = 1_280  # records: a fourth more than a window of prefetch_bytes holds,
 CACHE_BYTES = 16 * limits.MIB  # the least that can be set
 STORE_BYTES_S = 1.5e6  # of each connection
 HOT = {
-    "topic": TOPIC, "durability": "written", "size": 100, "batch": 10, "interval_ns": 2_500_000, "seconds": 5,
+    "topic": TOPIC, "durability": "written", "size": 100, "batch": 10, "interval_ns": 2_500_000,
+    "batch_count": 2_000,
 }  # fmt: skip
 STALLED_S = 30
 STARVED_S = 180  # the readers' process has what nobody else wants of the processors
@@ -134,7 +135,7 @@ def on_disk(directory: Path) -> int:
 
 def hot(process: BrokerProcess, name: str) -> dict[str, Any]:
     """Percentiles of the hot path; everything came, once and in order."""
-    child = Child("perf/tier_peer.py", "hot", {**HOT, "url": process.address, "subscription": name})
+    child = Child("perf/tier_peer.py", "paced", {**HOT, "url": process.address, "subscription": name})
     child.wait_ready().go()
     return child.result(60)
 

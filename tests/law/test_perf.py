@@ -13,40 +13,31 @@ from tests.law.source import ROOT, name_of, repository_files
 
 # A program, or a package that is one, and the test in which it runs with next to nothing to do.
 PROGRAMS = {
-    "perf/balance.py": "tests/unit/core/placement/test_balance.py",
-    "perf/bench_spark.py": "tests/spark/test_bench_spark.py",
-    "perf/bench_spark_jobs.py": "tests/spark/test_bench_spark.py",
-    "perf/bench_spark_replay.py": "tests/spark/test_bench_spark.py",
+    "perf/bench.py": "tests/unit/perf/test_perf_programs.py",
     "perf/compare": "tests/unit/perf/test_perf_compare.py",
-    "perf/floor.py": "tests/unit/perf/test_perf_smoke.py",
-    "perf/grpc_door.py": "tests/unit/perf/test_perf_grpc_smoke.py",
-    "perf/grpc_messages.py": "tests/unit/perf/test_perf_programs.py",
-    "perf/hotspots.py": "tests/unit/perf/test_perf_hotspots.py",
-    "perf/http2.py": "tests/unit/perf/test_http2_perf.py",
-    "perf/kernels.py": "tests/unit/core/kernels/test_kernels.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",
-    "perf/manifest.py": "tests/unit/perf/test_perf_programs.py",
-    "perf/raft.py": "tests/unit/perf/test_perf_raft.py",
-    "perf/raft_processes.py": "tests/unit/perf/test_perf_raft.py",
+    "perf/parts.py": "tests/unit/perf/test_perf_programs.py",
     "perf/report": "tests/unit/perf/test_report.py",
     "perf/soak": "tests/crash/test_soak.py",
-    "perf/tiers.py": "tests/unit/perf/test_perf_tiers_smoke.py",
     "scripts/bench": "tests/unit/perf/test_perf_programs.py",
 }
-# Not run by itself: the program that it belongs to, whose text names it.
+# Not run by itself: the program or part that it belongs to, whose text names it.
 PARTS = {
+    "perf/child.py": "perf/loads.py",
+    "perf/grpc_door.py": "perf/rows.py",
     "perf/grpc_peer.py": "perf/grpc_door.py",
     "perf/h2_client.c": "perf/grpc_door.py",
     "perf/loads.py": "perf/turns.py",
-    "perf/machine.py": "perf/floor.py",
+    "perf/machine.py": "perf/bench.py",
     "perf/memory.py": "perf/turns.py",
+    "perf/metadata.py": "perf/rows.py",
+    "perf/native.py": "perf/rows.py",
     "perf/pump.py": "perf/turns.py",
-    "perf/raft_writers.py": "perf/raft_processes.py",
-    "perf/spark_data.py": "perf/bench_spark.py",
-    "perf/tier_bench.py": "perf/tiers.py",
-    "perf/tier_peer.py": "perf/tier_bench.py",
-    "perf/turns.py": "perf/floor.py",
-    "perf/workloads.py": "perf/floor.py",
+    "perf/rows.py": "perf/bench.py",
+    "perf/spark.py": "perf/rows.py",
+    "perf/tier_peer.py": "perf/tiers.py",
+    "perf/tiers.py": "perf/rows.py",
+    "perf/turns.py": "perf/bench.py",
 }
 
 
@@ -83,7 +74,9 @@ def test_a_program_is_run_by_its_test(program: str) -> None:
 def test_a_part_belongs_to_a_program(part: str) -> None:
     assert mentions(PARTS[part], part)
     whole = PARTS[part]
-    assert whole in PROGRAMS or PARTS.get(whole) in PROGRAMS
+    while whole in PARTS:
+        whole = PARTS[whole]
+    assert whole in PROGRAMS
 
 
 def test_every_program_is_told_in_the_documents() -> None:

@@ -22,7 +22,7 @@ from danube.spark.history.plan import Piece, Selection, pieces_of, plan_splits
 from danube.spark.history.segments import PartitionHistory
 from danube.wal.segments.key_compaction import LatestKeys, compact
 from danube.wal.segments.segment import HEADER_BYTES, LogIdentity, file_name
-from perf.spark_data import MOMENT_US, Shape, fill_partition, make_directory
+from tests.spark.segments import MOMENT_US, Shape, fill_partition, make_directory
 from tests.unit.merge_samples import random_segments, records_of, sealed_log
 from tests.unit.wal_samples import IDENTITY
 

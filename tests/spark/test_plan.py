@@ -250,7 +250,7 @@ def test_a_hundred_thousand_segments_are_planned_in_seconds() -> None:
 
 def test_a_hundred_thousand_files_are_found_in_seconds(tmp_path: Path) -> None:
     from danube.spark.history.places import open_place
-    from perf.spark_data import Shape, make_directory, sealed_segment
+    from tests.spark.segments import Shape, make_directory, sealed_segment
 
     identity = make_directory(tmp_path, "/default/t")
     directory = tmp_path / "partitions" / identity.directory_name

@@ -22,7 +22,7 @@ from danube.spark.history.plan import Selection, pieces_of, plan_splits
 from danube.spark.history.reading import read_split
 from danube.spark.history.selecting import Catalogue
 from danube.wal.stores.directory import LocalStore
-from perf.spark_data import MOMENT_US, Shape, fill_partition, make_directory
+from tests.spark.segments import MOMENT_US, Shape, fill_partition, make_directory
 from tests.spark.stored_history import metadata_of, put_history
 
 TOPIC = "/default/wide"

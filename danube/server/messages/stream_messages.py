@@ -1,7 +1,7 @@
 """Delivered batches as ``danube.StreamMessage``s, written by hand: the hot way out of the gRPC door.
 
 Most fields are the same in the whole batch: they are encoded once (``_Constant``) and a record adds its
-offset, request id and payload.  perf/grpc_messages.py measures this beside the generated class, which
+offset, request id and payload.  perf/parts.py measures this beside the generated class, which
 costs two to three times as much before it has read a column.
 
 Every message is preceded by gRPC's five bytes: 0 (not compressed) and its size, 32 bits, big-endian.

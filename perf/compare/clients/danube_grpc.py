@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
+from perf.child import Window
 from perf.compare.clients.roles import main
 
 IN_FLIGHT = 64
@@ -24,9 +24,8 @@ class Official:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.topic = options["topic"]
-        self.strategy = getattr(
-            DispatchStrategy, "NON_RELIABLE" if options["level"] == "taken" else "RELIABLE"
-        )
+        taken = options["level"] == "taken"
+        self.strategy = DispatchStrategy.NON_RELIABLE if taken else DispatchStrategy.RELIABLE
         self.producer: Any = None
         self.consumer: Any = None
 
@@ -52,12 +51,10 @@ class Official:
         return self.producer
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
-        producer, pending = await self._opened(), deque[asyncio.Future[Any]]()
+        producer, window = await self._opened(), Window(IN_FLIGHT)
         for payload in islice(cycle(payloads), count):
-            if len(pending) >= IN_FLIGHT:
-                await pending.popleft()
-            pending.append(asyncio.ensure_future(producer.send(payload)))
-        await asyncio.gather(*pending)
+            await window.add(producer.send(payload))
+        await window.end()
 
     async def send(self, payload: bytes) -> None:
         await (await self._opened()).send(payload)

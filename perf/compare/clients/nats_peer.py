@@ -17,9 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3]))
 from perf.compare.clients.roles import main
 
 IN_FLIGHT = 4_000
-AHEAD_BYTES_MAX = (
-    16 << 20
-)  # sent ahead of an acknowledgement: the server cuts off a reader that is 64 MiB behind
+AHEAD_BYTES_MAX = 16 << 20  # ahead of an ack: the server cuts off a reader that is 64 MiB behind
 FILL_WINDOW = 20_000
 FILL_TIMEOUT_S = 60.0
 BYTES_MAX = 64 << 20  # in flight
@@ -43,10 +41,10 @@ class JetStream:
 
     async def create(self) -> None:
         storage = StorageType.MEMORY if self.options["level"] == "in memory" else StorageType.FILE
-        config = StreamConfig(
-            name=self.topic, subjects=[self.topic], storage=storage, retention=RetentionPolicy.LIMITS
+        limits = RetentionPolicy.LIMITS
+        await self.stream.add_stream(
+            StreamConfig(name=self.topic, subjects=[self.topic], storage=storage, retention=limits)
         )
-        await self.stream.add_stream(config)
 
     async def delete(self) -> None:
         await self.stream.delete_stream(self.topic)
@@ -134,9 +132,8 @@ class Core(JetStream):
         await self.client.flush()
 
     async def receive(self) -> int:
-        await self.reader.next_msg(timeout=None)
-        count = 1
-        while self.reader.pending_msgs:
+        count = 0
+        while not count or self.reader.pending_msgs:
             await self.reader.next_msg(timeout=None)
             count += 1
         return count

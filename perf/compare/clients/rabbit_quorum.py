@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from aio_pika import DeliveryMode, Message
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
+from perf.child import Window
 from perf.compare.clients.roles import main
 
 IN_FLIGHT = 500
@@ -38,21 +38,17 @@ class Quorum:
         await self.connection.close()
 
     async def create(self) -> None:
-        await self.channel.declare_queue(
-            self.topic, durable=True, arguments={"x-queue-type": self.options["queue_type"]}
-        )
+        kind = {"x-queue-type": self.options["queue_type"]}
+        await self.channel.declare_queue(self.topic, durable=True, arguments=kind)
 
     async def delete(self) -> None:
         await self.channel.queue_delete(self.topic)
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
-        exchange, pending = self.channel.default_exchange, deque[asyncio.Future[Any]]()
+        window = Window(self.window)
         for payload in islice(cycle(payloads), count):
-            if len(pending) >= self.window:
-                await pending.popleft()
-            message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)
-            pending.append(asyncio.ensure_future(exchange.publish(message, self.topic)))
-        await asyncio.gather(*pending)
+            await window.add(self.send(payload))
+        await window.end()
 
     async def send(self, payload: bytes) -> None:
         message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)

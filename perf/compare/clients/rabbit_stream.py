@@ -30,12 +30,8 @@ class Stream:
         self.topic = options["topic"]
         self.batch = max(1, min(BATCH, FRAME_BYTES // options["size"]))
         self.window = max(2 * self.batch, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
-        self.server = {
-            "host": "127.0.0.1",
-            "port": options["stream_port"],
-            "username": "guest",
-            "password": "guest",
-        }
+        place = {"host": "127.0.0.1", "port": options["stream_port"]}
+        self.server = {**place, "username": "guest", "password": "guest"}
         self.pending = self.received = self.stored = 0
         self.refused = False
         self.changed = asyncio.Event()
@@ -88,14 +84,11 @@ class Stream:
         self.name = name
         self.consumer = Consumer(**self.server)
         await self.consumer.start()
+        first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
         await self.consumer.subscribe(
-            self.topic,
-            self._deliver,
-            decoder=bytes,
-            subscriber_name=name,
-            offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST, None),
+            self.topic, self._deliver, decoder=bytes, subscriber_name=name, offset_specification=first,
             initial_credit=CREDIT,
-        )
+        )  # fmt: skip
 
     def _deliver(self, record: bytes, context: Any) -> None:
         self.received += 1

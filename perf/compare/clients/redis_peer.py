@@ -72,24 +72,14 @@ class Streams:
             *("XREADGROUP", "GROUP", self.group, "reader", "COUNT", self.batch),
             *("BLOCK", BLOCK_MS, "STREAMS", self.topic, ">"),
         )
-        entries = _entries(found)
-        if not entries:
+        if not found:
             return 0
+        answers = found.values() if isinstance(found, dict) else [stream[1] for stream in found]
+        entries = next(iter(answers))  # one stream was asked for; some versions nest its entries once more
+        while isinstance(entries[0][0], list | tuple):
+            entries = entries[0]
         self.client.execute_command("XACK", self.topic, self.group, *(entry[0] for entry in entries))
         return len(entries)
-
-
-def _entries(found: Any) -> list[Any]:
-    """The entries in an answer about one stream, in whichever shape the client gives it."""
-    if not found:
-        return []
-    streams = found.values() if isinstance(found, dict) else [stream[1] for stream in found]
-    entries = next(iter(streams))
-    return list(entries[0] if entries and isinstance(entries[0], list) and _nested(entries[0]) else entries)
-
-
-def _nested(first: list[Any]) -> bool:
-    return bool(first) and isinstance(first[0], tuple | list)
 
 
 class PubSub(Streams):

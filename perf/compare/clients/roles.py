@@ -1,119 +1,75 @@
 """What a client of a comparison does, whichever product it speaks to; the twin of perf/loads.py.
 
-A script of this folder brings a :class:`Peer` and calls :func:`main`.  It runs as ``SCRIPT ROLE JSON`` in the
-Python of the peers' clients, prints ``ready`` when it is set up, starts on a line from its standard input and
-ends with one line of JSON.  Moments are CLOCK_MONOTONIC nanoseconds.
+A script of this folder brings a peer and calls :func:`main`; it runs in the Python of the peers' clients.
+A peer is one product's Python client, used as its documentation would for speed, made from the options
+(the address, ``topic``, ``size``, ``level``).  Its coroutines: ``open`` and ``close`` a
+connection; ``create`` and ``delete`` the topic; ``publish(payloads, count)`` with some in flight until
+all are acknowledged; ``send(payload)`` one and wait; ``fill(payloads, count)`` in the cheapest way;
+``subscribe(name)`` from the start as a reader whose place is kept; ``receive()`` some and return how many.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import uvloop
-
-from perf.pump import percentiles
+from perf.child import Options, go, payloads_of, percentiles, serve, timed_us
 from tests.child_process import told
 
 WARM_SENDS = 50
 
 
-class Peer(Protocol):
-    """One product's Python client, used as its own documentation would for speed; made from the options.
-
-    Options are what the product's adapter gives and ``topic``, ``size``, ``level``.
-    """
-
-    async def open(self) -> None:
-        """Connect."""
-
-    async def close(self) -> None:
-        """Disconnect; nothing is left running."""
-
-    async def create(self) -> None:
-        """Make the topic, at the level that the options name."""
-
-    async def delete(self) -> None:
-        """Delete the topic and what it holds."""
-
-    async def publish(self, payloads: list[bytes], count: int) -> None:
-        """Send ``count`` records, a bounded number in flight; returns when all are acknowledged."""
-
-    async def send(self, payload: bytes) -> None:
-        """Send one record and wait for its acknowledgement."""
-
-    async def fill(self, payloads: list[bytes], count: int) -> None:
-        """Store ``count`` records in the cheapest way there is."""
-
-    async def subscribe(self, name: str) -> None:
-        """Be ready to read the topic from its start, as a reader whose place the product keeps."""
-
-    async def receive(self) -> int:
-        """Wait for records, tell the product that they are done with, and return how many they were."""
-
-
-def payloads_of(size: int, count: int) -> list[bytes]:
-    """Records of ``size`` bytes that differ from each other."""
-    return [number.to_bytes(8, "little").ljust(size, b"x")[:size] for number in range(count)]
-
-
-async def start() -> None:
-    print("ready", flush=True)
-    await told().wait()
-
-
-async def create(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
-    await start()
+async def create(peer: Any, options: Options) -> Options:
+    await go()
     await peer.create()
     return {}
 
 
-async def delete(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
-    await start()
+async def delete(peer: Any, options: Options) -> Options:
+    await go()
     await peer.delete()
     return {}
 
 
-async def fill(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
+async def register(peer: Any, options: Options) -> Options:
+    """Make a subscription that begins with the first record."""
+    await go()
+    await peer.subscribe(options["subscription"])
+    return {}
+
+
+async def fill(peer: Any, options: Options) -> Options:
     payloads = payloads_of(options["size"], 1_000)
-    await start()
+    await go()
     await peer.fill(payloads, options["record_count"])
     return {}
 
 
-async def publish(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
+async def publish(peer: Any, options: Options) -> Options:
     """``record_count`` records, all acknowledged; ``warm_count`` before the clock runs."""
     payloads, count = payloads_of(options["size"], 1_000), options["record_count"]
     if options["warm_count"]:
         await peer.publish(payloads, options["warm_count"])
-    await start()
+    await go()
     started = time.monotonic_ns()
     await peer.publish(payloads, count)
     return {"started_ns": started, "ended_ns": time.monotonic_ns(), "records": count}
 
 
-async def ack_latency(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
+async def ack_latency(peer: Any, options: Options) -> Options:
     """Microseconds from the call to the acknowledgement, ``rate`` sends a second, one at a time."""
-    payload, loop = payloads_of(options["size"], 1)[0], asyncio.get_running_loop()
+    payload = payloads_of(options["size"], 1)[0]
     for _ in range(WARM_SENDS):
         await peer.send(payload)
-    await start()
-    times, began = [], loop.time()
-    due = began
-    for _ in range(options["record_count"]):
-        due += 1 / options["rate"]
-        await asyncio.sleep(max(0.0, due - loop.time()))
-        started = time.perf_counter_ns()
-        await peer.send(payload)
-        times.append((time.perf_counter_ns() - started) / 1000)
-    return {**percentiles(times), "seconds": loop.time() - began}
+    await go()
+    began = time.monotonic()
+    times = await timed_us(options["record_count"], lambda: peer.send(payload), options["rate"])
+    return {**percentiles(times), "seconds": time.monotonic() - began}
 
 
-async def read(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
+async def read(peer: Any, options: Options) -> Options:
     """Read until ``record_count`` records came (0: until told) or the parent says stop."""
     wanted, records, first, last = options["record_count"], 0, 0, 0
     await peer.subscribe(options["subscription"])
@@ -134,10 +90,10 @@ async def read(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
     return {"started_ns": first, "ended_ns": last, "records": records}
 
 
-async def replay(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
+async def replay(peer: Any, options: Options) -> Options:
     """``record_count`` stored records from the start, as a reader that was never there before."""
     records = 0
-    await start()
+    await go()
     started = time.monotonic_ns()
     await peer.subscribe(options["subscription"])
     while records < options["record_count"]:
@@ -145,20 +101,19 @@ async def replay(peer: Peer, options: dict[str, Any]) -> dict[str, Any]:
     return {"started_ns": started, "ended_ns": time.monotonic_ns(), "records": records}
 
 
-ROLES: dict[str, Callable[[Peer, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-    role.__name__: role for role in (create, delete, fill, publish, ack_latency, read, replay)
-}
-
-
-async def run(make: Callable[[dict[str, Any]], Peer], role: str, options: dict[str, Any]) -> dict[str, Any]:
-    peer = make(options)
-    await peer.open()
-    try:
-        return await ROLES[role](peer, options)
-    finally:
-        await peer.close()
-
-
-def main(make: Callable[[dict[str, Any]], Peer]) -> None:
+def main(make: Callable[[Options], Any]) -> None:
     """What a script of this folder does."""
-    print(json.dumps(uvloop.run(run(make, sys.argv[1], json.loads(sys.argv[2])))), flush=True)
+
+    def played(role: Callable[..., Any]) -> Callable[[Options], Any]:
+        async def play(options: Options) -> Any:
+            peer = make(options)
+            await peer.open()
+            try:
+                return await role(peer, options)
+            finally:
+                await peer.close()
+
+        return play
+
+    roles = (create, delete, register, fill, publish, ack_latency, read, replay)
+    serve({role.__name__: played(role) for role in roles})

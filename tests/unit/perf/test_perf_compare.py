@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perf.compare import __main__ as command
+from perf.compare import report as table
 from perf.compare import run as running_module
-from perf.compare import table
-from perf.compare.figures import Row, Spent, Spread, Turn, summary
-from perf.compare.levels import GROUPS, MEANINGS, Level, Unfair, group_of, level_of, refuse_unfair
-from perf.compare.processes import Failed
-from perf.compare.product import Client, Running, Setting, Work
+from perf.compare.model import (
+    GROUPS,
+    MEANINGS,
+    Client,
+    Failed,
+    Level,
+    Row,
+    Running,
+    Setting,
+    Spent,
+    Spread,
+    Turn,
+    Unfair,
+    Work,
+    group_of,
+    level_of,
+    refuse_unfair,
+    summary,
+)
 from perf.compare.products import products
-from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, last_runs, written
+from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, Run, last_runs, run_of, written
 from perf.compare.run import Comparison, Options, Skip
 from perf.report.history import read_history
 from perf.turns import GIB
@@ -149,16 +164,24 @@ def test_a_line_of_history_gives_the_row_back() -> None:
         server_per_million=Spread(1.0, 0.5, 2.0),
     )
     line = json.loads(json.dumps(written.line()))
-    assert (line["kind"], line["workload"], line["client_kind"]) == ("comparison", "publish", "python")
-    assert line["level"] == "written"
+    assert (line["workload"], line["kind"], line["level"]) == ("publish", "python", "written")
     assert line["rate"] == [1_000, 900, 1_100]
     assert Row.from_line(line) == written
 
 
 def test_a_line_of_something_else_is_refused() -> None:
-    for line in ({"workload": "publish", "floor": 1}, {"kind": "load"}, {"kind": "comparison", "size": 1}):
+    for line in (
+        {"workload": "publish", "floor": 1},
+        {"kind": "comparison", "rows": [{"size": 1}], "skips": []},
+    ):
         with pytest.raises(ValueError, match="no line of a comparison"):
-            Row.from_line(line)
+            run_of(line)
+
+
+def test_a_run_is_one_line_of_history() -> None:
+    run = Run({"time": "1", "machine": {"cpu": "A"}}, [row()], [Skip("kafka", "it is not here")])
+    line = json.loads(json.dumps(run.line()))
+    assert (line["kind"], line["time"]) == ("comparison", "1") and run_of(line) == run
 
 
 # --- table ---
@@ -193,14 +216,14 @@ def test_the_text_has_a_level_beside_every_figure_and_the_best_first() -> None:
 
 
 def test_the_markdown_is_one_table() -> None:
-    lines = table.markdown(rows()).splitlines()
+    lines = table.table(rows())
     assert len(lines) == 2 + 4
     assert {line.count("|") for line in lines} == {len(table.HEAD) + 1}
     assert "**danube own**" in lines[2]
     assert "**" not in lines[3]
 
 
-@pytest.mark.parametrize("style", [table.text, table.markdown])
+@pytest.mark.parametrize("style", [table.text, table.table])
 def test_no_table_prints_an_unfair_comparison(style: Any) -> None:
     with pytest.raises(Unfair):
         style([own(), row(level=Level.FSYNC)])
@@ -260,7 +283,7 @@ class FakeProduct:
     ) -> None:
         self.name = name
         self.ours = ours
-        self.settings: tuple[Setting, ...] = (Setting(name=f"{name} default", level=level, promise="?"),)
+        self.settings: tuple[Setting, ...] = (Setting(f"{name} default", level, "?"),)
         self.client = client
         self.reason = ""
         self.servers: list[FakeServer] = []
@@ -428,7 +451,7 @@ def test_groups_are_measured_apart_with_their_servers_only(tmp_path: Path, log: 
 def test_nothing_unfair_is_even_measured(
     tmp_path: Path, three: list[FakeProduct], log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    three[0].settings = (Setting(name="a weak", level=Level.TAKEN, promise="?"),)
+    three[0].settings = (Setting("a weak", Level.TAKEN, "?"),)
     monkeypatch.setattr(running_module, "group_of", lambda level: "written")
     with pytest.raises(Unfair):
         compared(tmp_path, three)
@@ -473,14 +496,19 @@ def test_the_list_names_every_product_with_its_levels(capsys: pytest.CaptureFixt
             assert f"  {setting.name} [{setting.level.label}; " in printed
 
 
+def recorded(path: Path, *runs: Run) -> Path:
+    with path.open("a") as history:
+        history.writelines(json.dumps(run.line()) + "\n" for run in runs)
+    return path
+
+
 @pytest.fixture
-def history(tmp_path: Path) -> Iterator[Path]:
+def history(tmp_path: Path) -> Path:
     path = tmp_path / "history.jsonl"
-    lines = [{"workload": "publish", "floor": 1, "time": "1"}]
-    lines += [{**row(setting=name).line(), "time": time} for name, time in (("old", "1"), ("new", "2"))]
-    lines.append({**Skip("kafka", "it is not here").line(), "time": "2"})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    yield path
+    path.write_text(json.dumps({"workload": "publish", "floor": 1, "time": "1"}) + "\n")
+    skips = [Skip("kafka", "it is not here")]
+    old, new = Run({"time": "1"}, [row(setting="old")]), Run({"time": "2"}, [row(setting="new")], skips)
+    return recorded(path, old, new)
 
 
 def test_what_was_recorded_last_can_be_printed_again(
@@ -496,7 +524,7 @@ def test_the_reader_of_other_lines_leaves_these_alone(history: Path) -> None:
     lines = history.read_text().splitlines()
     history.write_text("\n".join(lines[1:]) + "\n")
     found = read_history(history.parent, history.parent)
-    assert (found.lines, found.errors, found.others) == ([], [], 3)
+    assert (found.lines, found.errors, found.others) == ([], [], 2)
 
 
 def test_a_run_is_written_between_the_marks_and_nowhere_else(history: Path) -> None:
@@ -518,9 +546,8 @@ def test_the_document_shows_what_was_recorded_last() -> None:
 
 
 def test_sizes_that_were_not_measured_again_keep_their_run(history: Path) -> None:
-    with history.open("a") as more:
-        for size in (1_024, 65_536):
-            more.write(json.dumps({**row(setting=f"of {size}", size=size).line(), "time": "3"}) + "\n")
+    rows = [row(setting=f"of {size}", size=size) for size in (1_024, 65_536)]
+    recorded(history, Run({"time": "3"}, rows))
     runs = last_runs([history])
     shown = [[(one.setting, one.size) for one in run.rows] for run in runs]
     assert shown == [[("of 1024", 1_024), ("of 65536", 65_536)], [("new", 100)]]
@@ -541,8 +568,6 @@ def test_a_history_without_a_comparison_is_an_error(
 def test_recorded_lines_that_do_not_belong_together_are_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "history.jsonl"
-    both = [own(), row(level=Level.FSYNC)]
-    path.write_text("".join(json.dumps({**one.line(), "time": "1"}) + "\n" for one in both))
+    path = recorded(tmp_path / "history.jsonl", Run({"time": "1"}, [own(), row(level=Level.FSYNC)]))
     assert command.main(["--table", str(path)]) == 1
     assert "do not stand beside each other" in capsys.readouterr().err

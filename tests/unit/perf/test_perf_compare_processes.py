@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from perf.compare import places, processes
-from perf.compare.figures import Spent
-from perf.compare.processes import Failed, Server, Tool, cpu_seconds, listens, run, started
-from perf.compare.product import Running, Setting, Work
-from perf.compare.products import products
-from perf.compare.products.danube_broker import DanubeBench
-from perf.compare.products.kafka import Kafka, KafkaPerf, fetched_per_second
-from perf.compare.products.nats import RATE, Nats, NatsBench
-from perf.compare.products.rabbitmq import PerfTest, RabbitMQ, StreamPerfTest
-from perf.compare.products.redis import Redis, RedisBenchmark, requests_per_second
-from perf.compare.tooling import number, steady
+from perf.compare import peers, places, processes
+from perf.compare.driving import number, steady
+from perf.compare.model import Failed, Running, Setting, Spent, Work
+from perf.compare.peers import KAFKA, NATS, RABBITMQ, REDIS, NatsBench, Peer
+from perf.compare.places import Jars, Program
+from perf.compare.processes import Server, Tool, cpu_seconds, listens, run, started
+from perf.compare.products import products, read_bench
 from tests.broker_process import ROOT, alive, die_with_parent, free_port, wait_until
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
@@ -200,7 +196,7 @@ def test_a_tool_that_ends_without_the_word_is_a_failure(tmp_path: Path) -> None:
 def test_the_own_network_is_another_one_and_takes_nothing_away(tmp_path: Path) -> None:
     code = (
         "import os, socket\n"
-        "from perf.compare.network import enter_own_network\n"
+        "from perf.compare.processes import enter_own_network\n"
         "before = os.stat('/proc/self/ns/net').st_ino\n"
         "said = enter_own_network()\n"
         "server = socket.create_server(('127.0.0.1', 6650))\n"
@@ -225,7 +221,7 @@ def test_without_a_network_of_its_own_the_reason_is_said() -> None:
         "        ctypes.set_errno(1)\n"
         "        return -1\n"
         "ctypes.CDLL = lambda *words, **more: Refusing()\n"
-        "from perf.compare.network import enter_own_network\n"
+        "from perf.compare.processes import enter_own_network\n"
         "print(enter_own_network())\n"
     )
     result = subprocess.run(
@@ -268,22 +264,24 @@ def test_danube_measures_itself_on_a_bare_machine(bare: Path) -> None:
 
 
 def test_reasons_tell_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places.program("nats-server") == ""
-    assert places.no_program("x", "DANUBE_COMPARE_X", "install the package x") == (
-        "x is not installed (install the package x or name it with DANUBE_COMPARE_X)"
-    )
+    assert Program("nats-server").path() == ""
+    named = Program("x", "DANUBE_COMPARE_X", "install the package x")
+    assert named.missing() == "x is not installed (install the package x or name it with DANUBE_COMPARE_X)"
     monkeypatch.setenv("DANUBE_COMPARE_X", str(bare / "gone"))
-    assert places.program("x", "DANUBE_COMPARE_X") == ""
-    assert places.no_program("x", "DANUBE_COMPARE_X").endswith("gone, which is not a program")
+    assert named.path() == ""
+    assert named.missing().endswith("gone, which is not a program")
+    assert Jars("j", "DANUBE_COMPARE_J").missing() == "no Java runtime"
+    monkeypatch.setattr(places.shutil, "which", lambda *names, **more: "/bin/java")
     monkeypatch.setenv("DANUBE_COMPARE_J", str(bare / "gone"))
-    assert "where no jars are" in places.no_jars("j", "DANUBE_COMPARE_J")
+    assert "where no jars are" in Jars("j", "DANUBE_COMPARE_J").missing()
 
 
-def test_what_the_setup_could_not_fetch_is_the_reason(bare: Path) -> None:
+def test_what_the_setup_could_not_fetch_is_the_reason(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places.shutil, "which", lambda *names, **more: "/bin/java")
     missing = bare / "tools" / "missing"
     missing.mkdir(parents=True)
     (missing / "perf-test").write_text("scripts/compare-setup could not fetch it: mvn is not installed\n")
-    assert "mvn is not installed" in places.no_jars("perf-test", "DANUBE_COMPARE_PERF_TEST")
+    assert "mvn is not installed" in peers.PERF_TEST.missing()
 
 
 def test_programs_and_jars_are_found_where_they_are_named(
@@ -293,49 +291,51 @@ def test_programs_and_jars_are_found_where_they_are_named(
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    assert places.program("nats") == str(program)
+    assert Program("nats").path() == str(program)
     jars = bare / "kafka" / "libs"
     jars.mkdir(parents=True)
     (jars / "kafka_2.13-4.1.0.jar").touch()
     monkeypatch.setenv("DANUBE_COMPARE_KAFKA", str(bare / "kafka"))
-    assert places.jars("kafka", "DANUBE_COMPARE_KAFKA") == str(jars / "*")
-    assert Kafka().version() == "4.1.0"
+    assert peers.KAFKA_JARS.path() == str(jars / "*")
+    assert KAFKA.version() == "4.1.0"
 
 
-def setting_of(product: Nats | Redis | RabbitMQ | Kafka, name: str) -> Setting:
+def setting_of(product: Peer, name: str) -> Setting:
     return next(setting for setting in product.settings if setting.name == name)
 
 
 def test_an_old_server_is_not_asked_for_what_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf.compare.products.nats.places.program", lambda name, variable="": f"/{name}")
-    monkeypatch.setattr("perf.compare.products.nats.server_version", lambda: (2, 9, 10))
-    nats = Nats()
-    assert "no sync_interval: always" in nats.missing(setting_of(nats, "jetstream file sync-always"))
-    assert nats.missing(setting_of(nats, "jetstream file")) == ""
-    assert "2.12" in NatsBench("batch").missing(setting_of(nats, "jetstream file"), "publish")
+    monkeypatch.setattr(Program, "path", lambda program: f"/{program.name}")
+    monkeypatch.setattr(peers, "nats_version", lambda: (2, 9, 10))
+    assert "no sync_interval: always" in NATS.missing(setting_of(NATS, "jetstream file sync-always"))
+    assert NATS.missing(setting_of(NATS, "jetstream file")) == ""
+    assert "2.12" in NatsBench("batch").missing(setting_of(NATS, "jetstream file"), "publish")
 
 
 @pytest.mark.parametrize(
-    ("client", "product", "setting", "workload", "reason"),
+    ("product", "setting", "workload", "reason"),
     [
-        (NatsBench("async"), Nats(), "jetstream file", "latency", "no percentiles"),
-        (RedisBenchmark(), Redis(), "redis streams no", "e2e", "at the same time"),
-        (RedisBenchmark(), Redis(), "redis streams no", "replay", "to its end"),
-        (PerfTest(), RabbitMQ(), "rabbitmq quorum queue", "replay", "keeps nothing"),
-        (StreamPerfTest(), RabbitMQ(), "rabbitmq stream", "latency", "whole milliseconds"),
-        (KafkaPerf(), Kafka(), "kafka", "latency", "whole milliseconds"),
+        (NATS, "jetstream file", "latency", "no percentiles"),
+        (REDIS, "redis streams no", "e2e", "at the same time"),
+        (REDIS, "redis streams no", "replay", "to its end"),
+        (RABBITMQ, "rabbitmq quorum queue", "replay", "keeps nothing"),
+        (RABBITMQ, "rabbitmq stream", "latency", "whole milliseconds"),
+        (KAFKA, "kafka", "latency", "whole milliseconds"),
     ],
 )
 def test_what_a_tool_cannot_measure_is_said(
-    client: NatsBench | RedisBenchmark | PerfTest | StreamPerfTest | KafkaPerf,
-    product: Nats | Redis | RabbitMQ | Kafka,
-    setting: str,
-    workload: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    product: Peer, setting: str, workload: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "program", lambda name, variable="": f"/{name}")
-    assert reason in client.missing(setting_of(product, setting), workload)
+    monkeypatch.setattr(Program, "path", lambda program: f"/{program.name}")
+    chosen = setting_of(product, setting)
+    tool = next(client for client in product.clients(chosen) if client.kind == "tool")
+    assert reason in tool.missing(chosen, workload)
+
+
+@pytest.mark.parametrize("product", [NATS, REDIS, RABBITMQ, KAFKA], ids=lambda product: product.name)
+def test_every_setting_of_a_peer_has_a_client_and_a_tool(product: Peer) -> None:
+    for setting in product.settings:
+        assert {client.kind for client in product.clients(setting)} == {"python", "tool"}
 
 
 # --- what tools print ---
@@ -343,30 +343,36 @@ def test_what_a_tool_cannot_measure_is_said(
 SPENT = Spent(server=1.0, client=2.0)
 
 
+def work(workload: str, **more: object) -> Work:
+    known: dict[str, object] = {"size": 100, "count": 1_000, "topic": "t"}
+    return Work(workload=workload, **{**known, **more})  # type: ignore[arg-type]
+
+
+RUNNING = Running(setting=NATS.settings[0], directory=Path(), server=None, address={"durability": "fsync"})
+
+
 def test_numbers_are_read_from_what_tools_print() -> None:
     nats = "NATS JetStream asynchronous publisher stats: 98,980 msgs/sec ~ 9.4 MiB/sec ~ 10.10us"
-    assert number(RATE, nats) == 98_980
+    assert number(peers.NATS_RATE, nats) == 98_980
     redis = '"test","rps","avg_latency_ms"\n"XADD t * p a,""b","277777.78","1.488"\n'
-    assert requests_per_second(redis, 1_000) == 277_777.78
-    assert requests_per_second('"PUBLISH t a","inf","0.1"\n', 400) == 400_000
+    assert peers.requests_per_second(redis, 1_000) == 277_777.78
+    assert peers.requests_per_second('"PUBLISH t a","inf","0.1"\n', 400) == 400_000
     head = (
         "start.time, end.time, data.consumed.in.MB, MB.sec, rebalance.time.ms, fetch.MB.sec, fetch.nMsg.sec"
     )
     values = "2026-11-21 23:33:49:778, 2026-11-21 23:33:52:178, 4.7684, 1.9868, 1245, 4.1285, 43290.0433"
-    kafka = f"{head}\n{values}\n"
-    assert fetched_per_second(kafka) == 43_290.0433
+    read = peers.read_kafka_perf(f"{head}\n{values}\n", RUNNING, work("replay"), SPENT)
+    assert read.rate == 43_290.0433
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda: number(RATE, "panic: nothing"),
-        lambda: requests_per_second("Could not connect\n", 1),
-        lambda: fetched_per_second("WARN no messages\n"),
-        lambda: steady(0.0, Work(workload="publish", size=1, count=1, topic="t"), SPENT),
-        lambda: StreamPerfTest.read(
-            "usage:", "confirmed", Work(workload="publish", size=1, count=1, topic="t"), SPENT
-        ),
+        lambda: number(peers.NATS_RATE, "panic: nothing"),
+        lambda: peers.requests_per_second("Could not connect\n", 1),
+        lambda: peers.read_kafka_perf("WARN no messages\n", RUNNING, work("replay"), SPENT),
+        lambda: steady(0.0, work("publish"), SPENT),
+        lambda: peers.read_stream_perf_test("usage:", RUNNING, work("publish"), SPENT),
     ],
 )
 def test_a_tool_without_a_result_is_a_failure(read: Callable[[], object]) -> None:
@@ -375,49 +381,32 @@ def test_a_tool_without_a_result_is_a_failure(read: Callable[[], object]) -> Non
 
 
 def test_the_stream_tool_is_charged_for_what_it_sent() -> None:
-    work = Work(workload="e2e", size=100, count=1, topic="t", seconds=4.0)
     printed = "4, published 1 msg/s\nSummary: published 9 msg/s, confirmed 8 msg/s, consumed 2000 msg/s"
-    turn = StreamPerfTest.read(printed, "consumed", work, SPENT)
+    turn = peers.read_stream_perf_test(printed, RUNNING, work("e2e", seconds=4.0), SPENT)
     assert (turn.rate, turn.records) == (2_000, 8_000)
 
 
-def test_perf_test_is_read_at_the_end_of_what_it_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perf_test_is_read_at_the_end_of_what_it_prints() -> None:
     printed = (
         "id: t, time 1.0 s, min/median/75th/95th/99th confirm latency: 1/2/3/4/5 µs\n"
         "id: t, sending rate avg: 990 msg/s\n"
         "id: t, receiving rate avg: 0 msg/s\n"
         "id: t, confirm latency min/median/75th/95th/99th 375/1641/5290/13708/24323 µs\n"
     )
-    monkeypatch.setattr(
-        "perf.compare.products.rabbitmq.spend",
-        lambda running, command: (processes.Finished(printed, 2.0), SPENT),
-    )
-    monkeypatch.setattr("perf.compare.products.rabbitmq.QUORUM.run", lambda *words: {})
-    rabbitmq = RabbitMQ()
-    setting = setting_of(rabbitmq, "rabbitmq quorum queue")
-    server = Server(python("import time; time.sleep(600)"), tmp_path)
-    try:
-        running = Running(setting=setting, directory=tmp_path, server=server, address={"url": "amqp://x/"})
-        turn = PerfTest().turn(running, Work(workload="latency", size=100, count=1_000, topic="t"))
-        assert (turn.p50_us, turn.p99_us, turn.rate) == (1_641, 24_323, 990)
-        turn = PerfTest().turn(running, Work(workload="publish", size=100, count=1_000, topic="t"))
-        assert (turn.rate, turn.records, turn.spent) == (990, 1_000, SPENT)
-    finally:
-        server.stop()
+    turn = peers.read_perf_test(printed, RUNNING, work("latency"), SPENT)
+    assert (turn.p50_us, turn.p99_us, turn.rate) == (1_641, 24_323, 990)
+    turn = peers.read_perf_test(printed, RUNNING, work("publish"), SPENT)
+    assert (turn.rate, turn.records, turn.spent) == (990, 1_000, SPENT)
 
 
 def test_danube_bench_at_another_level_is_a_failure() -> None:
-    work = Work(workload="publish", size=100, count=1, topic="t")
     with pytest.raises(Failed, match="'written' instead of 'fsync'"):
-        DanubeBench.read({"durability": "written"}, work, "fsync", SPENT)
+        read_bench('{"durability": "written"}', RUNNING, work("publish"), SPENT)
 
 
 def test_a_redis_without_the_level_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    redis = Redis()
-    if redis.missing(redis.settings[0]):
-        pytest.skip(redis.missing(redis.settings[0]))
-    monkeypatch.setattr("perf.compare.products.redis.ask", lambda port, *words: "*4\r\n")
+    monkeypatch.setattr(peers, "ask", lambda port, *words: "*4\r\n")
+    launch = peers.redis_launch(setting_of(REDIS, "redis streams always"), tmp_path)
     with pytest.raises(Failed, match="did not take appendfsync always"):
-        redis.start(setting_of(redis, "redis streams always"), tmp_path)
+        launch.check()
+    assert peers.redis_launch(setting_of(REDIS, "redis pub/sub"), tmp_path).check() is None  # type: ignore[func-returns-value]

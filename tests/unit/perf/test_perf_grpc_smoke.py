@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perf import bench as command
 from perf import grpc_door
-from perf.turns import Bench, Settings
-from tests.broker_process import ROOT, BrokerProcess
+from perf.rows import GRPC, ROWS
+from perf.turns import Bench, Settings, plan_of
+from tests.broker_process import BrokerProcess
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for perf/h2_client.c")
 
@@ -27,13 +28,13 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 @needs_compiler
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", sorted(grpc_door.WORKLOADS))
+@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == GRPC])
 def test_both_sides_of_a_workload_measure_something(
     name: str, tmp_path: Path, shared_broker: BrokerProcess
 ) -> None:
     settings = Settings(directory=tmp_path, size=1_024, batch=1, workers=2, scale=0.002, rounds=0)
     with Bench(settings, shared_broker) as bench:
-        plan = grpc_door.WORKLOADS[name](bench)
+        plan = plan_of(name, bench)
         for side in (plan.floor, plan.danube):
             measured = side()
             assert (measured["value"] if isinstance(measured, dict) else measured) > 0
@@ -58,8 +59,8 @@ def test_the_client_says_what_is_wrong(tmp_path: Path) -> None:
     client = grpc_door.compiled_client(tmp_path)
     for words, sentence in (
         ([], "see the top"),
-        (["ping", "127.0.0.1", "1", "1"], "cannot connect"),
-        (["ping", "localhost", "1", "1"], "IPv4"),
+        (["send", "127.0.0.1", "1", "/path", "none", "1", "1"], "cannot connect"),
+        (["send", "localhost", "1", "/path", "none", "1", "1"], "IPv4"),
     ):
         result = subprocess.run([str(client), *words], capture_output=True, text=True)
         assert result.returncode == 1 and sentence in result.stderr
@@ -69,7 +70,7 @@ def test_a_missing_compiler_is_a_visible_skip(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(grpc_door.shutil, "which", lambda tool: None)
-    assert grpc_door.main(["--compare", "grpc-latency", "--scale", "0"]) == 0
+    assert command.main(["--compare", "grpc-latency", "--scale", "0"]) == 0
     assert capsys.readouterr().out.startswith("SKIPPED grpc-latency: no C compiler")
 
 
@@ -82,10 +83,3 @@ def test_a_worker_without_a_topic_is_not_measured(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(door, "opened", lambda role: {"owner": 1})
     with pytest.raises(RuntimeError, match="of 100 topics"):
         door.producers()
-
-
-def test_the_list_names_every_workload() -> None:
-    result = subprocess.run(
-        [sys.executable, "perf/grpc_door.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert [line.split()[0] for line in result.stdout.splitlines()] == sorted(grpc_door.WORKLOADS)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from danube.core import kernels
-from perf import floor, grpc_door, grpc_messages, manifest, raft_processes, tiers
-from perf.workloads import WORKLOADS
+from perf import bench, parts
+from perf.rows import BY_NAME, ROWS, SPARK, Row
 from tests.broker_process import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -23,23 +23,16 @@ def printed(capsys: Capture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_encoding_of_messages_is_timed(capsys: Capture, kernels_or_twins: str) -> None:
-    grpc_messages.main(["--records", "1,8", "--size", "16", "--seconds", "0.0001"])
+def test_every_part_is_timed(capsys: Capture, kernels_or_twins: str) -> None:
+    parts.main(["messages", "--records", "1,8", "--size", "16", "--seconds", "0.0001"])
     found = printed(capsys)
     cases = {records: [row["case"] for row in found if row["records"] == records] for records in (1, 8)}
     assert len(cases[1]) == 7 and len(cases[8]) == (9 if kernels.available else 7)
-    assert all(row["us"] > 0 for row in found)
-
-
-def test_manifests_are_timed(capsys: Capture) -> None:
-    manifest.main(["--entries", "8"])
-    (found,) = printed(capsys)
-    assert (found["entries"], found["planned"]) == (8, 2)
-    assert min(found[name] for name in ("encode_ms", "decode_ms", "plan_ms", "find_us")) >= 0
+    assert all(row["ns"] > 0 for row in found)
 
 
 def test_the_floor_is_measured_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "perf/floor.py", "--scale", "0.0001", "--rounds", "0", "-o", "json"]
+    command = [sys.executable, "perf/bench.py", "--floor", "--scale", "0.0001", "--rounds", "0", "-o", "json"]
     result = subprocess.run(
         [*command, "--directory", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -50,46 +43,46 @@ def test_the_floor_is_measured_alone(tmp_path: Path) -> None:
 
 # -- scripts/bench ----------------------------------------------------------------------------------
 
-PROGRAMS = {
-    "perf/floor.py": floor,
-    "perf/grpc_door.py": grpc_door,
-    "perf/raft_processes.py": raft_processes,
-    "perf/tiers.py": tiers,
-}
 
-
-def bench(*words: str) -> list[tuple[str, Any]]:
-    """The comparisons that scripts/bench would make: program and its arguments, parsed by the program."""
+def dry_run(*words: str) -> list[list[str]]:
+    """The commands that scripts/bench would run."""
     command = [str(ROOT / "scripts" / "bench"), "--dry-run", *words]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = []
-    for line in result.stdout.splitlines():
-        _, program, *arguments = shlex.split(line)
-        if program in PROGRAMS:
-            found.append((program, PROGRAMS[program].arguments(arguments)))
-    return found
+    return [shlex.split(line)[1:] for line in result.stdout.splitlines()]
 
 
-def test_bench_asks_for_every_workload_with_arguments_that_are_understood() -> None:
-    asked: dict[str, set[str]] = {name: set() for name in PROGRAMS}
-    for program, arguments in bench():
-        asked[program].add(arguments.compare)
+def comparisons(*words: str) -> list[Any]:
+    """The comparisons among them, parsed by the program."""
+    found = [command for command in dry_run(*words) if command[0] == "perf/bench.py"]
+    return [bench.arguments(command[1:]) for command in found]
+
+
+def test_bench_asks_for_every_row_with_arguments_that_are_understood(tmp_path: Path) -> None:
+    asked = comparisons()
+    for arguments in asked:
         assert arguments.append is not None and arguments.append.parent == Path("perf/history")
-        publish = arguments.compare == "publish" and arguments.durability == "written"
+        settings = bench.settings_of(arguments, tmp_path)
+        publish = arguments.compare == "publish" and settings.durability == "written"
         near_its_target = publish or arguments.compare == "ack-latency"
         assert arguments.rounds == (9 if near_its_target else 3) and arguments.scale == 1.0
-    assert asked == {
-        "perf/floor.py": set(WORKLOADS),
-        "perf/grpc_door.py": set(grpc_door.WORKLOADS),
-        "perf/raft_processes.py": set(raft_processes.WORKLOADS),
-        "perf/tiers.py": set(tiers.WORKLOADS),
-    }
+        assert settings.size == (arguments.size or BY_NAME[arguments.compare].settings.get("size", 100))
+    assert {arguments.compare for arguments in asked} == {row.name for row in ROWS if row.group != SPARK}
+    assert len(asked) == 50, "one comparison for each variant"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_names_a_function_that_is_there(row: Row) -> None:
+    module, function = row.measure.split(":")
+    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert f"\ndef {function}(bench: Bench" in source
 
 
 def test_a_quick_bench_writes_no_history() -> None:
-    assert all(arguments.append is None for _, arguments in bench("--quick"))
-    found = bench("--quick", "grpc-latency", "tier-plan", "remote")
-    assert sorted(arguments.compare for _, arguments in found) == ["grpc-latency", "remote", "tier-plan"]
+    assert all(arguments.append is None for arguments in comparisons("--quick"))
+    found = comparisons("--quick", "grpc-latency", "tier-plan", "remote", "spark-read")
+    names = [arguments.compare for arguments in found]
+    assert sorted(names) == ["grpc-latency", "remote", "spark-read", "tier-plan"]
+    assert all((arguments.rounds, arguments.scale) == (1, 0.05) for arguments in found)
 
 
 def test_bench_refuses_a_workload_that_it_does_not_know() -> None:
@@ -100,10 +93,10 @@ def test_bench_refuses_a_workload_that_it_does_not_know() -> None:
 
 
 def test_bench_writes_the_report_when_it_has_appended() -> None:
-    command = [str(ROOT / "scripts" / "bench"), "--dry-run"]
-    full = subprocess.run([*command, "publish"], capture_output=True, text=True, check=True).stdout
-    quick = subprocess.run(
-        [*command, "--quick", "publish"], capture_output=True, text=True, check=True
-    ).stdout
-    assert full.splitlines()[-1].endswith("-m perf.report")
-    assert "perf.report" not in quick
+    assert dry_run("publish")[-1] == ["-m", "perf.report", "--keep", "4"]
+    assert "perf.report" not in [word for command in dry_run("--quick", "publish") for word in command]
+
+
+def test_the_list_names_every_row(capsys: Capture) -> None:
+    assert bench.main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [row.name for row in ROWS]

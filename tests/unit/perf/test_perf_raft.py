@@ -1,4 +1,4 @@
-"""perf/raft.py and perf/raft_processes.py run with next to nothing to do."""
+"""The rows of a cluster's metadata run with next to nothing to do."""
 
 from __future__ import annotations
 
@@ -10,30 +10,20 @@ import pytest
 pytest.importorskip("raftos", reason="a cluster needs raftos; scripts/setup installs it")
 
 from danube.limits import METADATA_VALUE_BYTES_MAX
-from perf import raft_processes
-from perf.raft import main
-from perf.raft_processes import WORKLOADS
-from perf.raft_writers import write_many
-from perf.turns import Bench, Settings
+from perf import metadata
+from perf.rows import METADATA, ROWS
+from perf.turns import Bench, Settings, plan_of
 
 
-def test_every_figure_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--scale", "0.001", "--directory", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    for what in ("sequential", "concurrent", "one of three down", "on disk", "restart"):
-        assert what in said
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == METADATA])
 def test_both_sides_are_measured_over_processes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raft_processes, "IN_FLIGHT", 4)
-    monkeypatch.setattr(raft_processes, "BATCH", 2)
+    monkeypatch.setattr(metadata, "IN_FLIGHT", 4)
+    monkeypatch.setattr(metadata, "BATCH", 2)
     settings = Settings(directory=tmp_path, size=64, durability="quorum", rounds=0, scale=0.00001)
     with Bench(settings) as bench:
-        plan = WORKLOADS[name](bench)
+        plan = plan_of(name, bench)
         for side in (plan.floor, plan.danube):
             measured = side()
             assert (measured["value"] if isinstance(measured, dict) else measured) > 0
@@ -42,7 +32,7 @@ def test_both_sides_are_measured_over_processes(
 
 def test_a_write_that_is_refused_is_not_counted(tmp_path: Path) -> None:
     with Bench(Settings(directory=tmp_path, scale=0.00001)) as bench:
-        cluster = raft_processes.started(bench, "c")
+        cluster = metadata.started(bench, "c")
         too_large = METADATA_VALUE_BYTES_MAX + 1
         with pytest.raises(AssertionError, match="not agreed on"):
-            asyncio.run(write_many(cluster.leader().socket_path, 1, 1, 1, too_large))
+            asyncio.run(metadata.write_many(cluster.leader().socket_path, 1, 1, 1, too_large))

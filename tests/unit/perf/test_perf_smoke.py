@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from perf.child import percentiles
 from perf.machine import file_system, fingerprint
-from perf.pump import percentiles
-from perf.turns import Bench, Settings, compare
-from perf.workloads import WORKLOADS
+from perf.rows import BY_NAME, NATIVE, ROWS
+from perf.turns import Bench, Settings, compare, plan_of
 from tests.broker_process import ROOT, BrokerProcess
 
 TINY = {"scale": 0.0005, "rounds": 0, "workers": 2}
@@ -28,10 +28,11 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - OWN_BROKER))
+@pytest.mark.parametrize("name", sorted({row.name for row in ROWS if row.group == NATIVE} - OWN_BROKER))
 def test_a_workload_measures_something(name: str, tmp_path: Path, shared_broker: BrokerProcess) -> None:
-    with Bench(Settings(directory=tmp_path, count=3, **TINY), shared_broker) as bench:
-        plan = WORKLOADS[name](bench)
+    settings = Settings(directory=tmp_path, count=3, **TINY, **BY_NAME[name].settings)
+    with Bench(settings, shared_broker) as bench:
+        plan = plan_of(name, bench)
         measured = plan.danube()
         bench.end_turn()
     value = measured["value"] if isinstance(measured, dict) else measured
@@ -41,7 +42,7 @@ def test_a_workload_measures_something(name: str, tmp_path: Path, shared_broker:
 
 @pytest.mark.e2e
 def test_a_comparison_prints_one_line_with_floor_danube_and_ratio(tmp_path: Path) -> None:
-    command = [sys.executable, "perf/floor.py", "--compare", "publish", "--rounds", "0", "--scale", "0.002"]
+    command = [sys.executable, "perf/bench.py", "--compare", "publish", "--rounds", "0", "--scale", "0.002"]
     command += ["-o", "json", "--directory", str(tmp_path), "--append", str(tmp_path / "history.jsonl")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = result.stdout.splitlines()
@@ -55,9 +56,7 @@ def test_a_comparison_prints_one_line_with_floor_danube_and_ratio(tmp_path: Path
 
 @pytest.mark.e2e
 def test_restart_is_measured_on_brokers_of_its_own(tmp_path: Path) -> None:
-    found = compare(
-        "restart", Settings(directory=tmp_path, count=1, scale=0.01, rounds=0, workers=1), WORKLOADS
-    )
+    found = compare("restart", Settings(directory=tmp_path, count=1, scale=0.01, rounds=0, workers=1))
     assert found["unit"] == "s"
     assert 0 < found["danube"] < 60
 

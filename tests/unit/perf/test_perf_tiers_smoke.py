@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perf import tier_bench, tiers
-from perf.turns import Bench, Settings, compare
-from tests.broker_process import ROOT
+from perf import bench as command
+from perf import tiers
+from perf.rows import ROWS, TIERS
+from perf.turns import Bench, Plan, Settings, compare, plan_of
 from tests.s3_server import NoServer, S3Server
 
-OF_THE_STORE = sorted(set(tiers.WORKLOADS) - {"tier-plan"})
+OF_THE_STORE = [row.name for row in ROWS if row.group == TIERS and row.name != "tier-plan"]
 
 
 @pytest.mark.e2e
@@ -31,7 +30,7 @@ def test_both_sides_of_a_workload_measure_something(
         directory=tmp_path, size=1_024, scale=0.07 if name == "tier-first" else 0.005, rounds=0
     )
     with Bench(settings) as bench:
-        plan = tiers.WORKLOADS[name](bench)
+        plan = plan_of(name, bench)
         for side in (plan.floor, plan.danube):
             measured = side()
             value = measured["value"] if isinstance(measured, dict) else measured
@@ -50,20 +49,20 @@ def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
 
     monkeypatch.setattr(Path, "write_text", refused)
     with subprocess.Popen(["sleep", "60"]) as process:
-        tier_bench.yielding(process.pid)
+        tiers.yielding(process.pid)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
         process.kill()
 
 
 def test_planning_over_many_segments_is_bounded(tmp_path: Path) -> None:
-    found = compare("tier-plan", Settings(directory=tmp_path, scale=0.01, rounds=0), tiers.WORKLOADS)
+    found = compare("tier-plan", Settings(directory=tmp_path, scale=0.01, rounds=0))
     assert found["met"] and found["details"]["entries"] == 1_000
     assert found["details"]["memory_mib"] < 10
 
 
 def test_a_plan_can_ask_for_more_than_a_ratio() -> None:
-    def plan(**more: Any) -> tiers.TierPlan:
-        return tiers.TierPlan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
+    def plan(**more: Any) -> Plan:
+        return Plan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
 
     assert plan().met(5.0, 50.0)
     assert not plan(also=lambda: False).met(5.0, 50.0)
@@ -82,22 +81,11 @@ def test_a_missing_server_is_a_visible_skip(
     def none() -> None:
         raise NoServer("no S3 server: none here")
 
-    monkeypatch.setattr(tier_bench, "find", none)
-    assert tiers.main(["--compare", "tier-read", "--scale", "0"]) == 0
+    monkeypatch.setattr(tiers, "find", none)
+    assert command.main(["--compare", "tier-read", "--scale", "0"]) == 0
     assert capsys.readouterr().out == "SKIPPED tier-read: no S3 server: none here\n"
 
 
-def test_a_line_has_the_form_of_the_others(tmp_path: Path) -> None:
-    command = [sys.executable, "perf/tiers.py", "--compare", "tier-plan", "--rounds", "0", "--scale", "0.01"]
-    command += ["-o", "json", "--append", str(tmp_path / "history.jsonl")]
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found = json.loads(output)
-    assert {"workload", "floor", "danube", "ratio", "target", "met", "machine"} <= set(found)
-    assert json.loads((tmp_path / "history.jsonl").read_text()) == found
-
-
-def test_the_list_names_every_workload() -> None:
-    result = subprocess.run(
-        [sys.executable, "perf/tiers.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert [line.split()[0] for line in result.stdout.splitlines()] == sorted(tiers.WORKLOADS)
+def test_a_plan_reads_the_second_quarter() -> None:
+    found = tiers.planned(tiers.manifest_of(8).encode(), 8)
+    assert [entry.base_offset for entry in found] == [2_000, 3_000]

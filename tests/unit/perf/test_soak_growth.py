@@ -14,11 +14,28 @@ from pathlib import Path
 
 import pytest
 
-from perf.soak.growth import BETWEEN_FAULTS, LONG_RUN, Finding, Rules, findings, over_capacity
-from perf.soak.record import Record
-from perf.soak.sampling import METRICS, Reading, Sample, disk_bytes, read_process, take
-from perf.soak.slopes import Bound, Growth
-from perf.soak.watch import EXCUSED_S, Faults, Watch
+from perf.soak.growth import (
+    BETWEEN_FAULTS,
+    LONG_RUN,
+    Bound,
+    Finding,
+    Growth,
+    Rules,
+    findings,
+    over_capacity,
+)
+from perf.soak.watch import (
+    EXCUSED_S,
+    METRICS,
+    Faults,
+    Reading,
+    Record,
+    Sample,
+    Watch,
+    disk_bytes,
+    read_process,
+    take,
+)
 from tests.broker_process import die_with_parent, wait_until
 
 MIB = 1 << 20

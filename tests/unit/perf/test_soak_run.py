@@ -1,4 +1,4 @@
-"""The parts of a soak that need no broker: verdicts over epochs, state, arguments, report."""
+"""The parts of a soak that need no broker: findings, state, arguments, report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,125 +15,39 @@ from typing import Any
 import pytest
 
 from perf.soak import __main__ as command
-from perf.soak import epoch, store, verdict
-from perf.soak.epoch import Context
-from perf.soak.load import mixed_load, short_lived_topic
-from perf.soak.report import markdown, text
-from perf.soak.sampling import Reading, Sample
-from perf.soak.settings import Settings
-from perf.soak.soak import FAILED, PASSED, STOPPED, Soak
-from perf.soak.state import Judged, OpenEpoch, State, StateRefused
+from perf.soak import store
+from perf.soak.load import LOADS, violations_of
+from perf.soak.soak import FAILED, PASSED, STOPPED, Settings, Soak, State, StateRefused, markdown, text
 from perf.soak.store import NoStore, Store
-from perf.soak.watch import Faults, Watch
-from tests.broker_process import BrokerProcess
-from tests.child_process import Child
-from tests.crash.journal import Event, Journal
+from perf.soak.watch import Reading, Sample
 from tests.s3_server import NoServer, Program
 
-TOPIC = "/default/plain"
-BASE = 100
+
+def finding(kind: str, what: str, *examples: str) -> dict[str, Any]:
+    return {"kind": kind, "where": "a subscription", "count": 2, "what": what, "examples": list(examples)}
 
 
-def honest() -> list[Event]:
-    """An epoch that begins at offset 100, with one record of before that came once more."""
-    events: list[Event] = [
-        ["got", "s", "c0", TOPIC, 0, BASE - 1, "p", 7, None, True, False, 150],
-        ["ack", "s", TOPIC, 0, BASE - 1],
+def test_what_the_audit_found_is_a_violation_and_a_cut_connection_is_not() -> None:
+    findings = [
+        finding("requests", "ConnectionFailed: the broker went away"),
+        finding("lost", "2 acknowledged records did not arrive", "producer p number 4 to 5"),
+        finding("requests", "WrongState: acknowledged at level memory, not fsync"),
     ]
-    for number in range(5):
-        sequence, offset = 1_000 + number, BASE + number
-        events += [
-            ["try", "p", TOPIC, sequence, sequence + 1, None],
-            ["ok", "p", TOPIC, sequence, sequence + 1, 0, offset, "written", 100 + number],
-            ["got", "s", "c0", TOPIC, 0, offset, "p", sequence, None, True, False, 200 + number],
-            ["ack", "s", TOPIC, 0, offset],
-            ["log", TOPIC, 0, offset, "p", sequence, None, True],
-        ]
-    return [*events, ["fault", "kill_worker", 1, 90, 95, {}]]
-
-
-def judged(folder: Path, events: list[Event], **asked: Any) -> dict[str, Any]:
-    """The verdict of the process that a soak starts, over journals in files."""
-    folder.mkdir()
-    journal = Journal(folder / "all.jsonl")
-    for event in events:
-        journal.write(*event)
-    journal.close()
-    options = {
-        "journals": str(folder),
-        "bases": {TOPIC: [BASE]},
-        "modes": {"s": "exclusive"},
-        "topics_read": {"s": TOPIC},
-        "acknowledged_min": 1,
-        "faults_min": 1,
-        "acknowledged_after_fault_min": 1,
-        "acks_are_known": True,
-        **asked,
+    assert violations_of({"findings": findings}) == {
+        "lost": ["lost: a subscription: 2 acknowledged records did not arrive producer p number 4 to 5"],
+        "requests": ["requests: a subscription: WrongState: acknowledged at level memory, not fsync "],
     }
-    return Child("perf/soak/verdict.py", "judge", options).result(60)
-
-
-def test_an_honest_epoch_passes_and_what_was_before_it_does_not_count(tmp_path: Path) -> None:
-    found = judged(tmp_path / "journals", honest())
-    assert found["counts"] == {}, found["examples"]
-    assert found["statistics"]["acknowledged"] == found["statistics"]["in_log"] == 5
-    assert found["statistics"]["redeliveries_from_before"] == 1
-
-
-@pytest.mark.parametrize(
-    ("planted", "named"),
-    [
-        (lambda event: event[0] == "log" and event[3] == BASE + 2, "lost"),
-        (lambda event: event[0] in ("log", "ok") and BASE in event, "hole"),
-        (lambda event: event[0] in ("got", "ack") and BASE + 3 in event, "undelivered"),
-        (lambda event: event[0] == "try" and event[3] == 1_004, "invented"),
-    ],
-)
-def test_a_planted_loss_is_found(tmp_path: Path, planted: Any, named: str) -> None:
-    found = judged(tmp_path / "journals", [event for event in honest() if not planted(event)])
-    assert named in found["counts"]
-
-
-def test_damage_to_a_record_of_an_earlier_epoch_is_found(tmp_path: Path) -> None:
-    events = honest()
-    events[0][9] = False
-    assert judged(tmp_path / "journals", events)["counts"] == {"invented": 1}
-
-
-def test_an_epoch_in_which_nothing_happened_fails(tmp_path: Path) -> None:
-    assert judged(tmp_path / "journals", [])["counts"] == {"liveness": 3}
-
-
-def test_acks_of_killed_clients_are_not_demanded(tmp_path: Path) -> None:
-    events = [event for event in honest() if not (event[0] == "ack" and event[4] == BASE + 1)]
-    assert judged(tmp_path / "with", events)["counts"] == {"undelivered": 1}
-    assert judged(tmp_path / "without", events, acks_are_known=False)["counts"] == {}
-
-
-def test_an_acknowledgement_is_found_at_the_end_of_a_journal(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "producer-p-0.jsonl")
-    for number in range(1_000):
-        journal.write("try", "p", TOPIC, number, number + 1, None)
-        journal.write("ok", "p", TOPIC, number, number + 1, 0, number, "written", number)
-    journal.write("try", "p", TOPIC, 1_000, 1_001, None)
-    journal.close()
-    (tmp_path / "producer-q-0.jsonl").write_text("")
-    assert epoch._acknowledged_since(tmp_path, 998)
-    assert not epoch._acknowledged_since(tmp_path, 999)
+    assert violations_of({"findings": findings[:1]}) == {}
 
 
 # -- load and time ----------------------------------------------------------------------------------
 
 
-def test_the_load_has_every_mode_native_and_over_grpc() -> None:
-    load = mixed_load(3, 60_000)
-    natives = {one["mode"] for one in load.consumers if one.get("via") != "grpc"}
-    assert natives == {one["mode"] for one in load.consumers if one.get("via") == "grpc"}
-    assert natives == {"exclusive", "shared", "failover", "key_shared"}
-    assert {one.get("via", "native") for one in load.producers} == {"native", "grpc"}
-    assert {topic["durability"] for topic in load.topics} == {"written", "fsync"}
-    assert {topic["retention_ms"] for topic in load.topics} == {60_000}
-    assert short_lived_topic(3) in {topic["topic"] for topic in load.topics}
+def test_the_load_speaks_both_protocols_at_both_levels() -> None:
+    words = {name: " ".join(one) for name, one in LOADS.items()}
+    assert "--protocol both --partitions 3" in words["made"] and "--durability written" in words["made"]
+    assert "--topic /default/soak" in words["kept"]
+    assert not any("--modes" in one for one in words.values()), "all of them"
 
 
 def test_epochs_fill_the_time_and_leave_room_for_their_end() -> None:
@@ -157,26 +72,20 @@ def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFix
 OPTIONS = {"workers": 2, "store": "directory", "epoch_s": 60.0}
 
 
-def state_in(folder: Path, *, died: list[str] | None = None, counts: dict[str, int] | None = None) -> State:
+def state_in(folder: Path, *, violations: dict[str, int] | None = None) -> State:
     state = State.load(folder / "state.json", 7, OPTIONS)
-    state.judged = [
-        Judged(0, 60.0, {}, [], {"acknowledged": 10, "faults": {"kill_all": 1}}),
-        Judged(
-            1, 61.5, counts or {}, ["lost: it"] if counts else [], {"acknowledged": 5, "faults": {}}, "cut"
-        ),
-    ]
-    state.died = died or []
+    state.epochs, state.faults, state.totals = 2, Counter(kill_all=1), Counter(acknowledged=15)
+    for kind, count in (violations or {}).items():
+        state.add(kind, *[f"{kind}: it"] * count)
     return state
 
 
 def test_a_state_is_what_was_saved(tmp_path: Path) -> None:
-    state = state_in(tmp_path)
-    state.open = OpenEpoch(2, 123, {TOPIC: [4, 5]}, 1)
+    state = state_in(tmp_path, violations={"lost": 1})
+    state.open = True
     state.save()
     again = State.load(tmp_path / "state.json", None, OPTIONS)
-    assert (again.seed, again.open, again.judged) == (7, state.open, state.judged)
-    assert again.next_epoch == 2
-    assert (again.totals["acknowledged"], dict(again.faults)) == (15, {"kill_all": 1})
+    assert again == state
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
@@ -253,9 +162,8 @@ def soak_of(folder: Path, minutes: float, **state: Any) -> Soak:
     [
         (1, {}, PASSED),
         (5, {}, STOPPED),
-        (1, {"counts": {"lost": 1}}, FAILED),
-        (5, {"counts": {"lost": 1}}, FAILED),
-        (1, {"died": ["worker-0 ended"]}, FAILED),
+        (1, {"violations": {"lost": 1}}, FAILED),
+        (5, {"violations": {"died": 1}}, FAILED),
     ],
 )
 def test_the_verdict_is_passed_only_when_nothing_was_found(
@@ -273,37 +181,23 @@ def test_the_verdict_is_passed_only_when_nothing_was_found(
 
 def test_a_run_with_an_open_epoch_is_not_over(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 1)
-    soak.state.open = OpenEpoch(2, 123, {})
+    soak.state.open = True
     found = soak.report()
     soak.record.close()
     assert found["verdict"] == STOPPED
 
 
-def test_an_open_epoch_that_retention_may_have_eaten_is_not_judged(tmp_path: Path) -> None:
-    soak = soak_of(tmp_path / "run", 5)
-    state = soak.state
-    state.open = OpenEpoch(2, 123, {})
-    (tmp_path / "run" / "epoch-2" / "journals").mkdir(parents=True)
-    soak._take_up()
-    soak.record.close()
-    assert soak.state.open is None and not soak.state.violations
-    assert any("epoch 2 not judged: it is" in note for note in soak.report()["notes"])
-    assert not (tmp_path / "run" / "epoch-2").exists()
-
-
 def test_a_line_a_minute_says_how_far_it_is(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 5)
     said: list[str] = []
-    soak.say = said.append
-    watch = Watch(soak.record, Faults(), dict, {})
-    broker = BrokerProcess(tmp_path / "data")
-    soak._started = Context(soak.settings, 7, broker, soak.store, watch, soak.stopped, "load", ["kill_all"])
+    soak.say, soak.phase = said.append, "load"
+    soak.watch._started -= 60
     soak._progress()
     soak._progress()
     soak.record.close()
     (line,) = said
-    assert "1.0 of 5 min | epoch 2 load | faults 1 judged, 1 in this session, last kill_all" in line
-    assert "acknowledged 15, violations none | supervisor 0 MiB 1 fds | data 0 MiB" in line
+    assert "1.0 of 5 min | epoch 1 load | faults kill_all 1 | acknowledged 15, violations none" in line
+    assert "supervisor 0 MiB 1 fds | data 0 MiB" in line
 
 
 def test_a_second_signal_leaves_at_once(
@@ -334,7 +228,7 @@ def test_the_first_signal_lets_the_epoch_end_and_the_second_does_not() -> None:
 
 def test_a_run_without_a_fault_says_nothing(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 1)
-    soak.state.judged[0].statistics["faults"] = {}
+    soak.state.faults.clear()
     found = soak.report()
     soak.record.close()
     assert (found["verdict"], found["violations"]) == (FAILED, {"liveness": 1})
@@ -363,7 +257,7 @@ def test_more_than_a_bound_at_any_moment_fails_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_is_not_gone_on_with(tmp_path: Path) -> None:
-    soak = soak_of(tmp_path / "run", 5, counts={"lost": 1})
+    soak = soak_of(tmp_path / "run", 5, violations={"lost": 1})
     assert soak.run()["verdict"] == FAILED
     assert not (tmp_path / "run" / "data").exists(), "no broker was started"
 
@@ -420,15 +314,3 @@ def test_no_store_needs_no_mover(tmp_path: Path) -> None:
     made = Store("none", tmp_path / "store", 1)
     assert not made.has_mover and "DANUBE_STORAGE__URL" not in made.open()
     assert made.location() == ("", [], {})
-
-
-def test_the_expectation_of_an_epoch_names_where_its_logs_begin() -> None:
-    options = {
-        "modes": {},
-        "topics_read": {},
-        "acknowledged_min": 0,
-        "faults_min": 0,
-        "acknowledged_after_fault_min": 0,
-        "acks_are_known": True,
-    }
-    assert verdict.expectation_of(options, {(TOPIC, 1): 9}).log_starts == {(TOPIC, 1): 9}

@@ -23,7 +23,7 @@ from danube.core.batch.format import stamp
 from danube.core.batch.scan import ScanResult, StopReason, scan, scan_twin
 from danube.core.kernels import cache, crc, jit
 from danube.errors import InvalidArgument
-from perf import kernels as perf_kernels
+from perf import parts
 
 needs_kernels = pytest.mark.skipif(bool(jit.reason), reason=jit.reason)
 
@@ -440,11 +440,11 @@ def test_nothing_is_compiled_while_a_worker_serves() -> None:
 def test_every_kernel_is_timed_against_its_twin(capsys: pytest.CaptureFixture[str]) -> None:
     before = kernels.available
     try:
-        perf_kernels.main(["--records", "1", "--sizes", "16", "--seconds", "0.0001"])
+        parts.main(["kernels", "--records", "1", "--size", "16", "--seconds", "0.0001"])
     finally:
         if not before:
             kernels.unload()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     timed = {row["case"] for row in rows if "twin_ns" in row}
-    assert timed >= {"crc32c", "scan", "check_columns", "select half", "ring_hashes", "lay out a list"}
+    assert timed >= {"crc32c", "scan", "check_columns", "select half", "ring_hashes"}
     assert all(row["ns"] > 0 for row in rows if "ns" in row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +20,6 @@ from danube.core.placement.balance import (
 from danube.core.placement.duties import Outlook
 from danube.core.placement.load_report import LOAD_PREFIX, LoadReport
 from danube.core.placement.partition_table import PartitionTable
-from perf.balance import main as perf_balance
 from tests.unit.cluster_site import Site
 
 MIB = 1 << 20
@@ -273,11 +271,3 @@ def test_measures_of_a_broker_without_partitions_are_finite() -> None:
     found = outlook(site)
     loads = measure(found.picture, site.settings)
     assert np.isfinite(loads.load).all() and np.isfinite(loads.unit)
-
-
-def test_the_measurement_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """perf/balance.py with next to nothing to do."""
-    perf_balance(["--partitions", "300", "--per-topic", "3", "--brokers", "3"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["partitions"] == 300 and found["moves_balanced"] > 0
-    assert found["round_balanced_ms"] < 1_000

@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
-"""Metadata of a cluster, measured over three real controllers: processes, sockets, every disk synced.
-
-    perf/raft_processes.py --compare meta-sequential --size 1048576   values of 1 MiB, one after the other
-    perf/raft_processes.py --list                                     all workloads
+"""Rows of a cluster's metadata, over three real controllers: processes, sockets, every disk synced.
 
 A write goes the way of a worker's: Unix socket, controller, a majority's disks, the host's own copy, answer.
 Members and clients share this machine's cores, and three members its one disk.
@@ -10,24 +6,21 @@ Members and clients share this machine's cores, and three members its one disk.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import itertools
 import os
-import sys
-import tempfile
+import secrets
 import time
-from collections.abc import Callable
-from pathlib import Path
+from typing import cast
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from danube.core.cluster.commands import PutKey  # noqa: E402
-from perf.floor import common_arguments, conclude, listing  # noqa: E402
-from perf.raft_writers import write_many  # noqa: E402
-from perf.turns import Bench, Plan, Settings, compare  # noqa: E402
-from tests.broker_process import wait_until  # noqa: E402
-from tests.cluster_process import HEARTBEAT_MS, Cluster, MemberProcess  # noqa: E402
+from danube.cluster.control.calls import Propose, Proposed, decode_answer, encode
+from danube.cluster.control.door import REQUESTS_MAX
+from danube.cluster.links.frames import FrameReader, Kind, Lane, pack_frame
+from danube.core.cluster.commands import PutKey
+from danube.core.metadata.commands import encode_command, join_commands
+from perf.turns import Bench, Plan, Settings
+from tests.broker_process import wait_until
+from tests.cluster_process import HEARTBEAT_MS, Cluster, MemberProcess
 
 SEQUENTIAL = 1_000
 CONCURRENT = 50_000
@@ -38,16 +31,78 @@ IN_FLIGHT = 512
 BATCH = 100
 READY_S = 60.0
 MIB = 1 << 20
+TIMEOUT_MS = 60_000
+WRITERS_PER_LINK = REQUESTS_MAX // 2
+
+
+class Link(asyncio.Protocol):
+    """A connection of a worker that has several requests under way."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader(Lane.CALLS.frame_bytes_max)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            self._waiting.pop(frame.number).set_result(frame.body)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for waiting in self._waiting.values():
+            waiting.set_exception(error or ConnectionError("the controller closed the connection"))
+
+    async def ask(self, body: bytes) -> bytes:
+        number = next(self._numbers)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._transport.write(pack_frame(Kind.REQUEST, body, number))
+        return await waiting
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+async def write_many(path: str, count: int, writers: int, batch: int, size: int) -> float:
+    """Have ``count`` keys put by ``writers``, ``batch`` in each proposal; keys a second."""
+    loop = asyncio.get_running_loop()
+    needed = -(-writers // WRITERS_PER_LINK)
+    links = [(await loop.create_unix_connection(Link, path))[1] for _ in range(needed)]
+    proposals = iter(range(-(-count // batch)))
+    value, run = b"x" * size, secrets.token_hex(4)
+
+    async def writer(place: int) -> None:
+        puts = [PutKey(key=f"/perf/{place}/{number}", value=value) for number in range(batch)]
+        commands = join_commands([encode_command(put) for put in puts])
+        for sequence, _ in enumerate(proposals, 1):
+            request = Propose(f"{run}-{place}", sequence, commands, TIMEOUT_MS)
+            answer = decode_answer(await links[place % needed].ask(encode(request)))
+            if not isinstance(answer, Proposed) or any(outcome.error for outcome in answer.outcomes):
+                raise AssertionError(f"a write was not agreed on: {answer}")
+
+    began = time.perf_counter()
+    try:
+        await asyncio.gather(*(writer(place) for place in range(writers)))
+    finally:
+        for link in links:
+            link.close()
+    return count / (time.perf_counter() - began)
 
 
 def counted(settings: Settings, count: int, least: int = 1) -> int:
     return max(least, int(count * settings.scale))
 
 
+def few(settings: Settings) -> int:
+    """So many writes one after the other that they make 64 MiB at most."""
+    return max(10, min(counted(settings, SEQUENTIAL), 64 * MIB // settings.size))
+
+
 def disk_rate(settings: Settings) -> float:
     """Writes a second of this disk by itself: an append of one entry and its sync, again and again."""
-    count = counted(settings, SEQUENTIAL, 10)
-    count = max(10, min(count, 64 * MIB // settings.size))
+    count = few(settings)
     entry = b"x" * settings.size
     path = settings.directory / "floor"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -62,11 +117,9 @@ def disk_rate(settings: Settings) -> float:
         path.unlink()
 
 
-def sequential(member: MemberProcess, settings: Settings) -> dict[str, float]:
+def one_by_one(member: MemberProcess, settings: Settings) -> dict[str, float]:
     """One worker at this member's host, one write after the other."""
-    count = counted(settings, SEQUENTIAL, 10)
-    count = max(10, min(count, 64 * MIB // settings.size))
-    value, times = b"x" * settings.size, []
+    count, value, times = few(settings), b"x" * settings.size, []
     with member.log() as log:
         log.propose(PutKey(key="/perf/first", value=b""))
         for number in range(count):
@@ -101,17 +154,18 @@ def started(bench: Bench, name: str) -> Cluster:
 # -- workloads --------------------------------------------------------------------------------------
 
 
-def one_by_one(bench: Bench) -> Plan:
+def sequential(bench: Bench) -> Plan:
     """One write after the other at the leader's host, against appends and syncs of a file."""
     settings, cluster = bench.settings, started(bench, "c")
     small = settings.size <= 1_024
     return Plan(
-        floor=lambda: disk_rate(settings), danube=lambda: sequential(cluster.leader(), settings),
+        floor=lambda: disk_rate(settings), danube=lambda: one_by_one(cluster.leader(), settings),
         unit="writes/s", danube_min=500.0 if small else 0.0, target=">= 500/s" if small else "they pass",
+        details={"nice": os.nice(0)},  # members inherit it; it says much where others work, too
     )  # fmt: skip
 
 
-def at_once(bench: Bench) -> Plan:
+def concurrent(bench: Bench) -> Plan:
     """512 writes on their way at once, of as many origins, against one after the other on the bare disk."""
     settings, cluster = bench.settings, started(bench, "c")
     count = counted(settings, CONCURRENT, IN_FLIGHT)
@@ -131,8 +185,8 @@ def later(bench: Bench) -> Plan:
     new, old = started(bench, "new"), started(bench, "old")
     commands = lengthened(old, settings)
     return Plan(
-        floor=lambda: sequential(new.leader(), settings)["value"],
-        danube=lambda: sequential(old.leader(), settings),
+        floor=lambda: one_by_one(new.leader(), settings)["value"],
+        danube=lambda: one_by_one(old.leader(), settings),
         unit="writes/s", ratio_min=0.8, target="ratio >= 0.8", details={"commands": commands},
     )  # fmt: skip
 
@@ -144,8 +198,8 @@ def one_down(bench: Bench) -> Plan:
     leader = part.leader()
     next(member for member in part.members if member is not leader).kill()
     return Plan(
-        floor=lambda: sequential(whole.leader(), settings)["value"],
-        danube=lambda: sequential(part.leader(), settings),
+        floor=lambda: one_by_one(whole.leader(), settings)["value"],
+        danube=lambda: one_by_one(part.leader(), settings),
         unit="writes/s", ratio_min=0.67, target="ratio >= 0.67",
     )  # fmt: skip
 
@@ -222,43 +276,3 @@ def on_disk(bench: Bench) -> Plan:
         floor=state, danube=lambda: max(map(mib, cluster.members)), unit="MiB", danube_max=64.0,
         target="< 64 MiB", details={"commands": commands},
     )  # fmt: skip
-
-
-WORKLOADS: dict[str, Callable[[Bench], Plan]] = {
-    "meta-sequential": one_by_one,
-    "meta-concurrent": at_once,
-    "meta-later": later,
-    "meta-one-down": one_down,
-    "meta-failover": failover,
-    "meta-restart": restart,
-    "meta-disk": on_disk,
-}
-
-
-def arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="perf/raft_processes.py", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--size", type=int, default=100, help="bytes of a value (100)")
-    common_arguments(parser, WORKLOADS)
-    return parser.parse_args(words)
-
-
-def main(words: list[str] | None = None) -> int:
-    options = arguments(words)
-    if options.list or not options.compare:
-        print(listing(WORKLOADS))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="danube-raft-", dir=options.directory) as directory:
-        settings = Settings(
-            directory=Path(directory), size=options.size, durability="quorum", workers=1,
-            rounds=options.rounds, scale=options.scale,
-        )  # fmt: skip
-        measured = compare(options.compare, settings, WORKLOADS)
-        measured["details"]["nice"] = os.nice(0)  # members inherit it; it says much where others work, too
-        conclude(measured, Path(directory), options)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

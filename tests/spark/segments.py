@@ -7,7 +7,6 @@ benchmarks of Spark and by tests that need more segments than a broker writes in
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,21 +15,28 @@ from danube.core.batch.builder import EncodedBatch, encode
 from danube.core.batch.checksum import content_hasher
 from danube.core.batch.format import Compression, stamp
 from danube.core.metadata.commands import CreateTopic
+from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.wal.segments.index import SparseIndex
 from danube.wal.segments.segment import (
     HEADER_BYTES,
     NO_HASH,
+    SUMMARY_BYTES,
     LogIdentity,
     SegmentHeader,
     Summary,
     file_name,
     pack_footer,
     pack_header,
+    read_summary,
 )
+from danube.wal.tier.keys import manifest_key, metadata_key, segment_key
+from danube.wal.tier.manifest import Manifest, entry_of
 
 MOMENT_US = 1_790_000_000_000_000
 EPOCH = 3
+TOPIC = "/default/bench"
+STORE_SEGMENT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Shape:
     seed: int = 1
 
 
-def make_directory(root: Path, topic: str = "/default/bench", partitions: int = 0) -> LogIdentity:
+def make_directory(root: Path, topic: str = TOPIC, partitions: int = 0) -> LogIdentity:
     """A data directory with one empty topic; returns the identity of its partition 0."""
     with LocalLog(root / "metadata") as log:
         log.propose(
@@ -63,19 +69,36 @@ def fill_partition(
     directory = root / "partitions" / identity.directory_name
     directory.mkdir(parents=True, exist_ok=True)
     previous = NO_HASH
-    for content, end, hashed in _contents(identity, shape, segments, segment_bytes, base, previous):
+    for number in range(segments):
+        content, end, previous = sealed_segment(identity, shape, segment_bytes, base, previous, number)
         (directory / file_name(base)).write_bytes(content)
-        base, previous = end, hashed
+        base = end
     return base
 
 
-def _contents(
-    identity: LogIdentity, shape: Shape, segments: int, segment_bytes: int, base: int, previous: bytes
-) -> Iterator[tuple[bytes, int, bytes]]:
-    for number in range(segments):
-        content, end, previous = sealed_segment(identity, shape, segment_bytes, base, previous, number)
-        yield content, end, previous
-        base = end
+def make_store(root: Path, shape: Shape, total_bytes: int) -> int:
+    """Write a store with the one topic TOPIC; returns the bytes of its segments."""
+    identity, metadata = LogIdentity(1, 0), Metadata()
+    metadata.apply(1, CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=MOMENT_US))
+    _put(root / metadata_key(1), metadata.snapshot())
+    _put(root / "store.json", b'{"format": 1, "store_id": "bench", "created_us": 1}\n')
+    manifest, offset, previous, size = Manifest.empty(TOPIC, identity, EPOCH), 0, NO_HASH, 0
+    while size < total_bytes:
+        segment_bytes = min(STORE_SEGMENT_BYTES, total_bytes)
+        data, offset, previous = sealed_segment(identity, shape, segment_bytes, offset, previous)
+        summary = read_summary(data[-SUMMARY_BYTES:], len(data))
+        if summary is None:
+            raise RuntimeError("the segment has no footer")
+        entry = entry_of(summary, len(data), MOMENT_US)
+        _put(root / segment_key(identity, entry), data)
+        manifest, size = manifest.with_added(entry), size + len(data)
+    _put(root / manifest_key(identity, EPOCH, manifest.generation), manifest.encode())
+    return size
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def sealed_segment(

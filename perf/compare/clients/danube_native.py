@@ -1,0 +1,112 @@
+"""Danube's own client: batches with several calls under way, or records one by one."""
+
+from __future__ import annotations
+
+import sys
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+ROOT = str(Path(__file__).resolve().parents[3])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+import danube  # noqa: E402
+from danube.errors import Overloaded  # noqa: E402
+from perf.child import Window  # noqa: E402
+from perf.compare.clients.roles import main  # noqa: E402
+
+IN_FLIGHT = 8
+BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
+
+
+class Batches:
+    """``send_many``; ``batches()`` with one acknowledgement for each batch."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.topic = f"/default/{options['topic']}"
+        self.batch = max(1, BATCH_BYTES // (options["size"] + 8))
+        self.producer: Any = None
+        self.consumer: Any = None
+
+    async def open(self) -> None:
+        self.client = danube.connect(self.options["native"])
+        await self.client.__aenter__()
+
+    async def close(self) -> None:
+        for end in (self.consumer, self.producer, self.client):
+            if end is not None:
+                await end.__aexit__(None, None, None)
+
+    async def create(self) -> None:
+        """Make the topic and see that its level is the one that the table will name."""
+        wanted = self.options["durability"]
+        await self.client.admin.create_topic(
+            self.topic, reliable=wanted != "memory", durability=wanted,
+            max_record_bytes=max(self.options["size"], 1 << 20),
+        )  # fmt: skip
+        found = (await self.client.admin.describe_topic(self.topic)).topic.durability
+        if found != wanted:
+            raise SystemExit(f"the topic's level is {found!r} instead of {wanted!r}")
+
+    async def delete(self) -> None:
+        await self.client.admin.delete_topic(self.topic)
+
+    async def _producer(self) -> Any:
+        if self.producer is None:
+            level = self.options["durability"]
+            producer = self.client.producer(
+                self.topic, name="compare", reliable=level != "memory", durability=level
+            )
+            self.producer = await producer.__aenter__()
+        return self.producer
+
+    async def publish(self, payloads: list[bytes], count: int) -> None:
+        producer, window = await self._producer(), Window(IN_FLIGHT)
+        whole = list(islice(cycle(payloads), min(count, self.batch)))
+        for _ in range(count // len(whole)):
+            await window.add(producer.send_many(whole))
+        if count % len(whole):
+            await window.add(producer.send_many(whole[: count % len(whole)]))
+        await window.end()
+
+    fill = publish
+
+    async def send(self, payload: bytes) -> None:
+        await (await self._producer()).send(payload)
+
+    async def subscribe(self, name: str) -> None:
+        consumer = self.client.consumer(self.topic, subscription=name, mode="exclusive", start="earliest")
+        self.consumer = await consumer.__aenter__()
+        self.batches = self.consumer.batches(max_records=65_536, max_wait=0.05)
+
+    async def receive(self) -> int:
+        batch = await anext(self.batches)
+        count = len(batch.payloads)
+        await batch.ack()
+        return count
+
+
+class OneByOne(Batches):
+    """``send_nowait`` and ``send``; one acknowledgement for each message."""
+
+    async def publish(self, payloads: list[bytes], count: int) -> None:
+        producer = await self._producer()
+        for payload in islice(cycle(payloads), count):
+            try:
+                producer.send_nowait(payload)
+            except Overloaded:
+                await producer.ready()
+                producer.send_nowait(payload)
+        await producer.flush()
+
+    async def receive(self) -> int:
+        message = await self.consumer.receive()
+        await message.ack()
+        return 1
+
+
+if __name__ == "__main__":
+    danube.load_kernels()  # as a program that sends millions would
+    main(lambda options: OneByOne(options) if options["style"] == "one by one" else Batches(options))

@@ -1,0 +1,223 @@
+"""Two ways to drive a product: a Python client of ``clients``, a process for each end, and its own tool."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perf.compare import places
+from perf.compare.model import TURN_TIMEOUT_S, Failed, Level, Running, Setting, Spent, Turn, Work
+from perf.compare.processes import Finished, cpu_seconds, run
+from perf.turns import per_second, seconds
+from tests.child_process import Child
+
+WARM_SECONDS_WORTH = 0.05  # of the records, before the clock runs
+LAST_ARRIVALS_S = 0.5  # a reader of what is not stored is stopped so long after the last send
+UNSTORED = "nothing is stored that could be read again"
+
+
+class Clock:
+    """CPU time of server and clients between two moments."""
+
+    def __init__(self, running: Running, clients: Sequence[Child]) -> None:
+        self._running = running
+        self._clients = [child.pid for child in clients]
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return cpu_seconds(self._running.pids()), cpu_seconds(self._clients)
+
+    def spent(self) -> Spent:
+        """Read while the clients still exist."""
+        server, client = self._now()
+        return Spent(server=server - self._before[0], client=client - self._before[1])
+
+
+def answer(child: Child) -> dict[str, Any]:
+    """A child's result, before it is gone."""
+    found: dict[str, Any] = json.loads(child.line(TURN_TIMEOUT_S))
+    return found
+
+
+def rate_turn(found: dict[str, Any], spent: Spent) -> Turn:
+    """A turn from a load's moments and its number of records."""
+    return Turn(rate=per_second(found), seconds=seconds(found), records=found["records"], spent=spent)
+
+
+class Scripted:
+    """Publish, one at a time, end to end and replay through the roles of ``clients/roles.py``."""
+
+    kind = "python"
+
+    def __init__(self, name: str, script: str, package: str, no_replay: str = "") -> None:
+        self.name = name
+        self.script = f"perf/compare/clients/{script}"
+        self._package = package
+        self._no_replay = no_replay
+
+    def missing(self, setting: Setting, workload: str) -> str:
+        if workload == "replay" and (self._no_replay or setting.level is Level.TAKEN):
+            return self._no_replay or UNSTORED
+        return self.not_installed()
+
+    def not_installed(self) -> str:
+        return places.no_package(self._package)
+
+    def turn(self, running: Running, work: Work) -> Turn:
+        ways: dict[str, Callable[[Running, Work, ExitStack], Turn]] = {
+            "publish": self._publish, "latency": self._latency,
+            "e2e": self._end_to_end, "replay": self._replay,
+        }  # fmt: skip
+        with ExitStack() as stack:
+            return ways[work.workload](running, work, stack)
+
+    def options(self, running: Running, work: Work) -> dict[str, Any]:
+        """What every role is told."""
+        return {
+            **running.address, "topic": work.topic, "size": work.size, "rate": work.rate,
+            "level": running.setting.level.label, "record_count": work.count,
+            "warm_count": max(1, int(work.count * WARM_SECONDS_WORTH)),
+        }  # fmt: skip
+
+    def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
+        """A process with one role, not started yet."""
+        return Child(self.script, role, self.options(running, work) | more, places.peers_python())
+
+    def create(self, running: Running, work: Work, stack: ExitStack) -> None:
+        """Make the topic of this turn and have it deleted after it."""
+        self.run("create", running, work)
+        stack.callback(self.run, "delete", running, work)
+
+    def run(self, role: str, running: Running, work: Work, **more: Any) -> dict[str, Any]:
+        child = self.child(role, running, work, **more).wait_ready()
+        child.go()
+        return child.result(TURN_TIMEOUT_S)
+
+    def _timed(self, child: Child, running: Running) -> tuple[dict[str, Any], Spent]:
+        clock = Clock(running, [child])
+        child.go()
+        return answer(child), clock.spent()
+
+    def _publish(self, running: Running, work: Work, stack: ExitStack) -> Turn:
+        self.create(running, work, stack)
+        return rate_turn(*self._timed(self._ready("publish", running, work, stack), running))
+
+    def _latency(self, running: Running, work: Work, stack: ExitStack) -> Turn:
+        self.create(running, work, stack)
+        child = self._ready("ack_latency", running, work, stack)
+        started = time.monotonic()
+        found, spent = self._timed(child, running)
+        lasted_s = float(found.get("seconds") or time.monotonic() - started)
+        count = found["count"]
+        return Turn(
+            rate=count / lasted_s, seconds=lasted_s, records=count, p50_us=found["p50_us"],
+            p99_us=found["p99_us"], spent=spent,
+        )  # fmt: skip
+
+    def _end_to_end(self, running: Running, work: Work, stack: ExitStack) -> Turn:
+        """Reader first, then the producer; what was delivered, from the first send to the last arrival."""
+        self.create(running, work, stack)
+        stored = running.setting.level is not Level.TAKEN
+        sent_count = work.count + self.options(running, work)["warm_count"]
+        wanted = {"subscription": running.next_name(), "record_count": sent_count if stored else 0}
+        reader = self._ready("read", running, work, stack, **wanted)
+        producer = self._ready("publish", running, work, stack)
+        clock = Clock(running, [producer, reader])
+        producer.go()
+        sent = answer(producer)
+        if not stored:
+            time.sleep(LAST_ARRIVALS_S)  # what is still on its way; the clock ends with the last arrival
+            reader.go()
+        found = answer(reader)
+        spent = clock.spent()
+        delivered = max(0, found["records"] - (sent_count - sent["records"]))
+        ended = max(sent["ended_ns"], found["ended_ns"])
+        moments = {"started_ns": sent["started_ns"], "ended_ns": ended, "records": delivered}
+        return replace(rate_turn(moments, spent), lost=max(0, sent_count - found["records"]))
+
+    def _replay(self, running: Running, work: Work, stack: ExitStack) -> Turn:
+        chosen = replace(work, count=min(work.count, self.stored(running, work)))
+        child = self._ready("replay", running, chosen, stack, subscription=running.next_name())
+        return rate_turn(*self._timed(child, running))
+
+    def stored(self, running: Running, work: Work) -> int:
+        """How many records the topic for replays holds; it is filled when it is new."""
+        if work.topic not in running.stored:
+            self.fill(running, work)
+        return running.stored[work.topic]
+
+    def fill(self, running: Running, work: Work) -> None:
+        """Make the topic that replays read; it lives as long as the server."""
+        self.run("create", running, work)
+        self.run("fill", running, work, record_count=work.stored)
+        running.stored[work.topic] = work.stored
+
+    def _ready(self, role: str, running: Running, work: Work, stack: ExitStack, **more: Any) -> Child:
+        child = self.child(role, running, work, **more)
+        stack.callback(child.close)
+        return child.wait_ready()
+
+
+# -- tools --------------------------------------------------------------------------------------------
+
+
+def number(pattern: str, printed: str) -> float:
+    """The last number that the tool printed in the group of ``pattern``; Failed when there is none."""
+    found = re.findall(pattern, printed)
+    if not found:
+        raise Failed(f"the tool printed no {pattern!r}: {printed[-500:].strip()}")
+    return float(str(found[-1]).replace(",", ""))
+
+
+def spend(
+    running: Running, command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[Finished, Spent]:
+    """Run a tool; what it printed, and the CPU time of it and of the server."""
+    before = cpu_seconds(running.pids())
+    finished = run(command, running.directory, environment, TURN_TIMEOUT_S)
+    return finished, Spent(server=cpu_seconds(running.pids()) - before, client=finished.cpu_seconds)
+
+
+def steady(rate: float, work: Work, spent: Spent) -> Turn:
+    """A turn of ``work.count`` records at the rate that a tool printed; Failed when that is none."""
+    if rate <= 0:
+        raise Failed("the tool measured nothing")
+    return Turn(rate=rate, seconds=work.count / rate, records=work.count, spent=spent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A benchmark tool as data: where it is, its command line, how its result is read, what it cannot do."""
+
+    name: str
+    needs: places.Needed
+    command: Callable[[Running, Work], Sequence[str]]
+    read: Callable[[str, Running, Work, Spent], Turn]
+    cannot: Mapping[str, str] = field(default_factory=dict)  # workload: why
+    lacks: Callable[[Setting, str], str] = lambda setting, workload: ""
+    environment: Mapping[str, str] | None = None
+    topics: Scripted | None = None  # the Python client that makes and deletes its topics
+    after: Callable[[Running, Work], object] | None = None
+    kind: str = "tool"
+
+    def missing(self, setting: Setting, workload: str) -> str:
+        reason = self.cannot.get(workload) or self.needs.missing() or self.lacks(setting, workload)
+        if not reason and self.topics is not None and (absent := self.topics.not_installed()):
+            return f"its topics are made by the Python client: {absent}"
+        return reason
+
+    def turn(self, running: Running, work: Work) -> Turn:
+        with ExitStack() as stack:
+            if self.after is not None:
+                stack.callback(self.after, running, work)
+            if self.topics is not None and work.workload == "replay":
+                work = replace(work, count=min(work.count, self.topics.stored(running, work)))
+            elif self.topics is not None:
+                self.topics.create(running, work, stack)
+            finished, spent = spend(running, self.command(running, work), self.environment)
+        return self.read(finished.output, running, work, spent)

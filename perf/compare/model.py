@@ -1,0 +1,253 @@
+"""Levels of durability, settings and work of a comparison, and the figures of its turns and rows.
+
+The rule: nothing of ours at a weaker level stands beside something of theirs at a stronger one.  A group is
+named after one of Danube's levels; a peer joins the first group that is at least as strong as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from perf.turns import rounded
+
+MILLION = 1_000_000
+TURN_TIMEOUT_S = 300.0
+
+
+class Level(IntEnum):
+    """Ordered: a higher one survives all that a lower one survives."""
+
+    TAKEN = 0
+    IN_MEMORY = 1
+    WRITTEN_LATER = 2
+    WRITTEN = 3
+    FSYNC = 4
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ") if self else "taken"
+
+
+MEANINGS = {
+    Level.TAKEN: "the server took it; nothing is stored, and a reader that is slow or absent loses it",
+    Level.IN_MEMORY: "kept for readers in the server's memory; lost with its process",
+    Level.WRITTEN_LATER: "in the server's memory, and handed to the operating system some time after the ack",
+    Level.WRITTEN: "in the operating system's page cache before the ack; survives the death of the process",
+    Level.FSYNC: "an fsync that covers it returned before the ack; survives a power cut",
+}
+GROUPS = {"memory": Level.TAKEN, "written": Level.WRITTEN, "fsync": Level.FSYNC}  # Danube's name: its level
+
+
+class Unfair(Exception):
+    """A comparison that would flatter Danube; it is not measured and not printed."""
+
+
+class Failed(Exception):
+    """A server or a tool did not do what was asked; the message ends with what it printed last."""
+
+
+def level_of(label: str) -> Level:
+    """The level with this label; ValueError when there is none."""
+    for level in Level:
+        if level.label == label:
+            return level
+    known = ", ".join(level.label for level in Level)
+    raise ValueError(f"no durability level is called {label!r}; there are {known}")
+
+
+def group_of(level: Level) -> str:
+    """The group of a peer's setting: the weakest that is not weaker than it."""
+    return next(name for name, floor in GROUPS.items() if floor >= level)
+
+
+def refuse_unfair(group: str, members: Iterable[Row]) -> None:
+    """Raise Unfair unless everything of ours is at least as strong as the group and as every peer in it."""
+    compared, floor = list(members), GROUPS[group]
+    ours = [one for one in compared if one.ours]
+    for theirs in (one for one in compared if not one.ours):
+        for own in ours:
+            if own.level < theirs.level:
+                raise Unfair(
+                    f"{own.name} acknowledges at the level {own.level.label!r}, {theirs.name} at the stronger"
+                    f" {theirs.level.label!r}: they do not stand beside each other"
+                )
+        if theirs.level > floor:
+            raise Unfair(f"{theirs.name} is {theirs.level.label!r}, too strong for the group {group!r}")
+    for own in ours:
+        if own.level < floor:
+            raise Unfair(f"{own.name} is {own.level.label!r}, too weak for the group {group!r}")
+
+
+# -- what is compared ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A product configured so that its acknowledgements have one meaning; ``promise`` says which."""
+
+    name: str
+    level: Level
+    promise: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one turn does.
+
+    ``count`` is how many records are measured, about ``seconds`` of them, ``stored`` how many a topic for
+    replays should hold, ``rate`` the records/s of one at a time.
+    """
+
+    workload: str
+    size: int
+    count: int
+    topic: str
+    stored: int = 0
+    seconds: float = 1.0
+    rate: int = 1_000
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A started server of one setting.
+
+    ``address`` is what clients are told, as options of their own; ``stored`` is how many records each
+    topic for replays holds.
+    """
+
+    setting: Setting
+    directory: Path
+    server: Any  # with pids() of its process tree, and stop()
+    address: dict[str, object]
+    stored: dict[str, int] = field(default_factory=dict)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def pids(self) -> list[int]:
+        return self.server.pids()
+
+    def next_name(self) -> str:
+        """A name for a reader whose place is kept, that was never used."""
+        return f"reader{next(self.numbers)}"
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+# A product has name, ours, settings, stored_max (records stored in a moment), clients(setting),
+# missing(setting) (why it cannot run here, or ""), version() and start(setting, directory) -> Running.
+# A client has name, kind (python or tool), missing(setting, workload) and turn(running, work) -> Turn.
+Product = Client = Any
+
+
+# -- figures ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """CPU seconds of all threads and processes of one side."""
+
+    server: float
+    client: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One measurement.
+
+    ``rate`` is records/s acknowledged or delivered, ``seconds`` how long that was measured, ``spent`` None
+    where the measured part cannot be told from the rest.
+    """
+
+    rate: float
+    seconds: float
+    records: int
+    spent: Spent | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+    lost: int = 0
+
+    def per_million(self, side: str) -> float | None:
+        return None if self.spent is None else getattr(self.spent, side) / max(1, self.records) * MILLION
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of what is known; None when nothing is."""
+        known = [value for value in values if value is not None]
+        return cls(statistics.median(known), min(known), max(known)) if known else None
+
+    def line(self) -> list[float]:
+        return [rounded(self.median), rounded(self.low), rounded(self.high)]
+
+
+FIGURES = ("rate", "p50_us", "p99_us", "server_per_million", "client_per_million")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: who, at which level, through what, and the figures over all turns."""
+
+    workload: str
+    size: int
+    group: str
+    product: str
+    setting: str
+    level: Level
+    promise: str
+    client: str
+    kind: str  # python or tool
+    ours: bool
+    version: str
+    rounds: int
+    rate: Spread
+    server_per_million: Spread | None = None
+    client_per_million: Spread | None = None
+    p50_us: Spread | None = None
+    p99_us: Spread | None = None
+    lost: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting} ({self.client})"
+
+    def line(self) -> dict[str, Any]:
+        """For a line of history: spreads are [median, lowest, highest]."""
+        spreads = {name: spread.line() if (spread := getattr(self, name)) else None for name in FIGURES}
+        return {**vars(self), "level": self.level.label, **spreads}
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> Row:
+        """The row that :meth:`line` wrote; ValueError when it is none."""
+        try:
+            spreads = {name: line[name] and Spread(*line[name]) for name in FIGURES}
+            return cls(**{**line, **spreads, "level": level_of(line["level"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no line of a comparison: {error!r}") from None
+
+
+def summary(turns: list[Turn]) -> dict[str, Any]:
+    """The figures of a row."""
+    return {
+        "rounds": len(turns),
+        "rate": Spread.of(turn.rate for turn in turns),
+        "p50_us": Spread.of(turn.p50_us for turn in turns),
+        "p99_us": Spread.of(turn.p99_us for turn in turns),
+        "server_per_million": Spread.of(turn.per_million("server") for turn in turns),
+        "client_per_million": Spread.of(turn.per_million("client") for turn in turns),
+        "lost": sum(turn.lost for turn in turns),
+    }

@@ -1,0 +1,118 @@
+"""Rows of the benchmark as data: name, title, the function that measures it, and the variants of a full run.
+
+A measuring function takes a Bench and returns its Plan: what is the floor, what is driven, what is read, and
+the target.  Nothing is imported here, so that the report can read the table alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+NATIVE = "The native protocol"
+GRPC = "The gRPC ports"
+TIERS = "Tiered storage"
+METADATA = "Metadata of a cluster"
+SPARK = "Spark"
+OTHERS = "Other workloads"
+GROUPS = (NATIVE, GRPC, TIERS, METADATA, SPARK, OTHERS)
+MIB = 1 << 20
+NEAR = 9  # rounds where Danube is near its target
+
+
+class Row(NamedTuple):
+    """One row; ``runs`` are the variants of a full benchmark, ``varied`` a detail that tells runs apart."""
+
+    name: str
+    group: str
+    measure: str  # module:function
+    title: str
+    runs: tuple[dict[str, Any], ...] = ({},)
+    settings: Mapping[str, Any] = MappingProxyType({})  # defaults of this row
+    varied: tuple[str, str] = ("", "")
+
+
+def each(*runs: dict[str, Any], workers: tuple[int, ...] = (1, 2)) -> tuple[dict[str, Any], ...]:
+    """All ``runs`` with each number of workers."""
+    return tuple({**run, "workers": count} for run in runs or ({},) for count in workers)
+
+
+_KIB = {"size": 1_024}
+_GRPC = {"size": 1_024, "batch": 1}
+_QUORUM = {"durability": "quorum"}
+_PUBLISH = each(
+    *({"size": size, "rounds": NEAR} for size in (100, 1_024, 65_536)), {"size": 100, "durability": "fsync"}
+)
+ROWS: tuple[Row, ...] = (
+    Row("publish", NATIVE, "perf.native:publish", "publish, `send_many`", _PUBLISH),
+    Row("nowait", NATIVE, "perf.native:nowait", "publish, `send_nowait` one by one", each()),
+    Row("e2e", NATIVE, "perf.native:e2e", "publish and consume, `batches()`", each()),
+    Row("e2e-memory", NATIVE, "perf.native:e2e", "publish and consume, non-reliable",
+        each({"count": 1}, {"count": 4}), {"durability": "memory"}, ("consumers", "consumers")),
+    Row("consume", NATIVE, "perf.native:consume", "`async for` and an ack for each", each()),
+    Row("replay", NATIVE, "perf.native:replay", "replay from the start, `batches()`", each()),
+    Row("ack-latency", NATIVE, "perf.native:ack_latency", "acknowledgement of one `send` at 1,000/s",
+        each({"rounds": NEAR})),
+    Row("ack-polling", NATIVE, "perf.native:ack_polling",
+        "the same, where broker and client poll (`busy_poll_us` 2000)", each()),
+    Row("latency", NATIVE, "perf.native:latency", "publish to consumer at 1,000/s", each()),
+    Row("remote", NATIVE, "perf.native:remote", "a partition of another worker (floor: of this one)",
+        each(workers=(2,))),
+    Row("topics", NATIVE, "perf.native:topics", "batches of 10 to many topics (floor: to one)",
+        varied=("topics", "topics")),
+    Row("consumers", NATIVE, "perf.native:consumers", "one by one to many shared consumers (floor: to one)",
+        varied=("consumers", "consumers")),
+    Row("restart", NATIVE, "perf.native:restart", "ready after SIGKILL with a log (floor: without)",
+        each(workers=(2,))),
+    Row("grpc-publish", GRPC, "perf.grpc_door:publish", "SendMessage, 64 in flight", each(), _GRPC),
+    Row("grpc-receive", GRPC, "perf.grpc_door:receive", "ReceiveMessages, each message acked", each(), _GRPC),
+    Row("grpc-latency", GRPC, "perf.grpc_door:latency", "SendMessage, one at a time", settings=_GRPC),
+    Row("tier-upload", TIERS, "perf.tiers:upload", "upload, verified (floor: a bare client)", settings=_KIB),
+    Row("tier-publish", TIERS, "perf.tiers:publish", "publish beside uploads (floor: without)",
+        settings=_KIB),
+    Row("tier-read", TIERS, "perf.tiers:read", "catch-up read (floor: ranged GETs)", settings=_KIB),
+    Row("tier-first", TIERS, "perf.tiers:first", "first record of a cold read (floor: two round trips)",
+        ({}, {"count": 20}), _KIB, ("added_ms", "ms more a request")),
+    Row("tier-plan", TIERS, "perf.tiers:plan_reads", "planning over many segments (floor: copying)",
+        settings=_KIB),
+    Row("tier-cold-readers", TIERS, "perf.tiers:cold_readers",
+        "p99 beside many readers of history (floor: without)", settings=_KIB),
+    Row("meta-sequential", METADATA, "perf.metadata:sequential",
+        "one write after the other, three members (floor: syncs of a file)", ({"size": MIB}, {}), _QUORUM),
+    Row("meta-concurrent", METADATA, "perf.metadata:concurrent",
+        "512 writes at once, three members (floor: syncs of a file)", settings=_QUORUM),
+    Row("meta-later", METADATA, "perf.metadata:later",
+        "one after the other, behind a million (floor: behind few)", settings=_QUORUM),
+    Row("meta-one-down", METADATA, "perf.metadata:one_down",
+        "one after the other, one of three down (floor: all up)", settings=_QUORUM),
+    Row("meta-failover", METADATA, "perf.metadata:failover",
+        "first write after kill -9 of the leader (floor: 5 heartbeats)", settings=_QUORUM),
+    Row("meta-restart", METADATA, "perf.metadata:restart",
+        "a member level again, behind a million (floor: behind few)", settings=_QUORUM),
+    Row("meta-disk", METADATA, "perf.metadata:on_disk",
+        "files of a member, behind a million (floor: its state)", settings=_QUORUM),
+    # Spark is measured when it is named: a full run has no JVM to itself.
+    Row("spark-read", SPARK, "perf.spark:read_history", "history into the JVM (floor: Parquet)", (), _KIB),
+    Row("spark-validate", SPARK, "perf.spark:validate_store", "validate a store (floor: CRC32C of its bytes)",
+        (), _KIB),
+    Row("spark-export", SPARK, "perf.spark:export_topic", "export to Parquet (floor: `df.write.parquet`)",
+        (), _KIB),
+    Row("spark-compact", SPARK, "perf.spark:compact_store", "compact a store (floor: copying its bytes)",
+        (), _KIB),
+    Row("spark-replay", SPARK, "perf.spark:replay_topic", "replay (floor: `danube bench publish`)", (), _KIB),
+)  # fmt: skip
+BY_NAME = {row.name: row for row in ROWS}
+
+
+def group_of(name: str) -> str:
+    return BY_NAME[name].group if name in BY_NAME else OTHERS
+
+
+def title_of(name: str) -> str:
+    return BY_NAME[name].title if name in BY_NAME else name
+
+
+def place_of(name: str) -> int:
+    """Position of a row among the others; unknown rows come last."""
+    return list(BY_NAME).index(name) if name in BY_NAME else len(BY_NAME)

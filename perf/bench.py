@@ -41,7 +41,7 @@ from perf.rows import BY_NAME, ROWS  # noqa: E402
 from perf.turns import Settings, Skipped, compare, floor_alone  # noqa: E402
 
 USAGE = 2
-HISTORY_KEPT = 4  # lines of each variant; git has the older ones
+HISTORY_KEPT = 3  # lines of each variant; git has the older ones
 VARIED = ("size", "batch", "durability", "workers", "count")  # of a row; what is not given is its default
 QUICK = {"scale": 0.05, "rounds": 1}
 

@@ -51,7 +51,7 @@ static size_t message_size;
 static uint64_t received, in_flight;
 static const char *subscription;
 
-static void fail(const char *what, long number) {
+static _Noreturn void fail(const char *what, long number) {
     fprintf(stderr, "h2_client: %s (%ld)\n", what, number);
     exit(1);
 }
@@ -62,14 +62,9 @@ static uint64_t now_ns(void) {
     return (uint64_t)moment.tv_sec * 1000000000u + (uint64_t)moment.tv_nsec;
 }
 
-static uint32_t read32(const uint8_t *at) {
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
+static uint32_t read32(const uint8_t *at) { return (uint32_t)at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3]; }
 
-static void write32(uint8_t *at, uint32_t value) {
-    at[0] = (uint8_t)(value >> 24), at[1] = (uint8_t)(value >> 16);
-    at[2] = (uint8_t)(value >> 8), at[3] = (uint8_t)value;
-}
+static void write32(uint8_t *at, uint32_t value) { value = htonl(value), memcpy(at, &value, 4); }
 
 static size_t write_varint(uint8_t *at, uint64_t value) {
     size_t size = 0;
@@ -299,12 +294,8 @@ static void take_frame(int type, int flags, uint32_t stream, const uint8_t *at, 
         break;
     case RST_STREAM:
         fail("the server reset a stream", read32(at));
-        break;
     case GOAWAY:
         fail("the server said goodbye", size >= 8 ? (long)read32(at + 4) : -1);
-        break;
-    default:
-        break;
     }
     if ((type == HEADERS || type == DATA) && flags & END_STREAM) {
         if (consuming && stream == 1) fail("the server ended ReceiveMessages", (long)received);

@@ -45,6 +45,8 @@ _PUBLISH = each(
     *({"size": size, "rounds": NEAR} for size in (100, 1_024, 65_536)), {"size": 100, "durability": "fsync"}
 )
 ROWS: tuple[Row, ...] = (
+    Row("rust-lone", GRPC, "perf.lone:lone",
+        "one message after another by the official Rust client (floor: ping-pongs)", each()),
     Row("publish", NATIVE, "perf.native:publish", "publish, `send_many`", _PUBLISH),
     Row("nowait", NATIVE, "perf.native:nowait", "publish, `send_nowait` one by one", each()),
     Row("e2e", NATIVE, "perf.native:e2e", "publish and consume, `batches()`", each()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 import re
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from perf.compare.model import TURN_TIMEOUT_S, Client, Failed, Level, Running, S
 from perf.compare.places import Jars, Needed, Program
 from perf.compare.processes import Tool as Started
 from perf.compare.processes import cpu_seconds, listens, run, started
+from perf.lone import WARM, built
+from perf.turns import Skipped
 from tests.broker_process import free_port
 from tests.child_process import Child
 
@@ -570,6 +573,28 @@ class Official(Scripted):
         return super().child(role, running, replace(work, topic=f"/default/{work.topic}"), **more)
 
 
+class RustLone:
+    """The official Rust client, one message after another (perf/lone.rs)."""
+
+    name, kind, lone = "danube-client, Rust", "tool", True
+
+    def missing(self, setting: Setting, workload: str) -> str:
+        return Program("cargo", "", "install Rust").missing()
+
+    def turn(self, running: Running, work: Work) -> Turn:
+        level = "non-reliable" if running.setting.level is Level.TAKEN else "reliable"
+        words = (f"/default/{work.topic}", level, work.size, work.count, WARM)
+        try:
+            command = [built(), str(running.address["url"]), *map(str, words)]
+        except Skipped as reason:
+            raise Failed(str(reason)) from None
+        finished, spent = spend(running, command)
+        found = json.loads(finished.output)
+        return Turn(
+            spent=spent, **{name: found[name] for name in ("rate", "seconds", "records", "p50_us", "p99_us")}
+        )
+
+
 def rust_launch(setting: Setting, directory: Path) -> Launch:
     port, admin, raft = free_port(), free_port(), free_port()
     command = [
@@ -590,7 +615,7 @@ DANUBE_RUST = Peer(
                 "in the log's buffer: written within 5 s or 10 MiB of the ack, never synced"),
     ),
     drivers=(Official("danube-client, gRPC", "danube_grpc.py", "danube",
-                      "its API has no way to begin a subscription with the first record"),),
+                      "its API has no way to begin a subscription with the first record"), RustLone()),
     launch=rust_launch,
     version=lambda: UNKNOWN,  # its command line has no flag that tells
     stored_max=200_000,

@@ -13,7 +13,7 @@ import danube
 from perf.compare import places
 from perf.compare.driving import UNSTORED, Scripted, Tool
 from perf.compare.model import GROUPS, Failed, Level, Product, Running, Setting, Spent, Turn, Work
-from perf.compare.peers import PEERS
+from perf.compare.peers import PEERS, RustLone
 from tests.broker_process import BrokerProcess
 from tests.child_process import Child
 
@@ -121,7 +121,7 @@ class Danube:
 
     def clients(self, setting: Setting) -> tuple[Any, ...]:
         grpc = Grpc("danube-client, gRPC", "danube_grpc.py", "danube")
-        return (BATCHES, ONE_BY_ONE, grpc, DANUBE_BENCH)
+        return (BATCHES, ONE_BY_ONE, grpc, DANUBE_BENCH, RustLone())
 
     def missing(self, setting: Setting) -> str:
         return ""

@@ -30,8 +30,14 @@ WORKLOADS = {
     "latency": "one acknowledged send at a time, 1,000 a second: microseconds to the acknowledgement",
     "e2e": "records/s from one producer to one reader that runs beside it and whose place is kept",
     "replay": "stored records/s from the start of the log to a new reader",
+    "lone": "messages/s of one after another, each published, received and acknowledged before the next",
 }
-SIZES = {"publish": (100, 1_024, 65_536), "latency": (1_024,), "e2e": (100, 1_024), "replay": (100, 1_024)}
+SIZES = {
+    "publish": (100, 1_024, 65_536),
+    "latency": (1_024,),
+    "e2e": (100, 1_024),
+    "replay": (100, 1_024),
+} | {"lone": (100,)}
 EXPECTED = (Failed, ChildFailed, BrokerFailed, OSError)
 PLAIN = str.maketrans(" /.=", "----")
 Note = Callable[[str], None]
@@ -157,6 +163,8 @@ class Comparison:
     def _members(self, workload: str, started: Sequence[tuple[Product, Running]]) -> Iterator[Member]:
         for product, running in started:
             for client in product.clients(running.setting):
+                if (workload == "lone") is not getattr(client, "lone", False):
+                    continue  # the official Rust client measures this and nothing else
                 if reason := client.missing(running.setting, workload):
                     self.skip(f"{client.name}, {workload}", reason)
                 else:

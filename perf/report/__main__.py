@@ -2,7 +2,7 @@
 
     python -m perf.report               write
     python -m perf.report --check       say whether it is up to date, and change nothing
-    python -m perf.report --keep 4      and leave the newest four lines of each variant in perf/history
+    python -m perf.report --keep 3      and leave the newest three lines of each variant in perf/history
     python -m perf.report --plot FILE   draw the history of ratios (needs matplotlib)
 
 The same history gives the same bytes.  Exit code: 0; 1 with --check when something is not up to date; 2 when

@@ -42,50 +42,46 @@ def seconds_between(words: str) -> tuple[float, float]:
 
 
 def positive(words: str) -> float:
-    if (found := float(words)) <= 0:
-        raise ValueError(words)
-    return found
+    return seconds_between(words)[0]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--minutes", type=positive, default=120.0, help="how long, over all sessions (120)")
-    add("--seed", type=int, help="of everything random; drawn when it is not given")
-    add("--report", type=Path, metavar="FILE", help="write what was found to FILE, as JSON")
-    add("--directory", type=Path, default=ROOT / "soak-runs", help="data, samples, state (soak-runs)")
-    add("--restart", action="store_true", help="forget the run that is in the directory")
-    add("--epoch-minutes", type=positive, default=5.0, help="how often history is judged (5)")
-    between = "seconds from one fault to the next (30-60)"
-    add("--fault-every", type=seconds_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=between)
+    for name, kind, default, told in (
+        ("minutes", positive, 120.0, "how long, over all sessions (120)"),
+        ("seed", int, None, "of everything random; drawn when it is not given"),
+        ("report", Path, None, "write what was found to this file, as JSON"),
+        ("directory", Path, ROOT / "soak-runs", "data, samples, state (soak-runs)"),
+        ("epoch-minutes", positive, 5.0, "how often history is judged (5)"),
+        (
+            "fault-every",
+            seconds_between,
+            (30.0, 60.0),
+            "LEAST-MOST seconds between two faults (30-60)",
+        ),
+        ("sample-every", positive, 5.0, "seconds (5)"),
+        ("settle", float, 5.0, "seconds after a fault, before samples count again (5)"),
+        ("rate", positive, 20.0, "records/s of each producer (20)"),
+        ("workers", int, 2, "of the broker (2)"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=told)
     gentle = "gentle: none ends a process, for slopes of long lives; alternate: four epochs each"
-    add("--faults", choices=["all", "gentle", "alternate"], default="alternate", help=gentle)
-    add("--sample-every", type=positive, default=5.0, metavar="SECONDS", help="(5)")
-    settle = "after a fault, before samples count again (5)"
-    add("--settle", type=float, default=5.0, metavar="SECONDS", help=settle)
-    add("--rate", type=positive, default=20.0, metavar="N", help="records/s of each producer (20)")
-    add("--workers", type=int, default=2)
+    parser.add_argument("--faults", choices=["all", "gentle", "alternate"], default="alternate", help=gentle)
     store = "tiered storage; auto: an S3 server where there is one, else a directory"
-    add("--store", choices=KINDS, default="auto", help=store)
-    add("--markdown", action="store_true", help="print a row for docs/reliability.md")
+    parser.add_argument("--store", choices=KINDS, default="auto", help=store)
+    parser.add_argument("--restart", action="store_true", help="forget the run that is in the directory")
+    parser.add_argument("--markdown", action="store_true", help="print a row for docs/reliability.md")
     return parser.parse_args(words)
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
     return Settings(
-        directory=given.directory.absolute(),
-        total_s=given.minutes * 60,
-        epoch_s=given.epoch_minutes * 60,
-        fault_every_s=given.fault_every,
-        sample_every_s=given.sample_every,
-        settle_s=given.settle,
-        workers=given.workers,
-        rate=given.rate,
-        store=given.store,
-        faults=given.faults,
-    )
+        directory=given.directory.absolute(), total_s=given.minutes * 60, epoch_s=given.epoch_minutes * 60,
+        fault_every_s=given.fault_every, sample_every_s=given.sample_every, settle_s=given.settle,
+        workers=given.workers, rate=given.rate, store=given.store, faults=given.faults,
+    )  # fmt: skip
 
 
 def stopping(stopped: threading.Event) -> None:

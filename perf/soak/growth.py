@@ -24,10 +24,13 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from danube.wal.cold.cache import SEGMENTS_MAX
-from perf.soak.watch import METRICS, PLACES, Floats, Record
+from perf.soak.watch import METRICS, PLACES, Record
 
+Floats = npt.NDArray[np.float64]
 Stratum = tuple[Floats, Floats]  # seconds, values
 CONFIDENCE_Z = 2.576  # 99 % of a normal distribution lie within
 POINTS_MIN = 4  # in a stratum; fewer say nothing about their spread
@@ -105,15 +108,9 @@ def judge(found: Slope | None, bound: Bound) -> Growth:
 
 def blocks(times: Floats, values: Floats, block_s: float) -> Stratum:
     """The median of each block of time: neighbours that follow each other closely are not independent."""
-    if not len(times):
-        return times, values
-    numbers = np.floor((times - times[0]) / block_s).astype(np.int64)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    pairs = [
-        (np.median(times[start:end]), np.median(values[start:end]))
-        for start, end in zip(starts, [*starts[1:], len(times)], strict=True)
-    ]
-    return np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+    table = pd.DataFrame({"times": times, "values": values})
+    found = table.groupby((table["times"] - table["times"].min()) // block_s).median()
+    return found["times"].to_numpy(), found["values"].to_numpy()
 
 
 def _thinned(times: Floats, values: Floats) -> Stratum:
@@ -140,7 +137,6 @@ def _kendall_variance(values: Floats) -> float:
 
 
 MIB = 1 << 20
-Columns = dict[str, Floats]
 BLOCKS = 120  # points of the long run
 BLOCK_S_MIN = 60.0
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
@@ -200,26 +196,27 @@ class Finding:
 
 def findings(record: Record, rules: Rules) -> list[Finding]:
     """Every slope that has a bound, in a fixed order."""
-    roles: dict[str, list[Columns]] = {}
-    for name in sorted(record.processes):
-        roles.setdefault(name.partition("-")[0], []).append(record.processes[name].columns())
-    found = []
-    for role, members in roles.items():
-        columns = _together(members)
+    found, readings = [], record.processes
+    for role, members in readings.groupby(readings["name"].str.partition("-")[0]):
+        table = _together(members)
+        table = table[table["quiet"] & (table["at_s"] >= rules.warm_up_s)]
+        settled = table[table["age_s"] >= rules.settled_s]
+        old = table[table["age_s"] >= rules.life_warm_up_s]
+        young = old[old["age_s"] <= rules.young_s]
+        pauses = [one for _, one in old.groupby(["interval", "life"])]
+        lives = [one for _, one in settled.groupby("life") if np.ptp(one["at_s"]) >= rules.long_life_s]
         for metric, bound in rules.between_faults.items():
-            pauses = _pieces(columns, metric, rules, (rules.life_warm_up_s, math.inf), "interval", "life")
-            found.append(_finding(role, metric, "between faults", pauses, bound))
+            strata = [(one["at_s"].to_numpy(), one[metric].to_numpy(float)) for one in pauses]
+            found.append(_finding(role, metric, "between faults", strata, bound))
         for metric, bound in rules.within_lives.items():
-            lives = _pieces(columns, metric, rules, (rules.settled_s, math.inf), "life")
-            found.append(_finding(role, metric, "within lives", _long_ones(lives, rules), bound))
+            strata = [blocks(one["at_s"], one[metric], rules.long_life_s / LIFE_BLOCKS) for one in lives]
+            found.append(_finding(role, metric, "within lives", strata, bound))
         for metric, bound in rules.long_run.items():
-            times, values = _chosen(columns, metric, rules, (rules.life_warm_up_s, rules.young_s))
-            found.append(_finding(role, metric, "long run", [_blocked(times, values, rules)], bound))
-    moments = np.array(record.place_times)
-    for name in sorted(record.places):
-        sizes = np.array(record.places[name])
-        counting = moments >= rules.disk_warm_up_s
-        strata = [_blocked(moments[counting], sizes[counting], rules)]
+            strata = [_blocked(young, metric, rules)]
+            found.append(_finding(role, metric, "long run", strata, bound))
+    places = record.places
+    for name in sorted(places.columns.drop("at_s", errors="ignore")):
+        strata = [_blocked(places[places["at_s"] >= rules.disk_warm_up_s], name, rules)]
         found.append(_finding(PLACES, name, "long run", strata, rules.on_disk))
     return found
 
@@ -234,20 +231,12 @@ def over_capacity(record: Record) -> list[str]:
     ]
 
 
-def _together(members: list[Columns]) -> Columns:
-    """One process out of several, for the moments at which all of them were there."""
-    times = members[0]["at_s"]
-    for member in members[1:]:
-        times = np.intersect1d(times, member["at_s"])
-    rows = [{name: column[np.isin(one["at_s"], times)] for name, column in one.items()} for one in members]
-    together = {metric: np.sum([one[metric] for one in rows], axis=0) for metric in METRICS}
-    together["at_s"] = times
-    together["age_s"] = np.min([one["age_s"] for one in rows], axis=0)
-    together["quiet"] = rows[0]["quiet"]
-    together["interval"] = rows[0]["interval"]
-    lives = np.stack([one["life"] for one in rows], axis=1)
-    together["life"] = np.cumsum(np.any(np.diff(lives, axis=0, prepend=lives[:1]) != 0, axis=1))
-    return together
+def _together(members: pd.DataFrame) -> pd.DataFrame:
+    """One process out of several of a role, for the moments at which all of them were there."""
+    rules = {**dict.fromkeys(METRICS, "sum"), "age_s": "min", "quiet": "first", "interval": "first"}
+    table = members.groupby("at_s").agg({**rules, "life": tuple, "name": "count"}).reset_index()
+    table = table[table["name"] == members["name"].nunique()]
+    return table.assign(life=(table["life"] != table["life"].shift()).cumsum())
 
 
 def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: Bound) -> Finding:
@@ -256,37 +245,9 @@ def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: B
     return Finding(whose, metric, when, judge(found, bound), found, limit)
 
 
-def _chosen(
-    columns: Columns, metric: str, rules: Rules, ages_s: tuple[float, float], *more: str
-) -> tuple[Floats, ...]:
-    """Times, values and ``more`` columns of the samples that count."""
-    counting = (columns["quiet"] > 0) & (columns["at_s"] >= rules.warm_up_s)
-    counting &= (columns["age_s"] >= ages_s[0]) & (columns["age_s"] <= ages_s[1])
-    return tuple(columns[name][counting] for name in ("at_s", metric, *more))
-
-
-def _pieces(
-    columns: Columns, metric: str, rules: Rules, ages_s: tuple[float, float], *keys: str
-) -> list[Stratum]:
-    """The samples that count, cut wherever one of the ``keys`` changes."""
-    times, values, *marks = _chosen(columns, metric, rules, ages_s, *keys)
-    if not len(times):
-        return []
-    edges = np.flatnonzero(np.any([np.diff(mark) != 0 for mark in marks], axis=0)) + 1
-    return list(zip(np.split(times, edges), np.split(values, edges), strict=True))
-
-
-def _long_ones(lives: list[Stratum], rules: Rules) -> list[Stratum]:
-    return [
-        blocks(times, values, rules.long_life_s / LIFE_BLOCKS)
-        for times, values in lives
-        if times[-1] - times[0] >= rules.long_life_s
-    ]
-
-
-def _blocked(times: Floats, values: Floats, rules: Rules) -> Stratum:
-    span_s = float(times[-1] - times[0]) if len(times) else 0.0
-    return blocks(times, values, max(rules.block_s_min, span_s / BLOCKS))
+def _blocked(table: pd.DataFrame, name: str, rules: Rules) -> Stratum:
+    span_s = float(np.ptp(table["at_s"])) if len(table) else 0.0
+    return blocks(table["at_s"], table[name], max(rules.block_s_min, span_s / BLOCKS))
 
 
 def shown(metric: str) -> Callable[[float], str]:

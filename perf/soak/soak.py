@@ -156,19 +156,17 @@ class Soak:
         self.record = Record(settings.directory / "samples.jsonl")
         self.data_dir = settings.directory / "data"
         self.broker = BrokerProcess(self.data_dir, workers=settings.workers)
+        places = {
+            "data": lambda: disk_bytes(self.data_dir),
+            "store": lambda: disk_bytes(settings.directory / "store"),
+            "region": lambda: disk_bytes(Path(self.broker.statistics().get("region") or "/dev/null")),
+        }
         self.watch = Watch(
-            self.record, Faults(), self.broker.processes, self._places(), data=f"{self.data_dir}/",
+            self.record, Faults(), self.broker.processes, places, data=f"{self.data_dir}/",
             every_s=settings.sample_every_s, settle_s=settings.settle_s, on_sample=self._progress,
         )  # fmt: skip
         self.phase = "start"
         self._told_s = 0.0
-
-    def _places(self) -> dict[str, Callable[[], int]]:
-        return {
-            "data": lambda: disk_bytes(self.data_dir),
-            "store": lambda: disk_bytes(self.settings.directory / "store"),
-            "region": lambda: _file_bytes(self.broker.statistics().get("region", "")),
-        }
 
     def run(self) -> dict[str, Any]:
         """Epochs until the time is over, a violation is found, or somebody stops it."""
@@ -354,14 +352,10 @@ class Soak:
             f"faults {_counts(state.faults)}",
             f"acknowledged {state.totals['acknowledged']:,}, violations {_counts(state.violations)}",
         ]
-        if latest is not None:
-            parts += [
-                ", ".join(
-                    f"{role} {one.private_bytes / MIB:.0f} MiB {one.descriptors} fds"
-                    for role, one in sorted(latest.processes.items())
-                ),
-                ", ".join(f"{name} {size / MIB:.0f} MiB" for name, size in sorted(latest.places.items())),
-            ]
+        processes, places = latest or ({}, {})
+        for role, one in sorted(processes.items()):
+            parts.append(f"{role} {one.private_bytes / MIB:.0f} MiB {one.descriptors} fds")
+        parts += [f"{name} {size / MIB:.0f} MiB" for name, size in sorted(places.items())]
         return " | ".join(parts)
 
     def report(self) -> dict[str, Any]:
@@ -375,23 +369,14 @@ class Soak:
         failed = violations or any(one.growth is Growth.BEYOND for one in slopes)
         return {
             "verdict": FAILED if failed else PASSED if self._complete else STOPPED,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": state.seed,
-            "minutes": round(self.record.last_s / 60, 2),
-            "asked_minutes": settings.total_s / 60,
-            "sessions": state.sessions,
-            "epochs": state.epochs,
-            "store": self.store.kind,
-            "workers": settings.workers,
-            "faults": dict(state.faults),
-            "totals": dict(state.totals),
-            "violations": dict(violations),
-            "examples": [*exceeded, *state.examples],
-            "notes": state.notes,
-            "growth": [one.as_dict() for one in slopes],
-            "largest": self.record.largest,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"), "seed": state.seed,
+            "minutes": round(self.record.last_s / 60, 2), "asked_minutes": settings.total_s / 60,
+            "sessions": state.sessions, "epochs": state.epochs, "store": self.store.kind,
+            "workers": settings.workers, "faults": dict(state.faults), "totals": dict(state.totals),
+            "violations": dict(violations), "examples": [*exceeded, *state.examples], "notes": state.notes,
+            "growth": [one.as_dict() for one in slopes], "largest": self.record.largest,
             "machine": fingerprint(settings.directory),
-        }
+        }  # fmt: skip
 
 
 def text(found: dict[str, Any]) -> str:
@@ -435,11 +420,3 @@ def markdown(found: dict[str, Any]) -> str:
         f" {found['epochs']} epochs | {_counts(found['faults'])} | {totals.get('acknowledged', 0):,} |"
         f" {totals.get('deliveries', 0):,} | {_counts(found['violations'])}, {slopes} |"
     )
-
-
-def _file_bytes(path: str) -> int:
-    """Blocks of one file; 0 while nobody has it."""
-    try:
-        return Path(path).stat().st_blocks * 512 if path else 0
-    except OSError:
-        return 0

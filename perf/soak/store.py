@@ -37,26 +37,23 @@ class Store:
 
     def __init__(self, kind: str, directory: Path, seed: int) -> None:
         """Raise NoStore when ``s3`` is asked for and there is no server that keeps its objects."""
-        self.kind, self.directory = kind, directory
+        self.kind, self.directory, self._seed = kind, directory, seed
         self._server: S3Server | None = None
         self._proxy: S3Proxy | None = None
-        if kind in ("auto", "s3"):
-            self._find_server(seed)
-
-    def _find_server(self, seed: int) -> None:
+        if kind not in ("auto", "s3"):
+            return
         try:
             program = find()
             if program.kind != "minio":
                 raise NoServer(f"{program.kind} keeps its objects in memory, and a run must outlive it")
         except NoServer as error:
-            if self.kind == "s3":
+            if kind == "s3":
                 raise NoStore(str(error)) from None
             self.kind = "directory"
             return
         self.kind = "s3"
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._server = S3Server(program, _folder=self.directory)
-        self._seed = seed
+        directory.mkdir(parents=True, exist_ok=True)
+        self._server = S3Server(program, _folder=directory)
 
     def open(self) -> dict[str, str]:
         """Start what must run; the broker's environment."""
@@ -64,11 +61,8 @@ class Store:
             return {"DANUBE_WAL__SEGMENT_SIZE": SETTINGS["DANUBE_WAL__SEGMENT_SIZE"]}
         if self._server is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            place = {
-                "DANUBE_STORAGE__MODE": "shared_fs",
-                "DANUBE_STORAGE__URL": f"file://{self.directory.absolute()}",
-            }
-            return SETTINGS | place
+            url = f"file://{self.directory.absolute()}"
+            return SETTINGS | {"DANUBE_STORAGE__MODE": "shared_fs", "DANUBE_STORAGE__URL": url}
         self._server.start()
         client = self.client()
         if not client.bucket_exists(BUCKET):

@@ -11,65 +11,41 @@ import json
 import os
 import threading
 import time
-from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
-Floats = npt.NDArray[np.float64]
 PLACES = "places"
 EXCUSED_S = 10.0  # after a fault: what it did may show late, as a missed heartbeat does
-METRICS = (
-    "private_bytes",  # anonymous memory: what the process itself allocated
-    "proportional_bytes",  # with its share of what several processes map
-    "resident_bytes",
-    "shared_bytes",  # of the region that workers share, and other shared memory
-    "descriptors",  # without those of data files
-    "data_files",  # open files of the data directory, as many as there are at the moment
-    "threads",
-)
-_STATUS_FIELDS = {"VmRSS": "resident_bytes", "RssAnon": "private_bytes", "RssShmem": "shared_bytes"}
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One process at one moment; sizes in bytes, ``age_s`` since it was started."""
 
     life: str
     age_s: float
-    private_bytes: int
-    proportional_bytes: int
+    private_bytes: int  # anonymous memory: what the process itself allocated
+    proportional_bytes: int  # with its share of what several processes map
     resident_bytes: int
-    shared_bytes: int
-    descriptors: int
-    data_files: int
+    shared_bytes: int  # of the region that workers share, and other shared memory
+    descriptors: int  # without those of data files
+    data_files: int  # open files of the data directory, as many as there are at the moment
     threads: int
 
 
-@dataclass(frozen=True)
-class Sample:
+METRICS = Reading._fields[2:]
+
+
+class Sample(NamedTuple):
     """Everything at one moment: ``processes`` by role, ``places`` bytes by name."""
 
     processes: dict[str, Reading]
     places: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "processes": {role: asdict(one) for role, one in self.processes.items()},
-            "places": self.places,
-        }
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Sample:
-        processes = {role: Reading(**one) for role, one in found["processes"].items()}
-        return cls(processes, dict(found["places"]))
 
 
 def read_process(pid: int, data: str = "") -> Reading | None:
@@ -80,20 +56,20 @@ def read_process(pid: int, data: str = "") -> Reading | None:
     """
     base = Path(f"/proc/{pid}")
     try:
-        status = (base / "status").read_text()
-        proportional = (base / "smaps_rollup").read_text()
+        texts = [(base / name).read_text() for name in ("status", "smaps_rollup")]
         started = int((base / "stat").read_text().rsplit(")", 1)[1].split()[19])
         descriptors, data_files = _descriptors(base / "fd", data)
     except (OSError, IndexError):
         return None
-    found = {"proportional_bytes": 1024 * _number(proportional, "Pss")}
-    found |= {"descriptors": descriptors, "data_files": data_files}
-    found |= {name: 1024 * _number(status, field) for field, name in _STATUS_FIELDS.items()}
-    found["threads"] = _number(status, "Threads")
-    if not found["resident_bytes"]:
+    lines = (line.partition(":") for text in texts for line in text.splitlines())
+    fields = {name: value.split() for name, _, value in lines}
+    kib = [int(fields[name][0]) if name in fields else 0 for name in ("RssAnon", "Pss", "VmRSS", "RssShmem")]
+    if not kib[2]:
         return None
-    up_s = float(Path("/proc/uptime").read_text().split()[0])
-    return Reading(life=f"{pid}-{started}", age_s=round(up_s - started / _TICKS_S, 2), **found)
+    age_s = float(Path("/proc/uptime").read_text().split()[0]) - started / _TICKS_S
+    sizes = [1024 * size for size in kib]
+    threads = int(fields["Threads"][0])
+    return Reading(f"{pid}-{started}", round(age_s, 2), *sizes, descriptors, data_files, threads)
 
 
 def _descriptors(folder: Path, data: str) -> tuple[int, int]:
@@ -107,18 +83,12 @@ def _descriptors(folder: Path, data: str) -> tuple[int, int]:
     return len(names) - len(files), len(files)
 
 
-def _number(text: str, wanted: str) -> int:
-    lines = (line.partition(":") for line in text.splitlines())
-    return next((int(value.split()[0]) for name, _, value in lines if name == wanted), 0)
-
-
 def disk_bytes(root: Path) -> int:
-    """Bytes that the files under ``root`` occupy on disk; files that go away meanwhile are not counted."""
+    """Bytes on disk of a file or of all files under a folder; what goes away meanwhile is not counted."""
     total = 0
-    for directory, _, names in os.walk(root):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    for path in (root, *root.rglob("*")):
+        with suppress(OSError):
+            total += 0 if path.is_dir() else path.lstat().st_blocks * 512
     return total
 
 
@@ -127,48 +97,29 @@ def take(
 ) -> Sample:
     """Read every process by its role, and every place."""
     readings = {role: read_process(pid, data) for role, pid in processes().items()}
-    return Sample(
-        {role: reading for role, reading in readings.items() if reading is not None},
-        {name: size() for name, size in places.items()},
-    )
-
-
-_COLUMNS = ("at_s", "age_s", "life", "interval", "quiet", *METRICS)
-
-
-class Column:
-    """The readings of one role, a row each."""
-
-    def __init__(self) -> None:
-        self._values = array("d")
-
-    def add(self, row: list[float]) -> None:
-        self._values.extend(row)
-
-    def columns(self) -> dict[str, Floats]:
-        table = np.array(self._values, dtype=np.float64).reshape(-1, len(_COLUMNS))
-        return {name: table[:, number] for number, name in enumerate(_COLUMNS)}
+    found = {role: reading for role, reading in readings.items() if reading is not None}
+    return Sample(found, {name: size() for name, size in places.items()})
 
 
 class Record:
     """What was sampled so far; :meth:`add` also appends to ``path``, from which a new one is read."""
 
     def __init__(self, path: Path) -> None:
-        self.processes: dict[str, Column] = defaultdict(Column)
-        self.places: dict[str, array[float]] = defaultdict(lambda: array("d"))
-        self.place_times = array("d")
-        self.largest: dict[str, dict[str, float]] = defaultdict(dict)
         self.last_s = 0.0
         self.latest: Sample | None = None
-        self._lives: dict[str, int] = {}
-        if path.exists():
-            for line in _whole_lines(path):
-                self._keep(line["at_s"], line["interval"], line["quiet"], Sample.from_dict(line))
+        self._processes: list[tuple[Any, ...]] = []
+        self._places: list[dict[str, float]] = []
+        path.touch()
+        whole = b"".join(one for one in path.read_bytes().splitlines(True) if one.endswith(b"\n"))
+        path.write_bytes(whole)  # the last line of a session that was killed may have been cut
+        for line in map(json.loads, whole.splitlines()):
+            processes = {role: Reading(*values) for role, values in line["processes"].items()}
+            self._keep(line["at_s"], line["interval"], line["quiet"], Sample(processes, line["places"]))
         self._file = path.open("a", buffering=1)
 
     def add(self, at_s: float, interval: int, quiet: bool, sample: Sample) -> None:
         """``interval`` is the number of faults so far."""
-        line = {"at_s": round(at_s, 2), "interval": interval, "quiet": quiet, **sample.as_dict()}
+        line = {"at_s": round(at_s, 2), "interval": interval, "quiet": quiet, **sample._asdict()}
         self._file.write(json.dumps(line) + "\n")
         self._keep(at_s, interval, quiet, sample)
 
@@ -177,33 +128,27 @@ class Record:
 
     def _keep(self, at_s: float, interval: int, quiet: bool, sample: Sample) -> None:
         self.last_s, self.latest = at_s, sample
-        for role, reading in sample.processes.items():
-            life = self._lives.setdefault(f"{role} {reading.life}", len(self._lives))
-            metrics = [float(getattr(reading, name)) for name in METRICS]
-            self.processes[role].add([at_s, reading.age_s, life, interval, quiet, *metrics])
-            self._note_largest(role, dict(zip(METRICS, metrics, strict=True)))
-        self.place_times.append(at_s)
-        for name, size in sample.places.items():
-            self.places[name].append(size)
-        self._note_largest(PLACES, {name: float(size) for name, size in sample.places.items()})
+        self._processes += [(at_s, interval, quiet, name, *one) for name, one in sample.processes.items()]
+        self._places.append({"at_s": at_s, **sample.places})
 
-    def _note_largest(self, whose: str, values: dict[str, float]) -> None:
-        largest = self.largest[whose]
-        for name, value in values.items():
-            largest[name] = max(value, largest.get(name, 0.0))
+    def __len__(self) -> int:
+        return len(self._places)
 
+    @property
+    def processes(self) -> pd.DataFrame:
+        """A row for each reading."""
+        return pd.DataFrame(self._processes, columns=["at_s", "interval", "quiet", "name", *Reading._fields])
 
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of an earlier session; the last one may have been cut when it was killed, and is removed."""
-    whole = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            yield json.loads(line)
-    with path.open("rb+") as file:
-        file.truncate(whole)
+    @property
+    def places(self) -> pd.DataFrame:
+        """A row for each sample, a column for each place."""
+        return pd.DataFrame(self._places)
+
+    @property
+    def largest(self) -> dict[str, dict[str, float]]:
+        """The most of each metric, by process, and of each place."""
+        found = self.processes.groupby("name")[list(METRICS)].max().to_dict("index")
+        return {**found, PLACES: self.places.drop(columns="at_s", errors="ignore").max().to_dict()}
 
 
 @dataclass
@@ -213,15 +158,13 @@ class Faults:
     clock: Callable[[], float] = time.monotonic
     count: int = 0
     running: str = ""
-    ended_s: float = field(default=float("-inf"))
+    ended_s: float = float("-inf")
 
     def begin(self, name: str) -> None:
-        self.count += 1
-        self.running = name
+        self.count, self.running = self.count + 1, name
 
     def end(self) -> None:
-        self.running = ""
-        self.ended_s = self.clock()
+        self.running, self.ended_s = "", self.clock()
 
     def quiet_for(self, seconds: float) -> bool:
         """Whether no fault is going on and none ended in the last ``seconds``."""
@@ -229,7 +172,10 @@ class Faults:
 
 
 class Watch:
-    """A thread that samples; errors of its own are raised by :meth:`check`."""
+    """A thread that samples, and notices processes that end though nobody ended them.
+
+    Errors of its own are raised by :meth:`check`.
+    """
 
     def __init__(
         self,
@@ -243,15 +189,10 @@ class Watch:
         settle_s: float = 5.0,
         on_sample: Callable[[], None] = lambda: None,
     ) -> None:
-        self.record = record
-        self.faults = faults
+        self.record, self.faults = record, faults
         self.died: list[str] = []
-        self._processes = processes
-        self._places = places
-        self._data = data
-        self._every_s = every_s
-        self._settle_s = settle_s
-        self._on_sample = on_sample
+        self._take = lambda: take(processes, places, data)
+        self._every_s, self._settle_s, self._on_sample = every_s, settle_s, on_sample
         self._started = time.monotonic() - record.last_s
         self._known: dict[str, str] = {}
         self._known_s = time.monotonic()
@@ -260,8 +201,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="soak-watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        self._started = self._known_s = time.monotonic()
-        self._started -= self.record.last_s
+        self._started = time.monotonic() - self.record.last_s
         self._thread.start()
         return self
 
@@ -299,22 +239,19 @@ class Watch:
 
     def sample(self) -> None:
         """Take one sample now."""
-        quiet_before = self.faults.quiet_for(self._settle_s)
-        interval = self.faults.count
-        sample = take(self._processes, self._places, self._data)
-        quiet = quiet_before and interval == self.faults.count
+        quiet_before, interval = self.faults.quiet_for(self._settle_s), self.faults.count
+        sample = self._take()
         self._compare(sample)
-        self.record.add(self.run_s, interval, quiet, sample)
+        self.record.add(self.run_s, interval, quiet_before and interval == self.faults.count, sample)
 
     def _compare(self, sample: Sample) -> None:
         """A life that is over must have a fault to account for it."""
         lives = {role: reading.life for role, reading in sample.processes.items()}
         since_s = self.faults.clock() - self._known_s
-        if self.faults.quiet_for(EXCUSED_S + since_s):
-            for role, life in self._known.items():
-                if lives.get(role) != life:
-                    self.died.append(
-                        f"{role} (process {life.partition('-')[0]}) ended before {self.run_s:.0f} s"
-                        " and nothing had been done to it"
-                    )
+        for role, life in self._known.items() if self.faults.quiet_for(EXCUSED_S + since_s) else ():
+            if lives.get(role) != life:
+                pid = life.partition("-")[0]
+                self.died.append(
+                    f"{role} (process {pid}) ended before {self.run_s:.0f} s and nothing had been done to it"
+                )
         self._known, self._known_s = lives, self.faults.clock()

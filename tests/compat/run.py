@@ -77,15 +77,16 @@ def build(command: Sequence[str], folder: Path, environment: dict[str, str] | No
 # -- one client each ----------------------------------------------------------------------------
 
 
-def rust() -> list[str]:
+def rust(binary: str = "danube-compat", *options: str) -> list[str]:
     """danube-client of crates.io; it compiles .proto files, so protoc is given to it."""
     cargo = need("cargo")
+    BUILD.mkdir(parents=True, exist_ok=True)
     protoc = BUILD / "protoc"
     protoc.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m grpc_tools.protoc "$@"\n')
     protoc.chmod(0o755)
     environment = {"PROTOC": str(protoc), "CARGO_TARGET_DIR": str(BUILD / "rust")}
-    build([cargo, "build", "--locked", "--quiet"], HERE / "rust", environment)
-    return [str(BUILD / "rust" / "debug" / "danube-compat")]
+    build([cargo, "build", "--locked", "--quiet", "--bin", binary, *options], HERE / "rust", environment)
+    return [str(BUILD / "rust" / ("release" if "--release" in options else "debug") / binary)]
 
 
 def go() -> list[str]:

@@ -16,7 +16,6 @@ PROGRAMS = {
     "perf/bench.py": "tests/unit/perf/test_perf_programs.py",
     "perf/compare": "tests/unit/perf/test_perf_compare.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",
-    "perf/parts.py": "tests/unit/perf/test_perf_programs.py",
     "perf/report": "tests/unit/perf/test_report.py",
     "perf/soak": "tests/crash/test_soak.py",
     "scripts/bench": "tests/unit/perf/test_perf_programs.py",
@@ -28,6 +27,8 @@ PARTS = {
     "perf/grpc_peer.py": "perf/grpc_door.py",
     "perf/h2_client.c": "perf/grpc_door.py",
     "perf/loads.py": "perf/turns.py",
+    "perf/lone.py": "perf/rows.py",
+    "perf/lone.rs": "perf/lone.py",
     "perf/machine.py": "perf/bench.py",
     "perf/memory.py": "perf/turns.py",
     "perf/metadata.py": "perf/rows.py",
@@ -47,7 +48,7 @@ def programs() -> set[str]:
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     found = set()
     for name in map(PurePosixPath, listed or map(name_of, repository_files())):
-        if name.parts[0] == "perf" and name.suffix in (".py", ".c"):
+        if name.parts[0] == "perf" and name.suffix in (".py", ".c", ".rs"):
             found.add("/".join(name.parts[:2]))
     return found
 
@@ -55,7 +56,7 @@ def programs() -> set[str]:
 def mentions(file: str, program: str) -> bool:
     """Whether a file names a program: by its path, or as a module."""
     text = (ROOT / file).read_text()
-    module = program.removesuffix(".py").removesuffix(".c")
+    module = program.removesuffix(".py").removesuffix(".c").removesuffix(".rs")
     spoken = [re.escape(program), re.escape(module.replace("/", ".")), rf"\b{re.escape(module[5:])}\b"]
     return any(re.search(one, text) for one in spoken)
 

@@ -26,9 +26,9 @@ from danube.spark.history.plan import Selection, pieces_of, plan_splits
 from danube.spark.history.reading import read_split
 from danube.spark.history.selecting import Catalogue
 from danube.wal.segments.segment import HEADER_BYTES, LogIdentity
-from tests.spark.segments import Shape, fill_partition, make_directory
 from tests.broker_process import BrokerProcess
 from tests.spark.history import TOPIC, Journal, digest_of_batches, publish
+from tests.spark.segments import Shape, fill_partition, make_directory
 
 pytestmark = pytest.mark.e2e
 

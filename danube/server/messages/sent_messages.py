@@ -25,7 +25,7 @@ from danube.core.batch.payloads import PayloadColumn
 from danube.errors import InvalidArgument
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 
-FEW: Final = 8  # messages that cost less one by one; perf/parts.py
+FEW: Final = 8  # messages that cost less one by one
 TURN_BYTES_MAX: Final = 1 << 20  # copying more than once would cost more than it saves
 TURN_MESSAGES_MAX: Final = 16_384  # of one batch
 _RUN_MEAN_MIN: Final = 4

@@ -1,8 +1,8 @@
 """Delivered batches as ``danube.StreamMessage``s, written by hand: the hot way out of the gRPC door.
 
 Most fields are the same in the whole batch: they are encoded once (``_Constant``) and a record adds its
-offset, request id and payload.  perf/parts.py measures this beside the generated class, which
-costs two to three times as much before it has read a column.
+offset, request id and payload.  The generated class costs two to three times as much before it has
+read a column.
 
 Every message is preceded by gRPC's five bytes: 0 (not compressed) and its size, 32 bits, big-endian.
 Fields are written in the order: what is constant, publish_time (4) where it varies, attributes (7),

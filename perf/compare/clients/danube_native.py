@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from itertools import cycle, islice
 from pathlib import Path
@@ -93,18 +94,25 @@ class OneByOne(Batches):
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
         producer = await self._producer()
-        for payload in islice(cycle(payloads), count):
-            try:
-                producer.send_nowait(payload)
-            except Overloaded:
-                await producer.ready()
-                producer.send_nowait(payload)
+        for first in range(0, count, len(payloads)):
+            for payload in payloads[: count - first]:
+                try:
+                    producer.send_nowait(payload)
+                except Overloaded:
+                    await producer.ready()
+                    producer.send_nowait(payload)
+            await asyncio.sleep(0)
         await producer.flush()
 
-    async def receive(self) -> int:
-        message = await self.consumer.receive()
-        await message.ack()
-        return 1
+    async def receive_all(self, count: int) -> int:
+        """``async for`` as an application has it, without a coroutine of ours for each message."""
+        records = 0
+        async for message in self.consumer:
+            await message.ack()
+            records += 1
+            if records >= count:
+                break
+        return records
 
 
 if __name__ == "__main__":

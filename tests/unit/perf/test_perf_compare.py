@@ -459,6 +459,15 @@ def test_nothing_unfair_is_even_measured(
     assert not any(server.running for product in three for server in product.servers)
 
 
+def test_the_rust_client_measures_one_after_another_and_nothing_else(
+    tmp_path: Path, three: list[FakeProduct]
+) -> None:
+    three[0].client.lone = True  # type: ignore[attr-defined]
+    for workload, measured in (("lone", ["a"]), ("publish", ["b", "c"])):
+        found, comparison = compared(tmp_path, three, workloads=[workload])
+        assert [one.product for one in found] == measured and not comparison.skips
+
+
 def test_only_names_products_or_settings(tmp_path: Path, three: list[FakeProduct]) -> None:
     found, _ = compared(tmp_path, three, only=["a", "c default"])
     assert [one.product for one in found] == ["a", "c"]
@@ -471,7 +480,7 @@ def test_only_names_products_or_settings(tmp_path: Path, three: list[FakeProduct
     ("words", "sentence"),
     [
         (["--only", "rocketmq"], "does not know rocketmq; there are: danube, danube fsync"),
-        (["--workload", "fast"], "does not know fast; there are: e2e, latency, publish, replay"),
+        (["--workload", "fast"], "does not know fast; there are: e2e, latency, lone, publish, replay"),
         (["--scale", "0"], "--scale above 0"),
         (["--size", "4"], "at least 8"),
         (["--append", "f", "--rounds", "4"], "at least 5 rounds"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perf import bench as command
-from perf import grpc_door
+from perf import grpc_door, lone
 from perf.rows import GRPC, ROWS
 from perf.turns import Bench, Settings, plan_of
 from tests.broker_process import BrokerProcess
@@ -28,7 +28,7 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 @needs_compiler
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == GRPC])
+@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == GRPC and row.name != "rust-lone"])
 def test_both_sides_of_a_workload_measure_something(
     name: str, tmp_path: Path, shared_broker: BrokerProcess
 ) -> None:
@@ -83,3 +83,34 @@ def test_a_worker_without_a_topic_is_not_measured(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(door, "opened", lambda role: {"owner": 1})
     with pytest.raises(RuntimeError, match="of 100 topics"):
         door.producers()
+
+
+LONE = """#!/bin/sh
+[ "$3 $4 $6" = "reliable 100 200" ] || exit 1
+echo '{"rate": 4000.0, "p50_us": 240.0, "p99_us": 300.0, "publish_p50_us": 100.0, "publish_p99_us": 150.0}'
+"""
+
+
+@pytest.mark.e2e
+def test_one_message_after_another_is_judged_by_rate_and_processor_time(
+    tmp_path: Path, shared_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "danube-lone"
+    program.write_text(LONE)
+    program.chmod(0o755)
+    monkeypatch.setattr(lone, "built", lambda: str(program))
+    with Bench(Settings(directory=tmp_path, workers=2, scale=0.01, rounds=0), shared_broker) as bench:
+        plan = plan_of("rust-lone", bench)
+        found = plan.danube()
+        assert isinstance(found, dict) and found["value"] == 4_000 and found["worker_us"] >= 0
+    for worker_us, met in ((250, True), (251, False)):
+        plan.details["worker_us"] = worker_us
+        assert plan.met(0.5, 4_000) is met and not plan.met(0.5, 2_999)
+
+
+def test_without_cargo_the_rust_client_is_a_visible_skip(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lone.compat.shutil, "which", lambda program: None)
+    assert command.main(["--compare", "rust-lone", "--scale", "0"]) == 0
+    assert capsys.readouterr().out == "SKIPPED rust-lone: cargo is not installed\n"

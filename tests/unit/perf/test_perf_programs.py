@@ -1,4 +1,4 @@
-"""The micro-benchmarks run once with next to nothing to do, and scripts/bench asks for what there is."""
+"""The floor is measured alone, and scripts/bench asks for what there is."""
 
 from __future__ import annotations
 
@@ -11,24 +11,11 @@ from typing import Any
 
 import pytest
 
-from danube.core import kernels
-from perf import bench, parts
+from perf import bench
 from perf.rows import BY_NAME, ROWS, SPARK, Row
 from tests.broker_process import ROOT
 
 Capture = pytest.CaptureFixture[str]
-
-
-def printed(capsys: Capture) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_every_part_is_timed(capsys: Capture, kernels_or_twins: str) -> None:
-    parts.main(["messages", "--records", "1,8", "--size", "16", "--seconds", "0.0001"])
-    found = printed(capsys)
-    cases = {records: [row["case"] for row in found if row["records"] == records] for records in (1, 8)}
-    assert len(cases[1]) == 7 and len(cases[8]) == (9 if kernels.available else 7)
-    assert all(row["ns"] > 0 for row in found)
 
 
 def test_the_floor_is_measured_alone(tmp_path: Path) -> None:
@@ -67,7 +54,7 @@ def test_bench_asks_for_every_row_with_arguments_that_are_understood(tmp_path: P
         assert arguments.rounds == (9 if near_its_target else 3) and arguments.scale == 1.0
         assert settings.size == (arguments.size or BY_NAME[arguments.compare].settings.get("size", 100))
     assert {arguments.compare for arguments in asked} == {row.name for row in ROWS if row.group != SPARK}
-    assert len(asked) == 50, "one comparison for each variant"
+    assert len(asked) == 52, "one comparison for each variant"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -93,7 +80,7 @@ def test_bench_refuses_a_workload_that_it_does_not_know() -> None:
 
 
 def test_bench_writes_the_report_when_it_has_appended() -> None:
-    assert dry_run("publish")[-1] == ["-m", "perf.report", "--keep", "4"]
+    assert dry_run("publish")[-1] == ["-m", "perf.report", "--keep", "3"]
     assert "perf.report" not in [word for command in dry_run("--quick", "publish") for word in command]
 
 

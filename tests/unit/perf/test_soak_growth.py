@@ -72,7 +72,7 @@ def watched(folder: Path, *leaks: str, points: int = 60) -> list[Finding]:
     with process(*leaks) as pid:
         watch = Watch(record, Faults(), lambda: {"worker-0": pid}, {}, every_s=0.03, settle_s=0.0)
         with watch:
-            wait_until(lambda: len(record.place_times) >= points, 60, "enough samples")
+            wait_until(lambda: len(record) >= points, 60, "enough samples")
         watch.check()
         assert not watch.died
     record.close()
@@ -282,8 +282,8 @@ def test_a_record_is_read_back_and_goes_on(tmp_path: Path) -> None:
     record.close()
     path.write_bytes(path.read_bytes() + b'{"at_s": 3.0, "inter')  # the process was killed
     again = Record(path)
-    assert again.last_s == 2.0 and list(again.place_times) == [1.0, 2.0]
-    assert again.processes["mover"].columns()["quiet"].tolist() == [1.0, 0.0]
+    assert again.last_s == 2.0 and again.places["at_s"].tolist() == [1.0, 2.0]
+    assert again.processes["quiet"].tolist() == [True, False]
     again.add(3.0, 1, True, sample)
     again.close()
     assert [line.startswith('{"at_s"') for line in path.read_text().splitlines()] == [True] * 3
@@ -367,9 +367,9 @@ def test_samples_near_a_fault_do_not_count(tmp_path: Path, clock: Clock) -> None
         watch.sample()
         clock.now_s += 10
         watch.sample()
-    columns = watch.record.processes["worker-0"].columns()
-    assert columns["quiet"].tolist() == [1.0, 0.0, 0.0, 1.0]
-    assert columns["interval"].tolist() == [0.0, 1.0, 1.0, 1.0]
+    readings = watch.record.processes
+    assert readings["quiet"].tolist() == [True, False, False, True]
+    assert readings["interval"].tolist() == [0, 1, 1, 1]
     watch.record.close()
 
 

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from perf.soak.growth import Bound, Growth, Stratum, blocks, judge, slope
-from perf.soak.watch import Floats
+from perf.soak.growth import Bound, Floats, Growth, Stratum, blocks, judge, slope
 
 MIB = float(1 << 20)
 HOUR_S = 3600.0

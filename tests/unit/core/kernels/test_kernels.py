@@ -23,7 +23,6 @@ from danube.core.batch.format import stamp
 from danube.core.batch.scan import ScanResult, StopReason, scan, scan_twin
 from danube.core.kernels import cache, crc, jit
 from danube.errors import InvalidArgument
-from perf import parts
 
 needs_kernels = pytest.mark.skipif(bool(jit.reason), reason=jit.reason)
 
@@ -434,17 +433,3 @@ def test_nothing_is_compiled_while_a_worker_serves() -> None:
     assert [len(kernel.overloads) for kernel in called] == before
     with pytest.raises(TypeError):
         crc.crc32c(np.zeros(8, np.float64), 0, 8)
-
-
-@needs_kernels
-def test_every_kernel_is_timed_against_its_twin(capsys: pytest.CaptureFixture[str]) -> None:
-    before = kernels.available
-    try:
-        parts.main(["kernels", "--records", "1", "--size", "16", "--seconds", "0.0001"])
-    finally:
-        if not before:
-            kernels.unload()
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    timed = {row["case"] for row in rows if "twin_ns" in row}
-    assert timed >= {"crc32c", "scan", "check_columns", "select half", "ring_hashes"}
-    assert all(row["ns"] > 0 for row in rows if "ns" in row)

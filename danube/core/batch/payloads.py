@@ -25,7 +25,7 @@ Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found
 
 RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
 
-# perf/kernels.py: for so few numpy is slower than plain Python.
+# For so few numpy is slower than plain Python.
 _FEW: Final = 128
 _SAMPLE: Final = 16
 

@@ -5,7 +5,7 @@ again as a whole; its own retries are off.  What an interrupted upload leaves be
 Azure drops uncommitted blocks after a week, and a Google bucket wants a life-cycle rule
 (AbortIncompleteMultipartUpload).  Nothing of the library's messages is repeated in errors.
 
-``open_memory`` and ``open_directory`` wrap obstore's own small stores for the contract tests.
+docs/adr/0062-stores-by-libraries.md says what obstore does not do, and is done here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import obstore
 from obstore import exceptions
-from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore
+from obstore.store import AzureStore, GCSStore
 
 from danube.config.sections import StorageSettings
 from danube.errors import (
@@ -89,14 +89,6 @@ def open_cloud(settings: StorageSettings, scheme: str, bucket: str, prefix: str)
     return CloudStore(inner, name)
 
 
-def open_memory(name: str = "") -> CloudStore:
-    return CloudStore(MemoryStore(), "obstore-memory://")
-
-
-def open_directory(directory: str) -> CloudStore:
-    return CloudStore(LocalStore(directory), f"obstore-file://{directory}", sorted_lists=False)
-
-
 def _google(settings: StorageSettings) -> Any:
     given = {
         "base_url": settings.endpoint,
@@ -119,15 +111,12 @@ def _azure(settings: StorageSettings, source: CredentialSource) -> Any:
 
 
 class CloudStore:
-    """One of obstore's stores behind our port; ``sorted_lists``: it lists by ascending key itself."""
+    """One of obstore's stores that lists by ascending key, behind our port."""
 
-    def __init__(
-        self, inner: Any, name: str, *, sorted_lists: bool = True, retries: Retries | None = None
-    ) -> None:
+    def __init__(self, inner: Any, name: str, *, retries: Retries | None = None) -> None:
         self.name = name
         self.retries = retries or Retries()
         self._inner = inner
-        self._sorted_lists = sorted_lists
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -201,7 +190,7 @@ class CloudStore:
             raise  # the GET is not refused: then all that is known is what HEAD said
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        listing = _Listing(self._inner, prefix, after, self._sorted_lists)
+        listing = _Listing(self._inner, prefix, after)
         while page := self._run("list", prefix, listing.next_page):
             for info in page:
                 if info.key.startswith(prefix) and info.key > after:
@@ -295,18 +284,17 @@ class CloudStore:
 class _Listing:
     """Pages of a list; after a failure it goes on behind the last key it had."""
 
-    def __init__(self, inner: Any, prefix: str, after: str, sorted_lists: bool) -> None:
+    def __init__(self, inner: Any, prefix: str, after: str) -> None:
         self._inner = inner
         self._folder = prefix.rpartition("/")[0] or None  # obstore takes whole parts of a key alone
         self._offset = after
-        self._sorted = sorted_lists
         self._pages: Any = None
 
     def next_page(self) -> Sequence[ObjectInfo]:
         """The next objects, ascending; empty at the end."""
         if self._pages is None:
             found = obstore.list(self._inner, self._folder, offset=self._offset or None, chunk_size=1_000)
-            self._pages = iter(found if self._sorted else [[one for page in found for one in page]])
+            self._pages = iter(found)
         try:
             page = sorted(_info(one) for one in next(self._pages, ()))
         except BaseException:

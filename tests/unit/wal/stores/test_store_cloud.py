@@ -140,7 +140,9 @@ def test_a_list_that_breaks_goes_on_where_it_was(store: Any, proxy: S3Proxy) -> 
 
 
 def test_deleting_goes_on_behind_what_is_not_there(tmp_path: Path) -> None:
-    store = cloud_store.open_directory(str(tmp_path))
+    from obstore.store import LocalStore
+
+    store = cloud_store.CloudStore(LocalStore(str(tmp_path)), "file://")
     for key in ("a", "b", "c"):
         store.put(key, b"1")
     store.delete(["a", "none", "b", "none-either", "c"])

@@ -32,6 +32,7 @@ from minio.credentials.credentials import Credentials as MinioCredentials
 from minio.credentials.providers import AssumeRoleProvider, IamAwsProvider, Provider
 from minio.deleteobjects import DeleteObject
 from minio.error import MinioException
+from minio.helpers import check_bucket_name
 
 from danube.config.sections import StorageSettings
 from danube.errors import (
@@ -105,6 +106,13 @@ class MinioStore:
         self._requests = _Requests(self.retries, options)
         self._make_client = _client_maker(settings, os.environ if environ is None else environ, options)
         self._client = self._make_client(self._requests)
+        try:
+            check_bucket_name(bucket)
+        except ValueError:
+            hint = "correct the bucket in storage.url"
+            raise ConfigInvalid(
+                f"bucket {bucket!r} cannot be used", why="minio takes no such name", hint=hint
+            ) from None
 
     def put(self, key: str, data: bytes) -> None:
         name, size = self._prefix + check_key(key), len(data)

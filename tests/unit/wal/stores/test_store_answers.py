@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from danube import limits
-from danube.errors import DanubeError, ObjectMissing, StoreDamaged, StoreRefused, StoreUnavailable
+from danube.config.sections import StorageSettings
+from danube.errors import (
+    ConfigInvalid,
+    DanubeError,
+    ObjectMissing,
+    StoreDamaged,
+    StoreRefused,
+    StoreUnavailable,
+)
 from danube.wal.stores import s3_answers
-from danube.wal.stores.s3 import PART_BYTES_LEAST, PARTS_MAX, part_size
+from danube.wal.stores.s3 import PART_BYTES_LEAST, PARTS_MAX, MinioStore, part_size
 
 
 @pytest.mark.parametrize(
@@ -94,3 +102,11 @@ def test_part_sizes_keep_to_what_stores_allow() -> None:
     huge = 5 * 1024 * limits.GIB
     assert part_size(huge, 16 * limits.MIB) * PARTS_MAX >= huge
     assert part_size(huge, 16 * limits.MIB) % limits.MIB == 0
+
+
+@pytest.mark.parametrize("bucket", ["a", "a..b", "alias-s3alias", "10.0.0.1"])
+def test_a_bucket_that_minio_does_not_take_is_told_before_it_is_asked(bucket: str) -> None:
+    settings = StorageSettings(endpoint="http://127.0.0.1:1", anonymous=True)
+    with pytest.raises(ConfigInvalid, match="bucket") as caught:
+        MinioStore(settings, bucket, "")
+    assert "storage.url" in caught.value.hint

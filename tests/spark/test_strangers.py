@@ -23,13 +23,13 @@ from danube.spark.history.selecting import Catalogue
 from danube.spark.jobs.compact.task import CompactTask, stage
 from danube.spark.jobs.findings import Damage as Kind
 from danube.spark.jobs.findings import Expected
-from danube.spark.jobs.validate.bytes import MemoryBytes
 from danube.spark.jobs.validate.directory import plan_directory
 from danube.spark.jobs.validate.segment import validate_segment
 from danube.wal.segments.segment import file_name
 from danube.wal.tier.keys import metadata_key, segment_key
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.staged import decode_staged
+from danube.wal.verify.bytes import BytesSource
 from tests.unit.store_samples import entry_for, put_manifest
 from tests.unit.wal.log.test_log_identity import IDENTITY, OURS, THEIRS, TOPIC, filled, machine
 
@@ -106,7 +106,7 @@ def test_validation_names_a_strangers_file(tmp_path: Path) -> None:
     data = with_metadata(tmp_path / "a")
     ours, theirs = filled(data, OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
     for path, log_id, strange in ((ours, OURS, False), (theirs, OURS, True), (theirs, THEIRS, False)):
-        source = MemoryBytes((path / file_name(2)).read_bytes())
+        source = BytesSource((path / file_name(2)).read_bytes())
         facts = validate_segment(source, Expected(file_name(2), *IDENTITY, 2, log_id=log_id))
         assert [(one.kind, one.byte) for one in facts.findings] == [(Kind.WRONG_PARTITION, 44)] * strange
     plan = plan_directory(IDENTITY, ours, OURS)

@@ -49,27 +49,43 @@ class Finding(NamedTuple):
 
 
 class Source(Protocol):
-    """Something with bytes; ``read`` gives fewer than asked for only at the end."""
+    """Something with bytes; a read gives fewer than asked for only at the end.
+
+    ``piece_bytes`` is a good size of one read for a reader of everything.
+    """
 
     @property
     def size(self) -> int: ...
+    @property
+    def piece_bytes(self) -> int: ...
 
     def read(self, position: int, size: int) -> bytes: ...
+    def read_into(self, target: memoryview, position: int) -> int: ...
 
 
 class BytesSource:
     """Bytes at hand."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, piece_bytes: int = MIB) -> None:
         self._data = data
-        self.size = len(data)
+        self.size, self.piece_bytes = len(data), piece_bytes
 
     def read(self, position: int, size: int) -> bytes:
         return self._data[position : position + size]
 
+    def read_into(self, target: memoryview, position: int) -> int:
+        part = self.read(position, len(target))
+        target[: len(part)] = part
+        return len(part)
+
 
 class FileSource:
-    """A file as long as it was when it was opened; close it.  FileNotFoundError if there is none."""
+    """A file as long as it was when it was opened; close it.  FileNotFoundError if there is none.
+
+    It is read and not mapped: a broker cuts the file that it writes, and a mapping would end the process.
+    """
+
+    piece_bytes: Final = MIB
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,8 +104,24 @@ class FileSource:
                 position += len(part)
                 size -= len(part)
         except OSError as error:
-            raise StorageFailed(f"{self._path} cannot be read", why=str(error), position=position) from error
+            raise self._unread(error, position) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, target: memoryview, position: int) -> int:
+        taken, wanted = 0, min(len(target), self.size - position)
+        try:
+            while taken < wanted:
+                part = os.preadv(self._fd, [target[taken:wanted]], position + taken)
+                if not part:
+                    break
+                taken += part
+        except OSError as error:
+            raise self._unread(error, position) from error
+        return taken
+
+    def _unread(self, error: OSError, position: int) -> StorageFailed:
+        why = error.strerror or str(error)
+        return StorageFailed(f"{self._path} cannot be read", why=why, position=position)
 
     def read_front(self, size_max: int) -> bytes:
         """At most ``size_max`` bytes; of the zeros at the end only _ZEROS_KEPT, which need no memory so."""

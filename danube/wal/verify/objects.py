@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from danube.core.batch.checksum import crc32c
+from danube.limits import MIB
 from danube.wal.stores.objects import ObjectStore
 from danube.wal.verify.bytes import FindingKind
 from danube.wal.verify.segment import Problem
@@ -233,6 +234,8 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
 class ObjectSource:
     """An object, read in ranges; raises what the store raises."""
 
+    piece_bytes: Final = 8 * MIB
+
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._store = store
         self._key = key
@@ -241,3 +244,8 @@ class ObjectSource:
     def read(self, position: int, size: int) -> bytes:
         end = min(position + size, self.size)
         return self._store.get(self._key, position, end) if end > position else b""
+
+    def read_into(self, target: memoryview, position: int) -> int:
+        part = self.read(position, len(target))
+        target[: len(part)] = part
+        return len(part)

@@ -1,106 +1,20 @@
-"""A segment's bytes in pieces of about a megabyte, wherever they lie: little memory, and hot in the cache.
-
-Files are read and not mapped: a broker cuts the file that it writes, and a mapping would end the process.
-"""
+"""A segment's bytes in pieces of about a megabyte, wherever they lie: little memory, and hot in the cache."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from danube.core.batch.checksum import content_hasher
-from danube.errors import StorageFailed
-from danube.limits import BATCH_BYTES_MAX, MIB
-from danube.wal.stores.objects import ObjectStore
+from danube.limits import BATCH_BYTES_MAX
+from danube.wal.verify.bytes import Source
+from danube.wal.verify.objects import ObjectSource
 
-CHUNK_BYTES: Final = MIB
-OBJECT_CHUNK_BYTES: Final = 8 * MIB
-_ROOM_BYTES: Final = BATCH_BYTES_MAX + 2 * OBJECT_CHUNK_BYTES
+_ROOM_BYTES: Final = BATCH_BYTES_MAX + 2 * ObjectSource.piece_bytes
 
 _rooms: list[NDArray[np.uint8]] = []
-
-
-class Source(Protocol):
-    """Bytes of a known size; ``read_into`` gives fewer than asked for only at the end."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def chunk_bytes(self) -> int: ...
-
-    def read_into(self, target: memoryview, position: int) -> int: ...
-
-
-class FileBytes:
-    """A file, as long as it was when it was opened.  FileNotFoundError if there is none."""
-
-    chunk_bytes: Final = CHUNK_BYTES
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
-
-    def read_into(self, target: memoryview, position: int) -> int:
-        taken = 0
-        wanted = min(len(target), self.size - position)
-        try:
-            while taken < wanted:
-                part = os.preadv(self._fd, [target[taken:wanted]], position + taken)
-                if not part:
-                    break
-                taken += part
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise StorageFailed(f"{self._path} cannot be read", why=why, position=position) from None
-        return taken
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __enter__(self) -> FileBytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class ObjectBytes:
-    """An object of a known size; raises what the store raises."""
-
-    chunk_bytes: Final = OBJECT_CHUNK_BYTES
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store, self._key, self.size = store, key, size
-
-    def read_into(self, target: memoryview, position: int) -> int:
-        wanted = max(0, min(len(target), self.size - position))
-        if wanted:
-            target[:wanted] = self._store.get(self._key, position, position + wanted)
-        return wanted
-
-
-class MemoryBytes:
-    """Bytes at hand."""
-
-    def __init__(self, data: bytes, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._data, self.size, self.chunk_bytes = data, len(data), chunk_bytes
-
-    def read_into(self, target: memoryview, position: int) -> int:
-        part = self._data[position : position + len(target)]
-        target[: len(part)] = part
-        return len(part)
-
-
-def read_range(source: Source, start: int, end: int) -> bytes:
-    """Bytes ``start .. end``, fewer only at the source's end."""
-    data = bytearray(max(0, min(end, source.size) - start))
-    taken = source.read_into(memoryview(data), start)
-    return bytes(data[:taken])
 
 
 class Window:
@@ -132,7 +46,7 @@ class Window:
     def more(self) -> bool:
         """Read the next piece behind ``fill``; False at the limit.  Moves what is kept to the front."""
         read_end = self._base + self.fill
-        wanted = min(self._source.chunk_bytes, self._limit - read_end)
+        wanted = min(self._source.piece_bytes, self._limit - read_end)
         if wanted <= 0:
             return False
         if self.start:

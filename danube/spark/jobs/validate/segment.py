@@ -13,7 +13,6 @@ import numpy as np
 from danube.errors import Damage as DamageError
 from danube.errors import StorageIncompatible
 from danube.spark.jobs.findings import Damage, Expected, SegmentFacts, finding
-from danube.spark.jobs.validate.bytes import Source, read_range
 from danube.spark.jobs.validate.walk import Footer, OnBatch, Walk, check_snapshot
 from danube.wal.recovery.inventory import torn
 from danube.wal.segments.segment import (
@@ -28,6 +27,7 @@ from danube.wal.segments.segment import (
     read_summary,
     split_footer,
 )
+from danube.wal.verify.bytes import Source
 
 
 def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | None = None) -> SegmentFacts:
@@ -52,7 +52,7 @@ def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | Non
 
 
 def _read_head(source: Source, expected: Expected, facts: SegmentFacts) -> SegmentHeader | None:
-    data = read_range(source, 0, HEADER_BYTES)
+    data = source.read(0, HEADER_BYTES)
     if not data.strip(b"\0") and not expected.sealed:
         return None  # made, and not written to yet
     try:
@@ -82,7 +82,7 @@ def _check_identity(found: LogIdentity, expected: Expected, facts: SegmentFacts,
 
 def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Footer | None:
     begin = max(0, source.size - SUMMARY_BYTES)
-    end = read_range(source, begin, source.size)
+    end = source.read(begin, SUMMARY_BYTES)
     footer, footer_begin = end, begin
     try:
         summary = read_summary(end, source.size)
@@ -92,7 +92,7 @@ def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Foo
             return None
         if summary.data_end < HEADER_BYTES:
             raise DamageError("segment footer says that there is no header")
-        body = read_range(source, summary.data_end, begin)
+        body = source.read(summary.data_end, begin - summary.data_end)
         footer, footer_begin = body + end, summary.data_end
         entries, snapshot = split_footer(body, summary)
         if body[:8] != FOOTER_MAGIC:

@@ -24,9 +24,10 @@ from danube.schema.kinds import Validator
 from danube.schema.model import Definition, SchemaType
 from danube.spark.history.places import AnyPlace, StorePlace
 from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
-from danube.spark.jobs.validate.bytes import FileBytes, ObjectBytes, Source
 from danube.spark.jobs.validate.rows import warm_up
 from danube.spark.jobs.validate.segment import validate_segment
+from danube.wal.verify.bytes import FileSource, Source
+from danube.wal.verify.objects import ObjectSource
 
 FOUND_MAX: Final = 1_000  # in one segment
 RECORDS_PER_BATCH_MAX: Final = 10  # named of one batch
@@ -155,8 +156,8 @@ def _validate(task: ValidateTask, one: SegmentWork) -> SegmentFacts:
     try:
         path = local_path(task.place, one.name)
         if path is None and isinstance(task.place, StorePlace):
-            return _judge(task, ObjectBytes(task.place.store(), one.name, one.size), expected)
-        with FileBytes(path or Path(one.name)) as source:
+            return _judge(task, ObjectSource(task.place.store(), one.name, one.size), expected)
+        with FileSource(path or Path(one.name)) as source:
             return _judge(task, source, expected)
     except (FileNotFoundError, ObjectMissing):
         facts.gone = True  # deleted since it was planned: the planner knows whether it may be

@@ -17,9 +17,10 @@ from danube.core.partition.dedup import ProducerTable
 from danube.errors import Damage as DamageError
 from danube.errors import StorageIncompatible
 from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
-from danube.spark.jobs.validate.bytes import Source, Window
+from danube.spark.jobs.validate.bytes import Window
 from danube.spark.jobs.validate.rows import Rows, Stop, Verdict, examine, find
 from danube.wal.segments.segment import HEADER_BYTES, Summary
+from danube.wal.verify.bytes import Source
 
 _SNAPSHOT_MAGIC: Final = b"DND"
 

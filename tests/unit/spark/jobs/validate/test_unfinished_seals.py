@@ -181,9 +181,9 @@ def test_a_cut_footer_in_front_of_a_sealed_segment_is_damage(directory: Path) ->
 @pytest.mark.parametrize("sector", [1, -1])
 def test_spark_s_check_says_the_same(directory: Path, sector: int) -> None:
     from danube.spark.jobs.findings import Expected
-    from danube.spark.jobs.validate.bytes import FileBytes
     from danube.spark.jobs.validate.directory import DirectoryPlan, judge_directory, remarks_of
     from danube.spark.jobs.validate.segment import validate_segment
+    from danube.wal.verify.bytes import FileSource
 
     cut = Cut(directory, more=True, marked=False, pad=184)
     kept = [True] * len(cut.sectors())
@@ -192,7 +192,7 @@ def test_spark_s_check_says_the_same(directory: Path, sector: int) -> None:
     for unfinished in (True, False):
         facts = []
         for path in sorted(directory.glob("*.seg")):
-            with FileBytes(path) as source:
+            with FileSource(path) as source:
                 facts.append(validate_segment(source, Expected(path.name, *IDENTITY, int(path.name[:20]))))
         plan = DirectoryPlan(directory, IDENTITY)
         found = [one.kind for one in judge_directory(plan, facts)]

@@ -18,7 +18,6 @@ from danube.core.batch.selection import select
 from danube.spark.jobs import findings as segment_facts
 from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
 from danube.spark.jobs.validate import rows as batch_rows
-from danube.spark.jobs.validate.bytes import FileBytes, MemoryBytes
 from danube.spark.jobs.validate.segment import validate_segment
 from danube.wal.segments.index import SparseIndex
 from danube.wal.segments.segment import (
@@ -32,6 +31,7 @@ from danube.wal.segments.segment import (
     pack_header,
     read_summary,
 )
+from danube.wal.verify.bytes import BytesSource, FileSource
 from tests.unit.wal_samples import open_log, roll, sync
 
 IDENTITY = LogIdentity(7, 2)
@@ -120,7 +120,7 @@ def good_batches() -> list[bytes]:
 
 
 def judge(data: bytes, *, sealed: bool = True, synced: int = 0, chunk: int = 1 << 20) -> SegmentFacts:
-    return validate_segment(MemoryBytes(data, chunk), Expected("a.seg", *IDENTITY, BASE, sealed, synced))
+    return validate_segment(BytesSource(data, chunk), Expected("a.seg", *IDENTITY, BASE, sealed, synced))
 
 
 def kinds(facts: SegmentFacts) -> set[str]:
@@ -392,7 +392,7 @@ def test_real_segments_of_a_log_are_clean(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("*.seg"))
     assert len(files) > 3
     for path in files:
-        with FileBytes(path) as source:
+        with FileSource(path) as source:
             facts = validate_segment(source, Expected(path.name, *LOG, int(path.name[:20])))
         assert facts.findings == []
         assert facts.sealed or path == files[-1]

@@ -2,19 +2,27 @@
 
 The load is that of a crash run, with consumers that leave gaps and subscriptions that nobody reads until the
 end, when all that is old lies in the store alone.  All consumers let the broker confirm their acks.
+
+With a store and a disk that keeps its power, ``danube verify`` must find nothing in the bucket, and the log
+that is judged is that of a fresh broker which has the bucket alone.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from danube import sync
-from tests.broker_process import BrokerProcess
+from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.crash.checker import Verdict
 from tests.crash.journal import Journal
 from tests.crash.nemesis import WEIGHTS, Nemesis, kill_mover
@@ -27,6 +35,7 @@ from tests.s3_server import NoServer, S3Server, find
 
 # Longer than what came to a consumer of a busy machine lies unseen: after that it is a redelivery.
 ACK_TIMEOUT_S = 6.0
+SETTLE_S = 90.0
 RETENTION_MS = 24 * 3_600_000  # nothing is as old, but somebody looks
 TIERED = {
     "DANUBE_STORAGE__SEAL_AFTER": "1s",
@@ -123,6 +132,7 @@ class StorageRun:
             if self.storage.store:
                 self.proxy, environment = stack.enter_context(s3_proxy(self.plan.seed))
                 environment = TIERED | environment
+            self._environment = environment
             self.run = Run(
                 self.plan,
                 add_late_and_gaps(every_kind_of_load(self.plan.levels)),
@@ -206,8 +216,34 @@ class StorageRun:
         nemesis.fire("power_cut" if self.disk is not None else "kill_all")
         self.look_again()
         run.client("stands").result(CLIENT_TIMEOUT_S)
+        if self.proxy is not None and self.disk is None:
+            self.restore()
         run.read_log()
         return self.judge(len(nemesis.fired))
+
+    def restore(self) -> None:
+        """Everything goes to the bucket, which is sound; the run goes on with a broker that has no more."""
+        with sync.connect(self.run.broker.address) as client:
+            for topic in self.run.load.topics:
+                client.admin.seal(topic["topic"])
+            wait_until(lambda: not _pending(client), SETTLE_S, "everything is off the host")
+        url, data_dir = self._environment["DANUBE_STORAGE__URL"], self.plan.directory / "restored"
+        self.danube("verify", url)
+        self.run.broker.stop()
+        self.danube("storage", "restore", url, "--data-dir", str(data_dir))
+        self.run.broker = BrokerProcess(data_dir, workers=self.plan.workers, environment=self._environment)
+        self._stack.callback(self.run.broker.kill)
+        self.run.broker.start(READY_S)
+
+    def danube(self, *words: str) -> None:
+        """A command that must find nothing wrong."""
+        endpoint = self._environment["DANUBE_STORAGE__ENDPOINT"]
+        ran = subprocess.run(
+            [sys.executable, "-m", "danube", *words, "--s3-endpoint", endpoint],
+            cwd=ROOT, env={**os.environ, **self._environment}, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
 
     def look_again(self) -> None:
         """Everything was taken, confirmed, and all processes died: whatever comes now is given twice."""
@@ -245,6 +281,12 @@ class StorageRun:
                 for one in self.run.load.topics
                 for number, part in enumerate(client.admin.describe_topic(one["topic"]).partitions)
             }
+
+
+def _pending(client: sync.Client) -> bool:
+    """Whether anything is on this host alone."""
+    topics = msgspec.to_builtins(client.admin.storage_status(""))["topics"]
+    return any(one["pending_bytes"] for one in topics)
 
 
 def storage_run(plan: Plan, storage: Storage) -> Verdict:

@@ -143,17 +143,15 @@ class TieredBench(Bench):
         policy.setdefault("failure", FailurePolicy(ack_timeout_ms=1_000_000_000))
         super().__init__(root / "partitions", **policy)
         shard = self.shard
-        self.tiers = Tiers(
+        shard.tiers = self.tiers = Tiers(
             root / "cache", options or TierOptions(cache_bytes=64 << 20),
-            wake=shard.wake_readers, roll=shard.storage.roll,
+            wake=shard.wake_readers, roll=shard.storage.roll, connect=self._connect,
             metadata=lambda: (7, lambda: b"snapshot"),
         )  # fmt: skip
-        self.mover = FakeMover(self.tiers.on_frame)
-        self.tiers.link = self.mover
-        shard.tiers = self.tiers
-        shard.on_subscriptions_changed = self.tiers.subscriptions_changed
-        shard.storage.on_sealed = self.tiers.sealed
-        shard.storage.on_reopened = self.tiers.attach
+
+    def _connect(self, on_connected: Any, on_frame: Any) -> FakeMover:
+        self.mover = FakeMover(on_frame)
+        return self.mover
 
     @property
     def tier(self) -> HostedTier:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from danube.broker.operations.context import Answer
     from danube.broker.processes.contexts import WorkerContext
     from danube.broker.processes.lease import SharedLease
-    from danube.broker.routing.router import Router
+    from danube.broker.routing.questions import Route
     from danube.client.machine.publishing import PartitionProducer
     from danube.cluster.log.local_log import LocalLog
     from danube.core.metadata.commands import Change, TopicRecord
@@ -87,10 +87,10 @@ class ClusterParts:
         )
         return self._shard
 
-    def join(self, router: Router) -> None:
-        """Let a router know of the other brokers."""
-        self._parked = Parked(router.route)
-        router.elsewhere = OtherBrokers(self.directory, self._parked, self._peers)
+    def other_brokers(self, route: Route) -> OtherBrokers:
+        """The other brokers for a router; ``route`` routes a frame that waited here once more."""
+        self._parked = Parked(route)
+        return OtherBrokers(self.directory, self._parked, self._peers)
 
     def start(self) -> None:
         self._notices.start()

@@ -69,7 +69,6 @@ class ClusterShard(Shard):
         self._reserve_ns = 0  # when to look next
         self._held: dict[Place, list[Then]] = {}  # requests for partitions that are leaving
         self._stale: dict[Place, int] = {}  # a thread still opens their log; requests wait for it
-        self.storage.on_reopen_ended = self._reopen_ended
         self._serving = False  # the lease held when it was looked at last, by the registration
         self._registration = 0
 

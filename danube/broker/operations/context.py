@@ -45,15 +45,21 @@ class Operations:
         default_policy: TopicPolicy,
         default_compatibility: Compatibility,
         compatibility_checks: Checks,
+        ask_owner: AskOwner,
+        store: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
+        """``ask_owner``: carries out an operation at the owner of a partition (partition, op, args, answer).
+
+        ``store``: the condition of the object store; None where storage is local.
+        """
         self.refresh = refresh
         self.status = status
         self.examinations = examinations
         self.default_policy = default_policy
         self.default_compatibility = default_compatibility
         self.compatibility_checks = compatibility_checks
-        self.ask_owner: AskOwner | None = None  # (partition, op, args, answer): an operation of its owner
-        self.store: Callable[[], dict[str, Any]] | None = None  # its condition; None where storage is local
+        self.ask_owner = ask_owner
+        self.store = store
         self.clustered = isinstance(metadata, ClusterLog)
         self._metadata = metadata
         self._proposals = proposals

@@ -36,7 +36,7 @@ class _Gathering:
         """Ask as many as may be open; answer when all have answered."""
         ask = self._operations.ask_owner
         self._asking = True  # an owner on this worker answers before ask() returns
-        while self._waiting and self._open < QUESTIONS_AT_ONCE and ask is not None:
+        while self._waiting and self._open < QUESTIONS_AT_ONCE:
             record, name = self._waiting.popleft()
             self._open += 1
             try:

@@ -169,11 +169,7 @@ def _subscription_settings(operations: Operations, args: Args, answer: Answer) -
     name = _subscription(args)
     settings = record.settings.get(name, SubscriptionSettings())
     failure = None if settings.failure is None else msgspec.structs.asdict(settings.failure)
-    known = operations.state.consumers.mode_of(record.topic_id, name)
-    view = {"failure": failure, "max_unacked": settings.max_unacked, "mode": known}
-    if operations.ask_owner is None:
-        answer(view)
-        return
+    view = {"failure": failure, "max_unacked": settings.max_unacked}
 
     def described(outcome: Any) -> None:
         if isinstance(outcome, SubscriptionNotFound):

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from danube.broker.api import RoutedSession
-from danube.broker.routing.router import Router
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import Admin, FrameDecoder, Kind
+from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind
 from danube.errors import Overloaded
 
 CONNECTION_ID: Final = (1 << 62) + 2
@@ -20,14 +19,15 @@ QUESTIONS_MAX: Final = 10_000
 _CORRELATION_MAX: Final = 0xFFFF_FFFF
 
 Answered = Callable[[Any], None]
+Route = Callable[[RoutedSession, Frame, memoryview], bool]
 
 
 class Questions(RoutedSession):
     """Questions without an answer yet; all methods run on the worker's loop."""
 
-    def __init__(self, router: Router, schedule_turn: Callable[[], None]) -> None:
+    def __init__(self, route: Route, schedule_turn: Callable[[], None]) -> None:
         super().__init__(CONNECTION_ID)
-        self._router = router
+        self._route = route
         self._schedule_turn = schedule_turn
         self._answers: dict[int, Answered] = {}
         self._correlation = 0
@@ -41,7 +41,7 @@ class Questions(RoutedSession):
         question = wire.control_frame(Kind.ADMIN, Admin(op, partition, args), correlation)
         buffer = memoryview(bytearray(question))
         for frame in FrameDecoder().frames(buffer, 0, len(buffer)):
-            if not self._router.route(self, frame, buffer):
+            if not self._route(self, frame, buffer):
                 del self._answers[correlation]
                 raise Overloaded("the owner of the partition does not keep up", hint="ask again")
         self._schedule_turn()

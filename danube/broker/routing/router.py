@@ -11,6 +11,7 @@ from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.table import carry_out
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
+from danube.broker.routing.questions import Questions, Route
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.metadata.commands import CreateTopic, TopicRecord
 from danube.core.partition.policy import Durability, TopicPolicy
@@ -48,6 +49,16 @@ _REQUESTS = frozenset(
 )
 
 
+def find_topic(metadata: LocalLog, refresh: Callable[[], None], name: str) -> tuple[TopicRecord, int]:
+    """The topic and partition index of a physical name; an unknown one is looked for after ``refresh``."""
+    check_topic_name(name)
+    try:
+        return metadata.state.topic_of_partition(name)
+    except TopicNotFound:
+        refresh()
+        return metadata.state.topic_of_partition(name)
+
+
 class Elsewhere(Protocol):
     """The other brokers of a cluster, as a router sees them."""
 
@@ -80,9 +91,13 @@ class Router:
         examinations: Examinations,
         default_compatibility: Compatibility = Compatibility.BACKWARD,
         compatibility_checks: Checks = Checks.STRICT,
+        remote: RemoteSessions | None = None,
+        other_brokers: Callable[[Route], Elsewhere] | None = None,
     ) -> None:
-        self.remote: RemoteSessions | None = None
-        self.elsewhere: Elsewhere | None = None  # in a cluster
+        """``other_brokers``: makes the way to them in a cluster, from how a frame is routed again."""
+        self.remote = remote
+        self.elsewhere = other_brokers(self.route) if other_brokers is not None else None
+        self.questions = Questions(self.route, schedule_turn)
         self.operations = Operations(
             metadata, proposals, examinations,
             refresh=on_metadata,
@@ -91,6 +106,8 @@ class Router:
             default_policy=default_policy,
             default_compatibility=default_compatibility,
             compatibility_checks=compatibility_checks,
+            ask_owner=self.questions.ask,
+            store=shard.tiers.store if shard.tiers is not None else None,
         )  # fmt: skip
         gate = SchemaGate(metadata, shard.counters)
         shard.metadata = self._owner_metadata = OwnerMetadata(gate, metadata, on_metadata, self.operations)
@@ -214,12 +231,7 @@ class Router:
 
     def find_topic(self, name: str) -> tuple[TopicRecord, int]:
         """The topic and partition index of a physical name; reads the metadata log when unknown."""
-        check_topic_name(name)
-        try:
-            return self._metadata.state.topic_of_partition(name)
-        except TopicNotFound:
-            self._on_metadata()
-            return self._metadata.state.topic_of_partition(name)
+        return find_topic(self._metadata, self._on_metadata, name)
 
     def answered(self, session: RoutedSession, frames: bytes) -> None:
         """Frames came back from an owner: their requests are no longer open."""

@@ -31,7 +31,7 @@ from danube.broker.partition.opening import (
 )
 from danube.broker.partition.subscribing import subscribe
 from danube.broker.processes.removing import remove_directory
-from danube.broker.processes.unbroken import ALWAYS
+from danube.broker.processes.unbroken import ALWAYS, Since
 from danube.broker.shard.admin import (
     CURSOR_OPERATIONS,
     NackedRecord,
@@ -64,7 +64,12 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.host import clock, telemetry
-from danube.limits import DEDUP_BATCHES_KEPT, DELIVER_CREDIT_BYTES_MAX, HANDLES_PER_CONNECTION_MAX
+from danube.limits import (
+    DEDUP_BATCHES_KEPT,
+    DELIVER_CREDIT_BYTES_MAX,
+    HANDLES_PER_CONNECTION_MAX,
+    SYNC_LAG_MAX_MS,
+)
 
 if TYPE_CHECKING:
     from danube.broker.partition.metadata import OwnerMetadata
@@ -102,15 +107,19 @@ class Shard:
         call_later: Callable[..., object],
         schedule_turn: Callable[[], None],
         take_dead_letters: DeadLetterTaker,
+        make_tiers: Callable[[Shard], Tiers] | None = None,
+        ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None,
+        unbroken_since: Since = ALWAYS,
+        reserver: Syncer | None = None,
+        sync_lag_max_ns: int = SYNC_LAG_MAX_MS * 1_000_000,
     ) -> None:
+        """``make_tiers`` None: everything stays local.  ``ahead_of``: where a topic's older logs go on."""
         self.partitions: dict[str, HostedPartition] = {}
         self.counters = counters
         self.draining = False
-        self.unbroken_since = ALWAYS
+        self.unbroken_since = unbroken_since
         self.metadata: OwnerMetadata | None = None
-        self.tiers: Tiers | None = None
-        self.ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None  # where its older logs go on
-        self.on_subscriptions_changed: Callable[[HostedPartition], None] = lambda hosted: None  # on disk, too
+        self.ahead_of = ahead_of
         self._root = root
         self._incarnation = incarnation
         self._epoch = incarnation * REOPENS_PER_INCARNATION
@@ -125,9 +134,11 @@ class Shard:
         self._consumer_id = 0
         self.taken_bytes = 0  # by publishes since the last turn
         self.storage = Storage(
-            syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed
-        )
-        self.storage.on_settled = self.wake
+            syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed,
+            on_sealed=self._sealed, on_settled=self.wake, on_reopened=self._reopened,
+            on_reopen_ended=self._reopen_ended, reserver=reserver, sync_lag_max_ns=sync_lag_max_ns,
+        )  # fmt: skip
+        self.tiers = make_tiers(self) if make_tiers is not None else None
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
             Kind.ACK: self._on_ack,
@@ -285,7 +296,7 @@ class Shard:
 
             def stored(error: DanubeError | None) -> None:
                 if error is None:
-                    self.on_subscriptions_changed(hosted)
+                    self._subscriptions_changed(hosted)
                     self._send_later(session, reply)
                 else:
                     self._refuse_subscribe(hosted, session, frame, error)
@@ -344,7 +355,7 @@ class Shard:
 
         def stored(error: DanubeError | None) -> None:
             if error is None:
-                self.on_subscriptions_changed(hosted)
+                self._subscriptions_changed(hosted)
             self._send_later(session, reply if error is None else wire.error_frame(error, correlation))
 
         self.storage.when_cursors_stored(hosted, stored)
@@ -467,6 +478,23 @@ class Shard:
             hosted.budget, self.ahead_of(hosted.topic_id),
             hosted.log.witness if hosted.log is not None else None,
         )  # fmt: skip
+
+    def _reopened(self, hosted: HostedPartition) -> None:
+        """The partition has another log."""
+        if self.tiers is not None:
+            self.tiers.attach(hosted)
+
+    def _reopen_ended(self, hosted: HostedPartition) -> None:
+        """A thread has opened the log of the partition anew, or failed to."""
+
+    def _sealed(self, hosted: HostedPartition) -> None:
+        if self.tiers is not None:
+            self.tiers.sealed(hosted)
+
+    def _subscriptions_changed(self, hosted: HostedPartition) -> None:
+        """Cursors changed, and are on disk."""
+        if self.tiers is not None:
+            self.tiers.subscriptions_changed(hosted)
 
     def wake(self, hosted: HostedPartition) -> None:
         """Look at this partition's subscriptions in the next turn."""

@@ -49,21 +49,33 @@ class Storage:
         call_later: Callable[..., object],
         reopen: Callable[[HostedPartition, int | None], OpenedStorage],
         on_progress: Callable[[HostedPartition], None],
+        *,
+        on_sealed: Callable[[HostedPartition], None],
+        on_settled: Callable[[HostedPartition], None],
+        on_reopened: Callable[[HostedPartition], None],
+        on_reopen_ended: Callable[[HostedPartition], None],
+        reserver: Syncer | None = None,
+        sync_lag_max_ns: int = SYNC_LAG_MAX_MS * 1_000_000,
     ) -> None:
+        """Take threads and callbacks.
+
+        ``on_settled``: see Partition.settling.  ``on_reopen_ended``: in whichever way.  ``reserver``: its
+        thread makes and deletes spare segments; None: the sealer's.  ``sync_lag_max_ns``: see WalConfig.
+        """
         self._syncer = syncer
         self._sealer = sealer
-        self.reserver = sealer  # its thread makes and deletes spare segments
+        self.reserver = reserver or sealer
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._call_later = call_later
         self._reopen = reopen
         self._on_progress = on_progress
-        self.on_sealed: Callable[[HostedPartition], None] = lambda hosted: None
-        self.on_settled: Callable[[HostedPartition], None] = lambda hosted: None  # see Partition.settling
-        self.on_reopened: Callable[[HostedPartition], None] = lambda hosted: None
-        self.on_reopen_ended: Callable[[HostedPartition], None] = lambda hosted: None  # in whichever way
+        self.on_sealed = on_sealed
+        self.on_settled = on_settled
+        self.on_reopened = on_reopened
+        self.on_reopen_ended = on_reopen_ended
         self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
-        self.sync_lag_max_ns = SYNC_LAG_MAX_MS * 1_000_000  # see WalConfig
+        self.sync_lag_max_ns = sync_lag_max_ns
         self._unsynced: dict[HostedPartition, None] = {}
         self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
         self._spares: dict[Spare, None] = {}  # those that may be held

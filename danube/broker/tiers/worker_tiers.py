@@ -139,6 +139,7 @@ class _Waiter(NamedTuple):
 
 
 Snapshot = Callable[[], tuple[int, Callable[[], bytes]]]
+Connect = Callable[[Callable[[], None], Callable[[Any], None]], Link]
 
 
 class Tiers:
@@ -146,7 +147,8 @@ class Tiers:
 
     ``wake`` looks at a partition's subscriptions, ``roll`` ends its active segment, and
     ``metadata`` gives the version of the metadata and how to take its snapshot (None: another
-    worker keeps the copies).
+    worker keeps the copies).  ``connect`` makes the link to the mover from what it calls: on a new
+    connection, and with each frame.
     """
 
     def __init__(
@@ -156,10 +158,11 @@ class Tiers:
         *,
         wake: Callable[[HostedPartition], None],
         roll: Callable[[HostedPartition], None],
+        connect: Connect,
         metadata: Snapshot | None = None,
     ) -> None:
         self.options = options
-        self.link: Link | None = None
+        self.link: Link | None = connect(self.on_connected, self.on_frame)
         self.staged = StagedQuestions(self._reach)
         self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed, self._ready)
         self._wake = wake

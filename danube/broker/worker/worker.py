@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
@@ -27,9 +28,8 @@ from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.directories import partition_names
 from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
-from danube.broker.routing.questions import Questions
 from danube.broker.routing.remote import RecordKind, RemoteSessions
-from danube.broker.routing.router import Router
+from danube.broker.routing.router import Router, find_topic
 from danube.broker.shard.compactor import Compactor
 from danube.broker.shard.shard import Shard
 from danube.broker.tiers.retention import LocalRetention
@@ -98,13 +98,18 @@ class Worker:
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
         self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
-        self.shard = self._make_shard(partitions)
-        self.shard.storage.reserver = self.reserver
+        self.dead_letters = DeadLetters(self)
         self._mover: LinkClient | None = None
-        if context.mover_address:
-            self._start_tiers(context.mover_address)
+        self.shard = self._make_shard(partitions)
         self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
+        region = context.region
+        others = (peer for peer in range(context.workers) if peer != context.worker)
+        tails = {peer: TailReader(*region.tail_memory(peer)) for peer in others}
+        self.remote = RemoteSessions(
+            self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
+            self.refresh_metadata,
+        )  # fmt: skip
         self.router = Router(
             context.worker, context.workers, self.shard, self.metadata, self.proposals,
             schedule_turn=self.schedule_turn,
@@ -117,24 +122,12 @@ class Worker:
             examinations=self.examinations,
             default_compatibility=Compatibility(config.schema.default_compatibility),
             compatibility_checks=Checks(config.schema.compatibility_checks),
+            remote=self.remote,
+            other_brokers=self.cluster.other_brokers if self.cluster is not None else None,
         )  # fmt: skip
-        if self.cluster is not None:
-            self.cluster.join(self.router)
-        self.questions = Questions(self.router, self.schedule_turn)
-        self.router.operations.ask_owner = self.questions.ask
-        self.router.operations.store = self.shard.tiers.store if self.shard.tiers is not None else None
-        self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
-        region = context.region
-        others = (peer for peer in range(context.workers) if peer != context.worker)
-        tails = {peer: TailReader(*region.tail_memory(peer)) for peer in others}
-        self.remote = RemoteSessions(
-            self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
-            self.refresh_metadata,
-        )  # fmt: skip
-        self.router.remote = self.remote
         self.doors: dict[str, Door] = {}
-        self.dead_letters = DeadLetters(self)
         self.housekeeping = Housekeeping(self)
+        self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
         self._blocked = False  # a door waits for room in a ring
@@ -156,7 +149,7 @@ class Worker:
         parts: dict[str, Any] = {
             "root": partitions,
             "incarnation": self.context.incarnation,
-            "find_topic": lambda name: self.router.find_topic(name),
+            "find_topic": partial(find_topic, self.metadata, self.refresh_metadata),
             "counters": self.counters,
             "log_options": LogOptions(segment_bytes=self.config.wal.segment_bytes),
             "syncer": self.syncer,
@@ -165,14 +158,15 @@ class Worker:
             "call_on_loop": self.loop.call_soon_threadsafe,
             "call_later": self.loop.call_later,
             "schedule_turn": self._need_turn,
-            "take_dead_letters": lambda host, letters: self.dead_letters.take(host, letters),
+            "take_dead_letters": self.dead_letters.take,
+            "make_tiers": self._make_tiers if self.context.mover_address else None,
+            "unbroken_since": self.context.unbroken_since,
+            "reserver": self.reserver,
+            "sync_lag_max_ns": self.config.wal.sync_lag_max_ms * 1_000_000,
         }
-        shard = Shard(**parts) if self.cluster is None else self.cluster.make_shard(self._silence, **parts)
-        shard.storage.sync_lag_max_ns = self.config.wal.sync_lag_max_ms * 1_000_000
-        if self.cluster is None:
-            shard.ahead_of = lambda topic_id: ahead_of(self.metadata.state, topic_id)
-        shard.unbroken_since = self.context.unbroken_since
-        return shard
+        if self.cluster is not None:
+            return self.cluster.make_shard(self._silence, **parts)
+        return Shard(ahead_of=lambda topic_id: ahead_of(self.metadata.state, topic_id), **parts)
 
     def _silence(self) -> None:
         """Drop all connections, with what was to be sent to them."""
@@ -185,7 +179,7 @@ class Worker:
             self.loop.call_soon_threadsafe, self.shard.storage.roll, compaction_settings(self.config.storage),
         )  # fmt: skip
 
-    def _start_tiers(self, mover_address: str) -> None:
+    def _make_tiers(self, shard: Shard) -> Tiers:
         """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""
         storage, metadata = self.config.storage, self.metadata
         options = TierOptions(
@@ -196,19 +190,18 @@ class Worker:
             storage.cache_bytes // self.context.workers,
         )  # fmt: skip
         first = self.index == 0  # one worker is enough to keep the copies of the metadata
-        tiers = Tiers(
+        return Tiers(
             self.data_dir / CACHE_DIRECTORY / f"worker-{self.index}", options,
-            wake=self.shard.wake_readers,
-            roll=self.shard.storage.roll,
+            wake=shard.wake_readers,
+            roll=shard.storage.roll,
             metadata=(lambda: (metadata.version, metadata.state.snapshot)) if first else None,
+            connect=self._connect_mover,
         )  # fmt: skip
-        tiers.link = self._mover = LinkClient(
-            self.loop, "mover", mover_address, tiers.on_connected, tiers.on_frame
-        )
-        self.shard.tiers = tiers
-        self.shard.on_subscriptions_changed = tiers.subscriptions_changed
-        self.shard.storage.on_sealed = tiers.sealed
-        self.shard.storage.on_reopened = tiers.attach
+
+    def _connect_mover(self, on_connected: Callable[[], None], on_frame: Callable[[Any], None]) -> LinkClient:
+        address = self.context.mover_address
+        self._mover = LinkClient(self.loop, "mover", address, on_connected, on_frame)
+        return self._mover
 
     def _make_metrics_link(self, address: str) -> LinkClient:
         tiers = self.shard.tiers
@@ -216,7 +209,7 @@ class Worker:
             (self.index, self.context.workers),
             metadata=lambda: self.metadata.state,
             tiers=lambda: None if tiers is None else tiers.all(),
-            unopened=lambda: self.housekeeping.unopened(),
+            unopened=self.housekeeping.unopened,
             call_soon=self.loop.call_soon,
             send=lambda kind, **fields: link.send(kind, **fields),
         )
@@ -324,7 +317,7 @@ class Worker:
             for door in self.doors.values():
                 door.worker_restarted(worker)
             self.dead_letters.worker_restarted(worker)
-            self.router.worker_restarted(self.questions, worker)
+            self.router.worker_restarted(self.router.questions, worker)
         received = self._poll()
         for worker, kind, record in received:
             self.remote.take(worker, kind, record)
@@ -351,7 +344,7 @@ class Worker:
             session.send(frames)
 
     def _session(self, connection_id: int) -> RoutedSession | None:
-        for inner in (self.dead_letters, self.questions):
+        for inner in (self.dead_letters, self.router.questions):
             if connection_id == inner.connection_id:
                 return inner
         for door in self.doors.values():

@@ -70,12 +70,6 @@ class KnownConsumers:
         consumer_id = self._id_by_identity.get((topic_id, partition, subscription, name))
         return None if consumer_id is None else self._by_id[consumer_id]
 
-    def mode_of(self, topic_id: int, subscription: str) -> str | None:
-        """The mode that the consumers of a subscription asked for last, if any is known."""
-        ids = self._by_topic.get(topic_id, {})
-        modes = [self._by_id[one].mode for one in ids if self._by_id[one].subscription == subscription]
-        return modes[-1] if modes else None
-
     def free_identity(self, topic_id: int, partition: int, subscription: str, name: str) -> int:
         """The number for a consumer: the one it has, else the first that no other consumer has."""
         known = self.of(topic_id, partition, subscription, name)

@@ -411,7 +411,7 @@ def test_what_cannot_be_settled_is_said(bench: Asked, args: dict[str, Any], erro
 
 
 def test_the_mode_is_asked_of_the_owner(bench: Asked) -> None:
-    questions = Questions(bench.router, lambda: None)
+    questions = Questions(bench.router.route, lambda: None)
     bench.router.operations.ask_owner = questions.ask
 
     def mode() -> Any:
@@ -439,7 +439,7 @@ def test_a_question_over_a_ring_comes_back_or_fails(tmp_path: Path, monkeypatch:
     ring = Ring()
     bench.router.remote = ring  # type: ignore[assignment]
     there = bench.name_owned_by(1)
-    questions = Questions(bench.router, lambda: None)
+    questions = Questions(bench.router.route, lambda: None)
     got: list[Any] = []
     questions.ask(there, "describe_subscription", {"subscription": "s"}, got.append)
     questions.ask(there, "describe_subscription", {"subscription": "s"}, got.append)
@@ -467,13 +467,6 @@ def test_a_question_over_a_ring_comes_back_or_fails(tmp_path: Path, monkeypatch:
 def test_an_owner_that_fails_fails_the_question(bench: Asked) -> None:
     bench.router.operations.ask_owner = lambda partition, op, args, answer: answer(OwnerMoved("moved"))
     assert bench.refused("subscription_settings", topic=TOPIC, subscription="s") is OwnerMoved
-
-
-def test_the_mode_of_known_consumers_serves_where_no_owner_can_be_asked(bench: Asked) -> None:
-    record = bench.proposals.state.topic(TOPIC)
-    known = KnownConsumer(5, record.topic_id, 0, "s", "shared", "c")
-    bench.proposals.apply(KnowConsumer(consumer=known, known_max=10))
-    assert bench.ask("subscription_settings", topic=TOPIC, subscription="s")["mode"] == "shared"
 
 
 def test_an_answer_for_a_client_that_left_is_dropped(bench: Asked) -> None:

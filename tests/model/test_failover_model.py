@@ -20,11 +20,12 @@ from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.uploader import trimming
 from danube.wal.verify.store import verify_store
 from danube.wal.verify.tree import Verified
+from tests.examples import examples
 from tests.unit.cluster_hosts import NOW_US, Cluster, Host
 from tests.unit.faulty_store import Crash, crash_after, crash_before, fail_after, fail_before
 from tests.unit.wal_samples import memory_directory
 
-SEEDS = range(120)
+SEEDS = range(examples(120))
 STEPS = 70
 HOLES_MAX = 40
 

@@ -12,6 +12,7 @@ from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import Grant, Mode, between, joined, no_ranges, size_of, within, without
 from danube.core.dispatch.holed import GIVEN_UP, HoledSubscription
 from danube.core.partition.policy import FailurePolicy
+from tests.examples import examples
 
 WIDE = 1 << 33
 
@@ -537,7 +538,7 @@ class Randomly:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("number", range(25))
+@pytest.mark.parametrize("number", range(examples(25)))
 def test_whatever_happens_every_record_is_delivered_once_its_disk_is_back(
     number: int, mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

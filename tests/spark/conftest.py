@@ -17,7 +17,8 @@ from danube.errors import ConfigInvalid
 from tests.broker_process import BrokerProcess
 from tests.spark.history import PARTED, TOPIC, Journal, publish
 
-TUNING = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+COMPILER = "-XX:TieredStopAtLevel=1 -Xshare:auto"  # no JVM of a test lives long enough for the second one
+TUNING = f"{COMPILER} -XX:+UseSerialGC"
 
 
 def why_not() -> str:
@@ -52,12 +53,11 @@ def quick_home(folder: Path) -> Path:
 def scratch_of_jvms() -> Iterator[None]:
     """What a killed JVM leaves (sockets, libraries, blocks) lies in one folder and goes with it.
 
-    The path is short: names of sockets have 107 bytes.  No JVM of a test lives long enough for its second
-    compiler: it would compile for seconds what runs for tenths.
+    The path is short: names of sockets have 107 bytes.
     """
     folder = tempfile.mkdtemp(prefix="danube-jvm-")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", f"{TUNING} -Djava.io.tmpdir={folder}")
+        patch.setenv("JAVA_TOOL_OPTIONS", f"{COMPILER} -Djava.io.tmpdir={folder}")
         yield
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -82,7 +82,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": 1,
             "spark.sql.warehouse.dir": str(home / "warehouse"),
             "spark.local.dir": str(home / "local"),
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={home}",
+            "spark.driver.extraJavaOptions": f"{TUNING} -Dderby.system.home={home}",
             "spark.log.level": "ERROR",
         },
     )

@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.broker_process import ROOT, alive, descendants, die_with_parent, wait_until
+from tests.spark.conftest import TUNING
 
-QUICK = {"spark.ui.enabled": "false"}
+QUICK = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": TUNING}
 
 
 def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
@@ -57,13 +58,15 @@ def shell_environment() -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": TUNING,
         "SPARK_DAEMON_MEMORY": "256m",
     }
 
 
 def submit(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``spark-submit words``; ``environment`` goes over shell_environment()."""
+    quick = ["--conf", f"spark.driver.extraJavaOptions={TUNING}", "--conf", "spark.ui.enabled=false"]
     return subprocess.run(
-        [str(spark_home() / "bin" / "spark-submit"), "--conf", "spark.ui.enabled=false", *words],
+        [str(spark_home() / "bin" / "spark-submit"), *quick, *words],
         capture_output=True, text=True, cwd=ROOT, env={**shell_environment(), **environment}, timeout=250,
     )  # fmt: skip

@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow.parquet")
 import pyarrow.parquet as pq
 
 from tests.broker_process import BrokerFailed, die_with_parent, free_port, wait_until
-from tests.spark.conftest import why_not
+from tests.spark.conftest import TUNING, why_not
 from tests.spark.drivers import shell_environment, spark_home, submit
 from tests.spark.stored_history import stored_topic
 
@@ -87,6 +87,7 @@ def test_a_submitted_driver_reads_checks_and_exports_on_the_cluster(cluster: Clu
     lake.mkdir()
     done = submit(
         "--master", cluster.url, "--conf", "spark.sql.session.timeZone=Europe/Vienna",
+        "--conf", f"spark.executor.extraJavaOptions={TUNING}",
         "tests/spark/cluster_driver.py", f"file://{store}", TOPIC, str(lake), str(answer),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -92,3 +92,15 @@ def test_decision_records_have_the_same_shape() -> None:
         assert re.match(r"# \d{4}: ", text), path
         for part in ("Status: ", "Date: ", "## Context", "## Decision", "## Consequences", "## Rejected"):
             assert part in text, f"{name_of(path)} lacks {part!r}"
+
+
+def test_the_changelog_says_an_effect_in_two_lines_at_most() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    groups = {"Added", "Changed", "Fixed", "Performance", "Formats"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= groups
+    entries = re.findall(r"^- .+(?:\n  .+)*", text, re.MULTILINE)
+    assert entries
+    long = [entry for entry in entries if entry.count("\n") > 1]
+    assert not long, "\n".join(long)
+    twice = {entry for entry in entries if entries.count(entry) > 1}
+    assert not twice, twice

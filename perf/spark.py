@@ -55,7 +55,7 @@ def gb_s(size: int, run: Callable[[], Any]) -> float:
     """Gigabytes a second of one call that works through ``size`` bytes."""
     started = time.perf_counter()
     run()
-    return round(size / (time.perf_counter() - started) / 1e9, 3)
+    return float(f"{size / (time.perf_counter() - started) / 1e9:.3g}")
 
 
 def drained(frame: Any) -> None:

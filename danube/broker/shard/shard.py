@@ -203,7 +203,10 @@ class Shard:
         if hosted.reliable:
             host = hosted.subscription(subscription)
             settle(hosted, host.core, acks, nacks, clock.monotonic_ns())
-            self._deliveries.settled(host)
+            if nacks:
+                self._deliveries.wake_one(hosted, subscription)  # for the moment at which they come again
+            else:
+                self._deliveries.settled(host)
         return True
 
     def _on_credit(self, session: Session, frame: Frame, buffer: memoryview) -> None:

@@ -14,7 +14,7 @@ from danube.core.dispatch.cursor import CursorState
 from danube.errors import StorageFailed
 from danube.host import clock
 from danube.wal.log.cursors import CursorStore
-from tests.unit.broker_parts import Bench, RecordingSession, expected, numbered
+from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
 
 READERS = 40
 LOOK_NS = 200_000
@@ -197,6 +197,23 @@ def test_an_ack_with_nothing_left_to_deliver_asks_for_no_turn_and_is_stored(
     assert CursorState.decode(stored).ack_floor == 2
     bench.nack(session, 2, 3, handle=10)
     assert bench.turns_wanted > wanted, "what comes back is delivered"
+
+
+def test_a_record_that_is_nacked_without_a_consumer_comes_again_after_its_delay(
+    bench: Bench, looks: Looks
+) -> None:
+    fill(bench, 1)
+    (session,) = join(bench, 1).values()
+    settled(bench, looks)
+    assert [offset for offset, _ in session.records()] == [0]
+    assert bench.shard.settle(TOPIC, "s000", b"", [(0, 50, "not now")])
+    bench.turn()
+    assert session.records() == []
+    looks.ns += 10 * 10**9
+    bench.shard.tick()
+    bench.turn()
+    assert [offset for offset, _ in session.records()] == [0]
+    assert not bench.shard.settle("/default/other", "s000", b"", [(0, 0, "")]), "another worker's"
 
 
 def test_a_write_looks_at_nobody_who_is_behind(bench: Bench, looks: Looks) -> None:

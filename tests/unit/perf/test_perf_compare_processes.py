@@ -260,6 +260,7 @@ def test_danube_measures_itself_on_a_bare_machine(bare: Path) -> None:
     for setting in danube.settings:
         found = {client.name: client.missing(setting, "publish") for client in danube.clients(setting)}
         assert "run scripts/compare-setup" in found.pop("danube-client, gRPC")
+        assert "cargo is not installed" in found.pop("danube-client, Rust", "cargo is not installed")
         assert set(found.values()) == {""}
 
 

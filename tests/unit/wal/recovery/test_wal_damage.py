@@ -313,7 +313,7 @@ def test_a_file_that_belongs_elsewhere_is_set_aside_and_never_served(tmp_path: P
 def test_a_file_that_repeats_offsets_is_set_aside(tmp_path: Path) -> None:
     sealed_segments(tmp_path / "log", 1)
     other = Log.open(tmp_path / "other", IDENTITY, 1)
-    other._log_end = other._written_end = 1
+    other.log_end = other.written_end = 1
     append(other, b"again")
     other.close()
     (tmp_path / "other" / file_name(1)).rename(tmp_path / "log" / file_name(1))

@@ -275,7 +275,7 @@ class SubscriptionHost:
         return sent
 
     def _grant_new(self, start: int, now_ns: int) -> tuple[int, int]:
-        """Grant and send of the chunk at ``start``, where the subscription stands: ``(grants, bytes)``."""
+        """Grant and send records of the chunk at ``start``, the subscription's place: ``(grants, bytes)``."""
         core, rate = self.core, self.rate
         allowed = rate.allowed(now_ns) if rate.per_second else UNLIMITED
         chunk = self._next_chunk(start) if allowed > 0 else None

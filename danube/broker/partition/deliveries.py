@@ -242,9 +242,7 @@ class Deliveries:
         if more:
             self._ask(host)
         self.touched[hosted] = None
-        deadline_ns, known_ns = host.deadline_ns, self._deadlines.get(hosted)
-        if deadline_ns is not None and (known_ns is None or deadline_ns < known_ns):
-            self._deadlines[hosted] = deadline_ns
+        self._note_deadline(host)
         if host.core.failure.poison == "dead_letter":
             letters = host.core.take_dead_letters(DEAD_LETTERS_PER_TURN)
             if letters:

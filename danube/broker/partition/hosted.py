@@ -180,11 +180,7 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Check a client's batch and take it."""
-        metadata = self.metadata
-        if metadata is not None and not metadata.fresh:
-            metadata.freshen()
-        if self.deleted:
-            self.check_exists()
+        self._follow_metadata()
         header = check_published(batch, self.record.policy.max_record_bytes)
         if header.producer_id and header.producer_id != link.producer_id:
             raise InvalidArgument("the batch names another producer than its handle")
@@ -194,11 +190,7 @@ class HostedPartition:
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
         """Take a batch that this process has just encoded: only the topic's limit is left to check."""
-        metadata = self.metadata
-        if metadata is not None and not metadata.fresh:
-            metadata.freshen()
-        if self.deleted:
-            self.check_exists()
+        self._follow_metadata()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
@@ -248,6 +240,14 @@ class HostedPartition:
             self.log.append(batch, header)
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
+
+    def _follow_metadata(self) -> None:
+        """Apply metadata that was committed before the batch was received, as it counts for this batch."""
+        metadata = self.metadata
+        if metadata is not None and not metadata.fresh:
+            metadata.freshen()
+        if self.deleted:
+            self.check_exists()
 
     def read_metadata(self) -> None:
         """Follow what others committed; raises TopicNotFound if the topic was deleted."""

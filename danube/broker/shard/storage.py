@@ -111,9 +111,7 @@ class Storage:
         now_ns = clock.monotonic_ns()
         if not hosted.unsynced_ns:
             hosted.unsynced_ns = now_ns
-        late = now_ns - hosted.unsynced_ns > self.sync_lag_max_ns
-        many = log.log_end - log.synced_end > UNSYNCED_RECORDS_MAX
-        if (late or many) and not hosted.core.held:
+        if not hosted.core.held and self._fallen_behind(hosted, log, now_ns):
             hosted.core.hold()
             count = log.log_end - log.synced_end
             _log.limited("acknowledgements wait for the disk", source=hosted.name, unsynced_records=count)

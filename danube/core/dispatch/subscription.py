@@ -510,9 +510,7 @@ class Subscription:
     def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
         """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in
         flight; see :mod:`danube.core.dispatch.acks`."""
-        window = self._window
-        consumer = self._consumers.by_id.get(consumer_id) if consumer_id is not None else None
-        seat = consumer.seat if consumer is not None else self._seat(consumer_id)
+        window, seat = self._window, self._seat(consumer_id)
         dead = window.counts[DEAD] + window.counts[BURIED]
         in_flight, floor = window.counts[IN_FLIGHT], window.floor
         owners = by_owner(window, in_flight_at(window, seat, ranges)) if seat == ANY_SEAT else []

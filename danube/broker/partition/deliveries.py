@@ -174,7 +174,7 @@ class Deliveries:
         first = next(iter(self._queue), None)
         for hosted in looked:
             # One chunk outlives the turn: the next in the queue is often at the same place.
-            hosted.looked_at(keep_chunk=first is not None and first.hosted is hosted)
+            hosted.after_dispatch(keep_chunk=first is not None and first.hosted is hosted)
         if self._near:
             self._schedule_turn()
         elif self._queue:

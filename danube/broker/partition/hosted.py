@@ -373,7 +373,7 @@ class HostedPartition:
         else:
             self.near.pop(host, None)
 
-    def looked_at(self, *, keep_chunk: bool) -> None:
+    def after_dispatch(self, *, keep_chunk: bool) -> None:
         """Keep in memory, after a dispatch, the batches that near subscriptions still need."""
         end = lowest = self.core.high_watermark
         live, gone = False, []

@@ -189,7 +189,7 @@ class SubscriptionHost:
             _log.warning("records are passed over", **facts, start=start, end=end, fact=why)
 
     @property
-    def wants_look(self) -> bool:
+    def needs_dispatch(self) -> bool:
         """Whether the store or the mover reported something that allows another dispatch."""
         return self._holes_changed or self.bytes_came
 

@@ -105,7 +105,7 @@ class Deliveries:
     def wake_readers(self, hosted: HostedPartition) -> None:
         """Look at the subscriptions that waited for bytes which are there now, or that a hole has moved."""
         for host in hosted.subscriptions.values():
-            if host.wants_look:
+            if host.needs_dispatch:
                 host.next = host.core.next
                 hosted.place(host)
                 self._ask(host)

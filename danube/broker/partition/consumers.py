@@ -191,10 +191,10 @@ class SubscriptionHost:
     @property
     def needs_dispatch(self) -> bool:
         """Whether the store or the mover reported something that allows another dispatch."""
-        return self._holes_changed or self.bytes_came
+        return self._holes_changed or self.bytes_arrived
 
     @property
-    def bytes_came(self) -> bool:
+    def bytes_arrived(self) -> bool:
         """Return whether the subscription waited for bytes that have come."""
         return any(
             pending is not None and pending.ready() for pending in (self.pending_new, self.pending_again)
@@ -226,7 +226,7 @@ class SubscriptionHost:
                 self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
         if self.pending_new is None and self.pending_again is None:
             return sent >= bytes_max
-        return sent >= bytes_max or self.bytes_came
+        return sent >= bytes_max or self.bytes_arrived
 
     def _has_more(self) -> bool:
         return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"

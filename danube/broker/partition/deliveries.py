@@ -88,7 +88,7 @@ class Deliveries:
             self._lossy[hosted] = None
         else:
             host.next = host.core.next
-            hosted.place(host)
+            hosted.update_near(host)
             self._ask(host)
         self._schedule_turn()
 
@@ -107,7 +107,7 @@ class Deliveries:
         for host in hosted.subscriptions.values():
             if host.needs_dispatch:
                 host.next = host.core.next
-                hosted.place(host)
+                hosted.update_near(host)
                 self._ask(host)
         self._schedule_turn()
 
@@ -238,7 +238,7 @@ class Deliveries:
             host.deadline_ns = now_ns + READ_RETRY_NS
         if host.pending_new is not None or host.pending_again is not None or host.read_error is not None:
             self._waiting[host] = None
-        hosted.place(host)
+        hosted.update_near(host)
         if more:
             self._ask(host)
         self.touched[hosted] = None

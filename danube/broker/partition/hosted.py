@@ -365,7 +365,7 @@ class HostedPartition:
             self.damaged.append((start, end))
             self.counters.add("damaged_records", end - start)
 
-    def place(self, host: HostedSubscription) -> None:
+    def update_near(self, host: HostedSubscription) -> None:
         """Note after a dispatch whether the subscription is near: it reads batches that are in memory."""
         start = self.hot.start
         if host.links and host.next >= (self.core.high_watermark if start < 0 else start):

@@ -206,7 +206,7 @@ class PartitionTier:
             _log.info("object store is read again", partition=self.hosted.name, offset=offset)
         chunk, position, ahead_end = found
         self._cache.touch(segment, position - len(chunk.data), position)
-        self._cache.were_read(segment, range(chunk.first_offset, chunk.next_offset), now_ns)
+        self._cache.mark_read(segment, range(chunk.first_offset, chunk.next_offset), now_ns)
         self._read_ahead(manifest, number, segment, Missing(position, ahead_end), now_ns)
         return chunk
 
@@ -307,7 +307,7 @@ class PartitionTier:
                 raise StorageFailed("the cache of objects cannot be read", why=str(error)) from error
             if isinstance(found, Missing):
                 raise self._pending(segment, self._cache.need(segment, found, now_ns, ("time", time_us)))
-            self._cache.were_read(segment, {("time", time_us)}, now_ns)
+            self._cache.mark_read(segment, {("time", time_us)}, now_ns)
             if found is not None:
                 return max(found, start)
         return None

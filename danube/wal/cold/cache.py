@@ -1,7 +1,7 @@
 """The local cache of objects: sparse files, filled by fetches that another process carries out.
 
     need()     asks for bytes of an object; a Ticket tells when it is worth looking again
-    were_read()  there is room for who waits behind (see danube.wal.cold.reads)
+    mark_read()  there is room for who waits behind (see danube.wal.cold.reads)
     fetched()  the bytes are in the file, or why not
     tick()     fetches that nobody answers, and pauses that are over
 
@@ -201,7 +201,7 @@ class ColdCache:
     def need(self, segment: ColdSegment, span: Missing, now_ns: int, reader: Hashable = None) -> Ticket:
         """Ask for bytes that a read waits for; done when they came, failed, or a pause is over.
 
-        With ``reader``, a name of this read, they stay until ``were_read`` is called with it, and so do
+        With ``reader``, a name of this read, they stay until ``mark_read`` is called with it, and so do
         those that the read has begun with.
         """
         pause = self.pause_of(segment, now_ns)
@@ -220,9 +220,9 @@ class ColdCache:
         self._pump(now_ns)
         return tickets[0] if tickets else Ticket(done=True)
 
-    def were_read(self, segment: ColdSegment, readers: Container[Hashable], now_ns: int) -> None:
+    def mark_read(self, segment: ColdSegment, readers: Container[Hashable], now_ns: int) -> None:
         """The reads that asked under these names can have their bytes."""
-        if self._reads.were_read(segment, readers):
+        if self._reads.mark_read(segment, readers):
             self._admit(now_ns)
 
     def _admit(self, now_ns: int) -> None:

@@ -142,7 +142,7 @@ class WaitingReads:
                 read.ticket.done = found = True
         return found
 
-    def were_read(self, segment: ColdSegment, readers: Container[Hashable]) -> bool:
+    def mark_read(self, segment: ColdSegment, readers: Container[Hashable]) -> bool:
         """These wait no more; True when one of them did."""
         done = [reader for reader in self._readers.get(segment.key, ()) if reader in readers]
         for reader in done:

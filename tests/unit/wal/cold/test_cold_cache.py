@@ -397,7 +397,7 @@ def test_what_a_read_waits_for_stays_until_it_was_read(tmp_path: Path) -> None:
     first, second = waiting(store, 0, 0, 1), waiting(store, 1, 4, 5)
     assert store.answer() and first.done and not second.done
     assert store.answer() == 0 and store.segment.blocks == {0, 1}, "the second one has to wait"
-    store.cache.were_read(store.segment, range(1), store.now_ns)
+    store.cache.mark_read(store.segment, range(1), store.now_ns)
     assert store.answer() and second.done and store.segment.blocks == {4, 5}
 
 
@@ -407,7 +407,7 @@ def test_a_read_that_needs_more_pushes_the_youngest_out_which_comes_after_it(tmp
     assert store.answer() == 2 and first.done and second.done
     more = waiting(store, 0, 1, 1)
     assert store.answer() == 1 and more.done and store.segment.blocks == {0, 1}
-    store.cache.were_read(store.segment, {0}, store.now_ns)
+    store.cache.mark_read(store.segment, {0}, store.now_ns)
     again = waiting(store, 1, 4, 4)
     assert store.answer() == 1 and again.done and 4 in store.segment.blocks
 
@@ -428,7 +428,7 @@ def test_a_read_larger_than_the_cache_gets_its_blocks_alone(tmp_path: Path) -> N
     while store.answer():
         pass
     assert first.done and not second.done
-    store.cache.were_read(store.segment, {0}, store.now_ns)
+    store.cache.mark_read(store.segment, {0}, store.now_ns)
     store.answer()
     assert second.done and store.segment.blocks == {5}
 
@@ -451,7 +451,7 @@ def test_who_is_admitted_with_everything_there_is_told_at_once(tmp_path: Path) -
     third = waiting(store, 2, 0, 2)
     assert not third.done
     store.woken.clear()
-    store.cache.were_read(store.segment, {0, 1}, store.now_ns)
+    store.cache.mark_read(store.segment, {0, 1}, store.now_ns)
     assert store.answer() and third.done and store.woken
 
 
@@ -460,5 +460,5 @@ def test_reading_ahead_takes_no_room_from_those_who_wait(tmp_path: Path) -> None
     waiting(store, 0, 0, 1)
     store.cache.ahead(store.segment, Missing(4 * BLOCK, 6 * BLOCK), store.now_ns)
     assert store.answer() == 1 and store.segment.blocks == {0, 1}
-    store.cache.were_read(store.segment, {0}, store.now_ns)
+    store.cache.mark_read(store.segment, {0}, store.now_ns)
     assert store.answer() == 1 and store.segment.blocks == {4, 5}

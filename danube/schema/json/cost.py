@@ -133,7 +133,7 @@ def _groups(node: Node, matches: Matches) -> list[list[Node]]:
         for name, child in node.below("properties").items()
     ]
     groups += [
-        [*rest, *(other for text, other in patterns.items() if text == pattern or not apart(text, pattern))]
+        [*rest, *(other for text, other in patterns.items() if not disjoint_patterns(text, pattern))]
         for pattern in patterns
     ]
     groups.append([*rest, *node.below("additionalProperties").values()])
@@ -145,7 +145,7 @@ def _groups(node: Node, matches: Matches) -> list[list[Node]]:
     return [group for group in groups if group]
 
 
-def apart(one: str, other: str) -> bool:
+def disjoint_patterns(one: str, other: str) -> bool:
     """Whether two patterns begin with texts so different that no name has both."""
     first, second = _beginning(one), _beginning(other)
     return not (first.startswith(second) or second.startswith(first))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from danube.schema.json.cost import apart
+from danube.schema.json.cost import disjoint_patterns
 from danube.schema.json.document import Node, escape
 from danube.schema.json.shape import Inner, Shape, Together, difference, flat, limit_rules, under
 from danube.schema.model import Difference
@@ -59,7 +59,7 @@ def _matched(comparison: Comparison, writer: Together, shape: Shape) -> list[Dif
             if comparison.matches(pattern, name):
                 inner += comparison.inside(writer, writer.property(name), child)
         for other in sorted(writer.patterns):
-            if not apart(pattern, other):
+            if not disjoint_patterns(pattern, other):
                 # Such a name matches both patterns.
                 theirs = writer.under_pattern(other)
                 both = Inner([*theirs.certain, *known.certain], theirs.possible)

@@ -54,13 +54,13 @@ def read_split(
         )  # fmt: skip
 
 
-def speak_up() -> None:
+def enable_logging() -> None:
     """A worker of Spark has no handler for our events, and Python's own would leave out what was lost."""
     if not logging.getLogger(telemetry.ROOT).hasHandlers():
         telemetry.configure("warning", process="spark")
 
 
-def freeze_once() -> None:
+def freeze_heap() -> None:
     """Exempt the loaded modules from garbage collection, which Spark runs between tasks."""
     global _frozen
     if not _frozen:

@@ -13,7 +13,7 @@ import pyarrow
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from danube.spark.history.reading import freeze_once, speak_up
+from danube.spark.history.reading import enable_logging, freeze_heap
 from danube.spark.travelling import Travelling, covered
 
 WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two looks at what came back
@@ -44,9 +44,9 @@ class JobReader(Travelling, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         if not isinstance(partition, JobTask):
             return
-        speak_up()
+        enable_logging()
         result = self._work(partition.task)
-        freeze_once()
+        freeze_heap()
         columns = [
             pyarrow.array([partition.number], pyarrow.int64()),
             pyarrow.array([result], pyarrow.binary()),

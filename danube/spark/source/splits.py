@@ -35,7 +35,7 @@ from danube.spark.history.plan import (
     plan_splits,
     refuse_lost,
 )
-from danube.spark.history.reading import freeze_once, read_split, speak_up
+from danube.spark.history.reading import enable_logging, freeze_heap, read_split
 from danube.spark.history.selecting import Catalogue, Known
 from danube.spark.history.tail_runs import tail_runs
 from danube.spark.source.schema import VALUE, check_requested, columns_of
@@ -143,7 +143,7 @@ class PlanReader(Travelling):
         """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
         if not isinstance(partition, SplitPartition):
             return
-        speak_up()
+        enable_logging()
         allowed = not self.options.fail_on_data_loss
         typed = None
         if self.schemas is not None and VALUE in self.columns:
@@ -153,7 +153,7 @@ class PlanReader(Travelling):
         found = read_split(partition.split, partition.places, decoder, losses, self.options.broker)
         with hinted():
             yield from found if typed is None else map(typed.take, found)
-        freeze_once()
+        freeze_heap()
 
 
 def _runs_of(one: Range, pieces: Sequence[Piece], tails: Mapping[PartitionKey, list[Run]]) -> Iterator[Run]:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from danube.errors import InvalidArgument, InvariantBroken
 from danube.host import files
-from danube.spark.history.reading import freeze_once
+from danube.spark.history.reading import freeze_heap
 from danube.spark.jobs.replay.plan import Lane, read_lane
 from danube.spark.jobs.replay.target import LaneReport, Target, columns_kept, write_lane
 from danube.spark.sink.sink import current_task
@@ -58,7 +58,7 @@ class LaneReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if isinstance(partition, LanePartition):
             yield from read_lane(partition.lane, self._columns)
-            freeze_once()
+            freeze_heap()
 
 
 @dataclass

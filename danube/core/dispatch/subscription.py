@@ -67,7 +67,7 @@ from danube.errors import DanubeError, broken
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT
 
 
-def take_back(window: Window, consumers: Consumers, grant: Grant, start: int) -> int:
+def return_to_ready(window: Window, consumers: Consumers, grant: Grant, start: int) -> int:
     """Make what of ``grant`` lies at or above ``start`` ready again; return how many records that are.
 
     Their delivery does not count and the consumer has its credit again.  What is not in flight at
@@ -505,7 +505,7 @@ class Subscription:
 
     def give_back(self, grant: Grant, start: int) -> int:
         """Records of a grant from ``start`` on could not be sent: ready again as if not granted; how many."""
-        return take_back(self._window, self._consumers, grant, start)
+        return return_to_ready(self._window, self._consumers, grant, start)
 
     def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
         """Ack half-open ranges of offsets (int64 or uint64 [n][2]) that the consumer (None: anyone) has in

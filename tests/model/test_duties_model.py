@@ -14,7 +14,7 @@ import pytest
 from danube.core.cluster.commands import SetBrokerMode, UnloadPartitions
 from danube.core.metadata.commands import DeleteTopic
 from danube.core.placement.balance import LEVELS, STRATEGIES, BalanceSettings
-from danube.core.placement.duties import MOVES_KEPT_MAX, Outlook, moves_record, rebalance_command
+from danube.core.placement.duties import MOVES_KEPT_MAX, ClusterView, moves_record, rebalance_command
 from danube.core.placement.load_report import LoadReport
 from danube.core.placement.partition_table import PartitionTable
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
@@ -128,7 +128,7 @@ class Model:
         """A plan that nobody carries out changes nothing."""
         state = self.site.state
         before = state.snapshot()
-        Outlook(state, PartitionTable.of(state), self.settings).plan(16, self.site.now_us)
+        ClusterView(state, PartitionTable.of(state), self.settings).plan(16, self.site.now_us)
         assert state.snapshot() == before
 
     def note(self, command: UnloadPartitions) -> None:

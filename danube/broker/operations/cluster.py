@@ -23,7 +23,7 @@ from danube.core.cluster.commands import (
     UnloadPartitions,
 )
 from danube.core.cluster.ownership import DEAD
-from danube.core.placement.duties import Outlook, balance_settings, rebalance_command
+from danube.core.placement.duties import ClusterView, balance_settings, rebalance_command
 from danube.core.placement.load_report import DECIDING_KEY, STORAGE_PREFIX, report_of, storage_shared
 from danube.core.placement.partition_table import PartitionTable
 from danube.errors import DanubeError, InvalidArgument, NotFound, NotSupported, WrongState
@@ -56,8 +56,8 @@ def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
     return either
 
 
-def _outlook(state: Metadata) -> Outlook:
-    return Outlook(state, PartitionTable.of(state), balance_settings(state))
+def _outlook(state: Metadata) -> ClusterView:
+    return ClusterView(state, PartitionTable.of(state), balance_settings(state))
 
 
 def _broker(state: Metadata, args: Args) -> BrokerRecord:
@@ -185,7 +185,7 @@ def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _movable(
-    outlook: Outlook, broker_id: int, include: Sequence[str], exclude: Sequence[str]
+    outlook: ClusterView, broker_id: int, include: Sequence[str], exclude: Sequence[str]
 ) -> tuple[list[tuple[int, int, int]], int]:
     """Places that can leave a broker, and how many cannot, of these namespaces."""
     table, movable = outlook.table, outlook.movable()
@@ -212,7 +212,7 @@ def _balance(operations: Operations, args: Args, answer: Answer) -> None:
     answer(_balance_view(_outlook(operations.state)))
 
 
-def _balance_view(outlook: Outlook) -> dict[str, Any]:
+def _balance_view(outlook: ClusterView) -> dict[str, Any]:
     found, settings = outlook.imbalance, outlook.settings
     low, high = found.bounds
     counts, load = outlook.table.counts(), outlook.loads.load
@@ -257,7 +257,7 @@ def _rebalance(operations: Operations, args: Args, answer: Answer) -> None:
     operations.propose(rebalance_command(most), answer, lambda made: view | {"started": True})
 
 
-def _name(outlook: Outlook, row: int) -> str:
+def _name(outlook: ClusterView, row: int) -> str:
     topic_id, partition, _ = outlook.table.place(row)
     record = outlook.state.topic_with_id(topic_id)
     return record.physical_name(partition) if record is not None else f"topic id {topic_id}"

@@ -136,7 +136,7 @@ def moves_record(state: Metadata) -> MovesRecord:
         return MovesRecord()
 
 
-class Outlook:
+class ClusterView:
     """Brokers and partitions in one state of the metadata, for duties and for questions."""
 
     def __init__(self, state: Metadata, table: PartitionTable, settings: BalanceSettings) -> None:
@@ -242,7 +242,7 @@ class Duties:
         return Placing(
             moving=len(self._table.asked),
             cooling=sum(moved_us >= since_us for *_, moved_us in moves_record(state).moves),
-            imbalance=round(Outlook(state, self._table, self._settings).imbalance.cv, 4),
+            imbalance=round(ClusterView(state, self._table, self._settings).imbalance.cv, 4),
         )
 
     @property
@@ -256,11 +256,11 @@ class Duties:
         if not self._touched and now_us - self._looked_us < LOOK_US:
             return commands
         self._looked_us = now_us
-        decided = self._decide(Outlook(state, self._table, self._settings), now_us)
+        decided = self._decide(ClusterView(state, self._table, self._settings), now_us)
         self._touched = bool(decided)
         return commands + decided
 
-    def _decide(self, outlook: Outlook, now_us: int) -> list[AnyClusterCommand]:
+    def _decide(self, outlook: ClusterView, now_us: int) -> list[AnyClusterCommand]:
         released = self._release_dead(outlook)
         assigned = self._assign(outlook)
         room = self._room(now_us)
@@ -293,7 +293,7 @@ class Duties:
 
     # -- partitions of dead brokers, and of none --------------------------------------------------
 
-    def _release_dead(self, outlook: Outlook) -> list[AnyClusterCommand]:
+    def _release_dead(self, outlook: ClusterView) -> list[AnyClusterCommand]:
         dead = [slot for slot, one in enumerate(outlook.by_slot) if one is None or not one.alive]
         owner = self._table.column("owner")
         if not dead or not np.isin(owner, dead).any():
@@ -311,7 +311,7 @@ class Duties:
             ]
         return commands
 
-    def _assign(self, outlook: Outlook) -> list[AnyClusterCommand]:
+    def _assign(self, outlook: ClusterView) -> list[AnyClusterCommand]:
         if not self._table.unowned:
             return []
         placed: list[tuple[int, int]] = []
@@ -345,7 +345,7 @@ class Duties:
             for parts in self._chunks(rows)
         ]
 
-    def _destined(self, outlook: Outlook, ownership: Ownership, row: int) -> int | None:
+    def _destined(self, outlook: ClusterView, ownership: Ownership, row: int) -> int | None:
         """Return where an unowned partition has to go; NOBODY: anywhere; None: nowhere now."""
         takes = outlook.takes
         home = outlook.home(ownership, row)
@@ -381,7 +381,7 @@ class Duties:
             for row, one in table.asked.items()
         )
 
-    def _drain(self, outlook: Outlook, room: int) -> list[AnyClusterCommand]:
+    def _drain(self, outlook: ClusterView, room: int) -> list[AnyClusterCommand]:
         commands: list[AnyClusterCommand] = []
         for slot, broker in enumerate(outlook.by_slot):
             if broker is None or broker.mode == "active" or not broker.alive:
@@ -418,7 +418,7 @@ class Duties:
             for parts in self._chunks(rows)
         ]
 
-    def _rebalance(self, outlook: Outlook, now_us: int, room: int) -> list[AnyClusterCommand]:
+    def _rebalance(self, outlook: ClusterView, now_us: int, room: int) -> list[AnyClusterCommand]:
         """Begin a round that was requested or is due, unless an earlier one is under way.
 
         Who asks knows about brokers that have just come; a round of its own accord lets them settle.
@@ -456,7 +456,7 @@ class Duties:
         interval_s = settings.interval_s or settings.level.interval_s
         return now_us - max(record.round_us, self._began_us) >= interval_s * 1_000_000
 
-    def _settled(self, outlook: Outlook, now_us: int) -> Flags:
+    def _settled(self, outlook: ClusterView, now_us: int) -> Flags:
         """By slot: whether the broker takes partitions and has been there for a while."""
         settled = outlook.takes.copy()
         for broker in outlook.brokers:

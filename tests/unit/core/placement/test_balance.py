@@ -17,7 +17,7 @@ from danube.core.placement.balance import (
     measure,
     place,
 )
-from danube.core.placement.duties import Outlook
+from danube.core.placement.duties import ClusterView
 from danube.core.placement.load_report import LOAD_PREFIX, LoadReport
 from danube.core.placement.partition_table import PartitionTable
 from tests.unit.cluster_site import Site
@@ -25,8 +25,8 @@ from tests.unit.cluster_site import Site
 MIB = 1 << 20
 
 
-def outlook(site: Site, settings: BalanceSettings | None = None) -> Outlook:
-    return Outlook(site.state, PartitionTable.of(site.state), settings or site.settings)
+def outlook(site: Site, settings: BalanceSettings | None = None) -> ClusterView:
+    return ClusterView(site.state, PartitionTable.of(site.state), settings or site.settings)
 
 
 def owned(counts: list[int], settings: BalanceSettings) -> Site:

@@ -90,7 +90,7 @@ class Conductor:
         self._heard: dict[str, float] = {}
         self._finished: set[str] = set()
         self._began_s = 0.0
-        self._hurried = False
+        self._cut_short = False
         self._lock = threading.RLock()  # one end of a run at a time
         runner = environment.runner
         if role == "judge":
@@ -126,7 +126,7 @@ class Conductor:
             return
         run, place = running.run, running.place
         self.outcome = None
-        self._hurried = False
+        self._cut_short = False
         self._auditor = Auditor(
             run,
             subscriptions(running.plan, run),
@@ -196,7 +196,7 @@ class Conductor:
 
     def hurry(self) -> None:
         """Stop waiting for anything: the user is impatient."""
-        self._hurried = True
+        self._cut_short = True
 
     def conclude(self) -> None:
         """A test stops: halt, drain and judge it.  Does nothing when that is done."""
@@ -208,7 +208,7 @@ class Conductor:
             running.halt()
             self._wait_answers(running, auditor)
             self._drain(running, auditor)
-            cut_short = self._hurried and (auditor.busy() or not auditor.drained())
+            cut_short = self._cut_short and (auditor.busy() or not auditor.drained())
             self._finish(running, auditor)
             findings = [*auditor.findings(), *self._request_findings()]
             if cut_short:
@@ -245,7 +245,7 @@ class Conductor:
             if self.role == "judge":
                 self.environment.runner.send_message(HALT, {})
             self._listen(auditor)
-            if not set(auditor.busy()) - auditor.gone or time.monotonic() >= deadline or self._hurried:
+            if not set(auditor.busy()) - auditor.gone or time.monotonic() >= deadline or self._cut_short:
                 return
 
     def _drain(self, running: Running, auditor: Auditor) -> None:
@@ -254,7 +254,7 @@ class Conductor:
         if not auditor.reliable:
             quiet_s = min(quiet_s, LOSSY_QUIET_S)
         arrivals, since = auditor.arrivals, time.monotonic()
-        while not auditor.drained() and not self._hurried:
+        while not auditor.drained() and not self._cut_short:
             self._listen(auditor)
             if auditor.arrivals != arrivals:
                 arrivals, since = auditor.arrivals, time.monotonic()

@@ -25,7 +25,7 @@ from danube.client.machine.admin import (
 )
 from danube.client.machine.paging import page_of
 from danube.client.machine.session import Session
-from danube.client.records.kept import Kept
+from danube.client.records.open_handles import OpenHandles
 from danube.client.records.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.records.setup import (
     PREFETCH_BYTES,
@@ -68,7 +68,7 @@ class Client:
         self._session = new_session(name, token, reconnect_timeout, self._timeout_ns)
         self._connection: Connection | None = None
         self._closed = False
-        self._open: Kept[Producer | Consumer] = Kept()
+        self._open: OpenHandles[Producer | Consumer] = OpenHandles()
         self.admin = Admin(self)
         self.schemas = Schemas(self._session, lambda: self._live)
 

@@ -276,7 +276,7 @@ class Connection:
             self._loop.call_soon(self.flush)
             self._flush_scheduled = True
 
-    def flush_follows(self) -> None:
+    def claim_flush(self) -> None:
         """The caller queues something and calls flush() in this turn, so none need be scheduled."""
         self._flush_scheduled = True
 

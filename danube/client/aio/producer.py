@@ -142,7 +142,7 @@ class Producer:
 
     def _send_alone(self, box: Outbox, payload: bytes) -> Outgoing:
         connection = self._connection
-        connection.flush_follows()
+        connection.claim_flush()
         try:
             return box.send_alone(payload)
         finally:

@@ -23,7 +23,7 @@ from danube.client.machine.admin import (
 )
 from danube.client.machine.paging import page_of
 from danube.client.machine.reply import Plan
-from danube.client.records.kept import Kept
+from danube.client.records.open_handles import OpenHandles
 from danube.client.records.outbox import BATCH_BYTES, IN_FLIGHT_BYTES
 from danube.client.records.setup import (
     PREFETCH_BYTES,
@@ -58,7 +58,7 @@ class Client:
         self._connection = BlockingConnection(self._session, parse_url(url), connect_timeout)
         self._opened = False
         self._closed = False
-        self._open: Kept[Producer | Consumer] = Kept()
+        self._open: OpenHandles[Producer | Consumer] = OpenHandles()
         self.admin = Admin(self)
         self.schemas = Schemas(self._session, lambda: self._live)
 

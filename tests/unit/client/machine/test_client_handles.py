@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube.client.machine.session import Handles
-from danube.client.records.kept import Kept
+from danube.client.records.open_handles import OpenHandles
 
 
 class Thing:
@@ -62,7 +62,7 @@ def test_a_connection_that_is_gone_takes_all_numbers_along() -> None:
 
 
 def test_what_is_open_is_kept_in_order() -> None:
-    kept: Kept[Thing] = Kept()
+    kept: OpenHandles[Thing] = OpenHandles()
     things = [Thing() for _ in range(300)]
     for number, thing in enumerate(things):
         kept.add(thing)
@@ -72,7 +72,7 @@ def test_what_is_open_is_kept_in_order() -> None:
 
 
 def test_what_was_closed_is_forgotten() -> None:
-    kept: Kept[Thing] = Kept()
+    kept: OpenHandles[Thing] = OpenHandles()
     for _ in range(10_000):
         thing = Thing()
         kept.add(thing)

@@ -15,7 +15,7 @@ class _Closable(Protocol):
 T = TypeVar("T", bound=_Closable)
 
 
-class Kept(Generic[T]):
+class OpenHandles(Generic[T]):
     """Forgets what was closed whenever it has doubled, so that each that is added costs the same."""
 
     __slots__ = ("_look_at", "_ones")

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.links import Frame
+from danube.broker.mover.claims import ClaimedPartitions, claim_of, ownership_of
 from danube.broker.mover.copies import Ended, Job, MetadataCopies, TopicDeletions, clean_uploads
 from danube.broker.mover.health import StoreHealth
-from danube.broker.mover.heirs import Heirs, claim_of, ownership_of
 from danube.broker.mover.owner_link import OwnerLink, link_factory
 from danube.broker.mover.partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover.returning import Returns
@@ -102,7 +102,7 @@ class Mover:
         self._chosen: deque[MovedPartition] = deque()
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
         self._random = random.SystemRandom()
-        self._heirs = Heirs(self, self._data_dir)
+        self._claims = ClaimedPartitions(self, self._data_dir)
         self._claim = claim_of(store, self._data_dir, clustered=clustered)
         self._returns = Returns(self, self._data_dir, self._holds) if clustered else None
         self._bound = self._merging = self._stopping = self._ended = False
@@ -233,7 +233,7 @@ class Mover:
         elif kind == "fetch":
             self._fetch(link, frame)
         elif kind == "inherit":
-            self._heirs.begin(link, frame)
+            self._claims.begin(link, frame)
         elif kind == "metadata":
             self._metadata.take(frame["version"], frame["blob"])
         elif kind == "delete":
@@ -277,7 +277,7 @@ class Mover:
         self.advance(partition)
 
     def _holds(self, identity: LogIdentity) -> bool:
-        return identity in self._links or identity in self._heirs.busy
+        return identity in self._links or identity in self._claims.busy
 
     def make_way(self, identity: LogIdentity) -> str:
         """End what is done for an earlier ownership of a partition; why another cannot begin yet."""

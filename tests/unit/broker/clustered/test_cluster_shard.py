@@ -15,7 +15,7 @@ from danube.broker.clustered.directory import Directory
 from danube.broker.clustered.owning import WITHOUT_LEASE_NS, Owning
 from danube.broker.clustered.reserving import Reserving
 from danube.broker.clustered.shard import DEPARTED_NS, OPEN_AGAIN_NS, STALE_NS, ClusterShard
-from danube.broker.mover.heirs import heir_of
+from danube.broker.mover.claims import heir_of
 from danube.broker.partition.opening import lost_before
 from danube.broker.processes.lease import SharedLease
 from danube.broker.processes.unbroken import Since

@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class Mover(Protocol):
-    """Members of the mover that Heirs uses."""
+    """Members of the mover that ClaimedPartitions uses."""
 
     @property
     def store(self) -> ObjectStore: ...
@@ -42,7 +42,7 @@ class Mover(Protocol):
     def make_way(self, identity: LogIdentity) -> str: ...
 
 
-class Heirs:
+class ClaimedPartitions:
     """Makes partitions' directories ready for this broker; see danube.broker.tiers.inheritance."""
 
     def __init__(self, mover: Mover, data_dir: Path) -> None:

@@ -53,9 +53,7 @@ class Parked:
             return False
         return self._keep(self._waiting, self._parked(session, frame, buffer))
 
-    def unless_refused(
-        self, session: RoutedSession, frame: Frame, buffer: memoryview, answer: Answer
-    ) -> Answer:
+    def or_park(self, session: RoutedSession, frame: Frame, buffer: memoryview, answer: Answer) -> Answer:
         """``answer`` for a question to another broker: what that one refused waits here instead."""
         parked = self._parked(session, frame, buffer)
 

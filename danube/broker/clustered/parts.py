@@ -47,7 +47,7 @@ class OtherBrokers:
         if frame.kind != Kind.ADMIN or not isinstance(error, OwnerMoved):
             return False
         request = decode_control(buffer[frame.start : frame.end], Admin)
-        answer = self._parked.unless_refused(session, frame, buffer, answer)
+        answer = self._parked.or_park(session, frame, buffer, answer)
         return self._peers.forward(error, request, answer)
 
 

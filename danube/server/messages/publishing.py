@@ -42,7 +42,7 @@ from danube.server.messages.sent_messages import (
     MessageColumns,
     encode_messages,
     envelope_of,
-    own_of,
+    own_fields_of,
     parsed,
     read_together,
 )
@@ -83,7 +83,7 @@ class _Group:
             return request_ids
         return [message[2] for message in self.messages]
 
-    def apart(self, ranges: Iterable[tuple[int, int]]) -> list[_Group]:
+    def split(self, ranges: Iterable[tuple[int, int]]) -> list[_Group]:
         """Ranges of its messages as groups of their own."""
         messages = self.messages
         if isinstance(messages, MessageColumns):
@@ -326,7 +326,7 @@ class Publishing:
             message = parsed(data)
             place = message.msg_id
             target = self._target_of(message, place)
-            own = own_of(message)
+            own = own_fields_of(message)
             if len(own[0]) > target.record_bytes_max:
                 _refuse_large(len(own[0]), target)
         except Exception as error:
@@ -430,20 +430,20 @@ class Publishing:
             target.groups.appendleft(group)
             self._offer(target)
         elif isinstance(error, CallerError) and len(group.calls) > 1:
-            self._send_apart(target, group, error)
+            self._send_split(target, group, error)
         else:
             self._refuse(group.calls, error)
 
-    def _send_apart(self, target: Target, group: _Group, error: DanubeError) -> None:
+    def _send_split(self, target: Target, group: _Group, error: DanubeError) -> None:
         """Answer the record that the error names and send the others again; unnamed: each for itself."""
         index = error.facts.get("index")
         count = len(group.calls)
         if isinstance(index, int) and 0 <= index < count:
-            before, refused, behind = group.apart([(0, index), (index, index + 1), (index + 1, count)])
+            before, refused, behind = group.split([(0, index), (index, index + 1), (index + 1, count)])
             self._refuse(refused.calls, error)
             again = [one for one in (before, behind) if one.calls]
         else:
-            again = group.apart((one, one + 1) for one in range(count))
+            again = group.split((one, one + 1) for one in range(count))
         target.groups.extendleft(reversed(again))
         self._offer(target)
 

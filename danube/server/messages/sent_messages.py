@@ -82,7 +82,7 @@ def envelope_of(message: StreamMessage, place: MsgID) -> Envelope:
     )
 
 
-def own_of(message: StreamMessage) -> Message:
+def own_fields_of(message: StreamMessage) -> Message:
     """Return the parts of the message that it does not share with its batch."""
     key = message.routing_key.encode() if message.HasField("routing_key") else None
     return message.payload, message.publish_time, message.request_id, key, message.attributes or None

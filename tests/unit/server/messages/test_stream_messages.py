@@ -16,7 +16,7 @@ from danube.core.batch.format import HEADER_BYTES, Compression, read_header, sta
 from danube.core.batch.selection import select
 from danube.errors import InvalidArgument, LimitExceeded, ProtocolError, RecordTooLarge
 from danube.limits import KEY_BYTES_MAX
-from danube.server.messages.sent_messages import PUBLISH_TIME_MS_MAX, Message, encode_messages, own_of
+from danube.server.messages.sent_messages import PUBLISH_TIME_MS_MAX, Message, encode_messages, own_fields_of
 from danube.server.messages.stream_messages import framed_messages, varint
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 
@@ -186,7 +186,7 @@ def test_a_key_column_that_lies_is_refused() -> None:
 
 
 def own(messages: Sequence[StreamMessage]) -> list[Message]:
-    return [own_of(one) for one in messages]
+    return [own_fields_of(one) for one in messages]
 
 
 _MESSAGE = st.builds(

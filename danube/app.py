@@ -119,11 +119,6 @@ def _import_worker_parts() -> None:
     """Load what workers need before they are forked, so that they share it and start at once."""
     import uvloop  # noqa: F401
 
-    import danube.broker.worker.worker
-    import danube.server.arrivals
-    import danube.server.grpc.doors
-    import danube.server.native  # noqa: F401
-
 
 def _tls_contexts(config: BrokerConfig) -> dict[str, SSLContext]:
     """TLS of each port that has it, checked before anything is started."""
@@ -150,7 +145,7 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
 
 async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
     from danube.broker.worker.worker import Worker
-    from danube.server.arrivals import Arrivals
+    from danube.server.arrivals import PassedConnections
     from danube.server.grpc.doors import grpc_doors
     from danube.server.grpc.placing import SHARES_MAX
 
@@ -159,10 +154,10 @@ async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str,
     worker = Worker(context, config, asyncio.get_running_loop())
     native = native_server(worker, config, _passing(context, "native"))
     grpc = grpc_doors(worker, None if "grpc" in tls else _passing(context, "grpc", SHARES_MAX))
-    arrivals = None
+    passed = None
     if context.passage is not None:
-        arrivals = Arrivals(context.passage, {"native": native, "grpc": grpc["grpc"]})
-    await worker.run({"native": native, **grpc}, tls, arrivals)
+        passed = PassedConnections(context.passage, {"native": native, "grpc": grpc["grpc"]})
+    await worker.run({"native": native, **grpc}, tls, passed)
 
 
 def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> ConnectionPassing | None:

@@ -91,7 +91,7 @@ class Door(Protocol):
     def connections(self) -> Any: ...
 
 
-class Arrivals(Protocol):
+class PassedConnections(Protocol):
     """Connections that other workers pass to this one (see :mod:`danube.server.arrivals`)."""
 
     def start(self) -> None: ...
@@ -101,7 +101,7 @@ class Arrivals(Protocol):
 class Turns(Protocol):
     """Scheduling of a worker's turns (:class:`danube.broker.worker.worker.Worker`)."""
 
-    flush_follows: bool  # the turn that runs will flush every door
+    flush_pending: bool  # the turn that runs will flush every door
 
     def schedule_turn(self, asker: object = None) -> None: ...
     def claim_turn(self, asker: object) -> bool: ...

@@ -21,7 +21,7 @@ class Door(Protocol):
         """The protocol of a connection of which these bytes were read and so many were sent."""
 
 
-class Arrivals:
+class PassedConnections:
     """Takes them from the passage and gives them to their doors."""
 
     def __init__(self, passage: Passage, doors: Mapping[str, Door]) -> None:

@@ -159,7 +159,7 @@ class NativeServer:
 
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
-        if not self.turns.flush_follows:
+        if not self.turns.flush_pending:
             self.turns.schedule_turn(connection)
 
     def block(self, connection: NativeConnection) -> None:

@@ -168,7 +168,7 @@ class _Everything:
 class _Turns:
     """The doors write at the end of a turn of the loop; there is no worker that has turns."""
 
-    flush_follows = False
+    flush_pending = False
 
     def __init__(self) -> None:
         self.doors: list[GrpcDoor] = []

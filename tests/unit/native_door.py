@@ -121,7 +121,7 @@ class Door:
         self.counted: dict[str, int] = {}
         self.alone = False  # whether a connection gets a turn for itself
         self.turns: list[str] = []
-        self.flush_follows = False
+        self.flush_pending = False
         self.server = NativeServer(
             0, cast(Router, self.router), connections_max=connections_max,
             places=places or Places(1_000), handshake_timeout_s=5,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
-from danube.broker.api import Arrivals, Door, RoutedSession
+from danube.broker.api import Door, PassedConnections, RoutedSession
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.links import LinkClient
 from danube.broker.operations.examinations import Examinations
@@ -68,7 +68,7 @@ METADATA_DIRECTORY = "metadata"
 CACHE_DIRECTORY = "cache"
 _TURNS = int(Counter.TURNS)
 YIELDED_NS_MAX = 2_000_000  # clients and other workers ask for less before they wait again
-TURNS_HURRIED = 200
+TURNS_WITHOUT_YIELD = 200
 UNUSED_TURNS = 16  # rings that had no part in so many are left alone until a bell rings
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
@@ -131,10 +131,10 @@ class Worker:
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
         self._blocked = False  # a door waits for room in a ring
-        self.flush_follows = False  # in a turn that will flush its doors
+        self.flush_pending = False  # in a turn that will flush its doors
         self._asker: object = None  # the connection that did, if it was only one
-        self._crowded = False  # several times before that
-        self._hurried = 0  # so many turns begin at once
+        self._several_clients = False  # several times before that
+        self._skip_yield = 0  # so many turns begin at once
         self._flushed = True
         self.rings_due = context.workers > 1  # they are in use, a bell rang, or it is time to look at them
         self._unused_turns = 0  # one after another
@@ -244,15 +244,15 @@ class Worker:
         Their batches become one then, and each wakes the others less often.  Who is alone does not wait, nor
         does anybody where somebody else keeps the processor for long.
         """
-        if self.context.workers == 1 or not (self._crowded or self._asked > 1) or self._hurried:
-            if self._hurried:
-                self._hurried -= 1
+        if self.context.workers == 1 or not (self._several_clients or self._asked > 1) or self._skip_yield:
+            if self._skip_yield:
+                self._skip_yield -= 1
             self.run_turn()
             return
         asked_ns = clock.monotonic_ns()
         os.sched_yield()
         if clock.monotonic_ns() - asked_ns > YIELDED_NS_MAX:
-            self._hurried = TURNS_HURRIED
+            self._skip_yield = TURNS_WITHOUT_YIELD
         self.loop.call_soon(self.run_turn)
 
     def _on_bell(self) -> None:
@@ -263,15 +263,15 @@ class Worker:
     def run_turn(self, *, claimed: bool = False) -> None:
         """Take what came, write, answer, deliver."""
         began_ns = clock.monotonic_ns()
-        self._crowded, self._asked = self._asked > 1, 0
+        self._several_clients, self._asked = self._asked > 1, 0
         asker, self._asker = self._asker, None
-        self.flush_follows = True
+        self.flush_pending = True
         try:
             received = self._take(claimed)
         finally:
             self._turn_scheduled = False  # what asked for a turn up to here is part of this one
         self.shard.turn()
-        self.flush_follows = False
+        self.flush_pending = False
         for door in self.doors.values():
             if door.unflushed:
                 door.flush()
@@ -397,8 +397,9 @@ class Worker:
     # -- life -------------------------------------------------------------------------------------
 
     async def run(
-        self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext], arrivals: Arrivals | None = None
-    ) -> None:
+        self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext],
+        passed: PassedConnections | None = None,
+    ) -> None:  # fmt: skip
         """Serve until SIGTERM, then drain.  ``doors`` and ``tls`` are keyed like the listeners."""
         self.doors.update(doors)
         loop = self.loop
@@ -426,8 +427,8 @@ class Worker:
         if LOCAL in self.context.listeners:
             factory, listener = doors["native"].factory, self.context.listeners[LOCAL]
             self._servers.append(await loop.create_unix_server(factory, sock=listener, backlog=BACKLOG))
-        if arrivals is not None:
-            arrivals.start()
+        if passed is not None:
+            passed.start()
         self.housekeeping.start()
         if self.cluster is not None:
             self.cluster.start()
@@ -436,8 +437,8 @@ class Worker:
         self.context.ready()
         self.schedule_turn()
         await stopped.wait()
-        if arrivals is not None:
-            arrivals.stop()
+        if passed is not None:
+            passed.stop()
         await self._drain()
 
     async def _drain(self) -> None:

@@ -257,13 +257,13 @@ class GrpcConnection(GrpcSocket):
             if stream.local_closed:
                 return
             self.send_data(stream, frame_message(message.SerializeToString()))
-            while self._crowded(stream):
+            while self._queue_full(stream):
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiting_for_room.append(room)
                 await room
         self.end(stream, None)
 
-    def _crowded(self, stream: Stream) -> bool:
+    def _queue_full(self, stream: Stream) -> bool:
         return not stream.local_closed and (stream.queued_bytes > STREAM_QUEUE_BYTES or self.congested)
 
     # -- answers ----------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class GrpcDoor:
     def has_output(self, connection: GrpcSocket) -> None:
         self._dirty[connection] = None
         self.unflushed = True
-        if not self.turns.flush_follows:
+        if not self.turns.flush_pending:
             self.turns.schedule_turn(connection)
 
     # -- the worker's door ------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_while_a_door_waits_for_room_in_a_ring_nobody_has_a_turn_of_its_own(step
 def test_output_of_a_turn_is_flushed_in_it(steps: Steps) -> None:
     follows = {}
     for step in ("hand over", "write", "flush", "answer"):
-        steps.during[step] = lambda step=step: follows.__setitem__(step, steps.worker.flush_follows)
+        steps.during[step] = lambda step=step: follows.__setitem__(step, steps.worker.flush_pending)
     steps.worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     steps.worker.rings_due = True
     turn_of(steps, object())

@@ -15,7 +15,7 @@ from danube.core.protocol.native import Kind
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage, Passed
 from danube.ipc.region import Region
-from danube.server.arrivals import Arrivals
+from danube.server.arrivals import PassedConnections
 from tests.unit.broker_parts import frames_in
 from tests.unit.native_door import DESCRIPTOR, Door, FakeTransport, feed, on_loop, publish
 
@@ -283,11 +283,11 @@ def test_one_that_cannot_be_served_does_not_stop_those_behind_it() -> None:
         for end in (client, good):
             end.setblocking(False)
         passage = FakePassage([Passed(raw, "native", 0, OPEN) for raw in (None, broken, good)])
-        arrivals = Arrivals(cast(Passage, passage), {"native": door.server})
-        arrivals.start()
+        passed = PassedConnections(cast(Passage, passage), {"native": door.server})
+        passed.start()
         while not door.router.taken:
             await asyncio.sleep(0.001)
-        arrivals.stop()
+        passed.stop()
         (connection,) = door.server.connections.values()
         connection.send(wire.result_frame(None, 3))
         door.server.flush()

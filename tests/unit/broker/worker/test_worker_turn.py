@@ -10,7 +10,7 @@ from unittest.mock import ANY, MagicMock
 
 import pytest
 
-from danube.broker.worker.worker import TURNS_HURRIED, UNUSED_TURNS, YIELDED_NS_MAX, Worker
+from danube.broker.worker.worker import TURNS_WITHOUT_YIELD, UNUSED_TURNS, YIELDED_NS_MAX, Worker
 from danube.errors import RingDamaged
 from danube.host import clock
 from danube.limits import WRITE_BYTES_MAX
@@ -40,7 +40,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.counters = MagicMock()
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
-    worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = True, 1, False, 0
+    worker._turn_scheduled, worker._asked, worker._several_clients, worker._skip_yield = True, 1, False, 0
     worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
     worker._unused_turns, worker._blocked = 0, False
     worker.run_turn()
@@ -69,9 +69,10 @@ class Steps:
         worker.counters = MagicMock()
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
-        worker._turn_scheduled, worker._asked, worker._crowded, worker._hurried = False, 0, False, 0
+        worker._turn_scheduled, worker._asked = False, 0
+        worker._several_clients, worker._skip_yield = False, 0
         worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
-        worker._unused_turns, worker._blocked, worker.flush_follows = 0, False, False
+        worker._unused_turns, worker._blocked, worker.flush_pending = 0, False, False
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -285,6 +286,6 @@ def test_nobody_waits_where_somebody_else_keeps_the_processor(monkeypatch: pytes
         if soon.called:
             worker.run_turn()
 
-    for _ in range(2 * TURNS_HURRIED + 2):
+    for _ in range(2 * TURNS_WITHOUT_YIELD + 2):
         turn()
     assert len(yields) == 2, "once, and once more after so many turns"

@@ -62,7 +62,7 @@ class Worker:
         self.taken: list[tuple[str, bytes]] = []
         self.waiting: list[Callable[[], None]] = []
         self.counted: dict[str, int] = {}
-        self.flush_follows = False
+        self.flush_pending = False
         self.asked: list[object] = []
         placing = Placing(cast(ConnectionPassing, self.way), self._owner, self._find, 4) if passes else None
         self.door = GrpcDoor(

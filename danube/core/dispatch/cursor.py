@@ -181,7 +181,7 @@ def ranges_of(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], start: int, ra
     return (edges + start).astype(np.int64).reshape(-1, 2)
 
 
-class Ahead:
+class SkipRanges:
     """Disjoint ascending ranges, int64[n][2]; ``count`` is how many there are."""
 
     __slots__ = ("_position", "_ranges", "count")

@@ -23,7 +23,7 @@ import numpy as np
 
 from danube.core.dispatch.acks import Ranges, named_count, sound
 from danube.core.dispatch.course import OFFSETS_END, SPAN_LIMIT, Course
-from danube.core.dispatch.cursor import Ahead, CursorState
+from danube.core.dispatch.cursor import CursorState, SkipRanges
 from danube.core.dispatch.grants import (
     AckResult,
     DeadLetter,
@@ -212,7 +212,7 @@ class HoledSubscription(Subscription):
         self._note_end()
         window = self._window
         offset = self._course.offset(end)
-        self._ahead = Ahead(closed_up(self._ahead.ranges, window.next, end))
+        self._ahead = SkipRanges(closed_up(self._ahead.ranges, window.next, end))
         self._gaps.close_up(window.next, end)
         self._turn_to(offset)
 
@@ -250,7 +250,7 @@ class HoledSubscription(Subscription):
         self._failures.clear()
         self._gaps.clear()
         course.clear()
-        self._ahead = Ahead(ahead)
+        self._ahead = SkipRanges(ahead)
         self._follow_end()
         window.freed = True
 
@@ -323,7 +323,7 @@ class HoledSubscription(Subscription):
         window = self._window
         self._turn_to(offset)
         ahead = ahead + (window.next - offset)
-        self._ahead = Ahead(ahead)
+        self._ahead = SkipRanges(ahead)
         self._gaps.close_up(window.next, OFFSETS_END)
         self._gaps.add(ahead, window.floor)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from danube.core.dispatch.consumers import Consumers
-from danube.core.dispatch.cursor import Ahead, CursorState
+from danube.core.dispatch.cursor import CursorState, SkipRanges
 from danube.core.dispatch.failures import Failures
 from danube.core.dispatch.grants import Mode
 from danube.core.dispatch.window import ACKED, BLOCKED, BURIED, DEAD, HELD, IN_FLIGHT, READY, RETRY, Window
@@ -64,7 +64,7 @@ def counts_of(window: Window, failures: Failures) -> dict[str, Any]:
     }
 
 
-def progress(state: CursorState, window: Window, ahead: Ahead) -> CursorState:
+def progress(state: CursorState, window: Window, ahead: SkipRanges) -> CursorState:
     """Return the progress to store; of the acked ranges at most the lowest ACKED_RANGES_STORED_MAX."""
     acked = window.acked_ranges(ACKED_RANGES_STORED_MAX)
     further = ahead.ranges[: ACKED_RANGES_STORED_MAX - len(acked)]
@@ -76,7 +76,7 @@ def progress(state: CursorState, window: Window, ahead: Ahead) -> CursorState:
     return CursorState(state.mode, window.floor, acked, state.max_unacked, state.failure)
 
 
-def check_agreement(window: Window, ahead: Ahead, max_unacked: int) -> None:
+def check_agreement(window: Window, ahead: SkipRanges, max_unacked: int) -> None:
     """Raise InvariantBroken where a subscription's parts contradict each other."""
     if not window.floor <= window.next:
         broken("ack_floor passed next", floor=window.floor, next=window.next)

@@ -34,7 +34,7 @@ from danube.core.dispatch.acks import (
 from danube.core.dispatch.consumer_window import NEVER_NS
 from danube.core.dispatch.consumers import Consumers
 from danube.core.dispatch.course import Gaps
-from danube.core.dispatch.cursor import Ahead, CursorState
+from danube.core.dispatch.cursor import CursorState, SkipRanges
 from danube.core.dispatch.failures import MS, Failures
 from danube.core.dispatch.filters import KeyFilter
 from danube.core.dispatch.grants import (
@@ -134,7 +134,7 @@ class Subscription:
         self._window = Window(state.ack_floor, self._keys)
         self._failures = Failures(self._window, failure)
         self.failure = failure
-        self._ahead = Ahead(state.acked)
+        self._ahead = SkipRanges(state.acked)
         self._gaps = Gaps()
         self._key_of: KeyOf | None = None
         self._available_end = 0
@@ -645,7 +645,7 @@ class Subscription:
         self._gaps.clear()
         self._consumers.nothing_in_flight(now_ns)
         self._failures.clear()
-        self._ahead = Ahead()
+        self._ahead = SkipRanges()
         self.version += 1
 
     def skip_to(self, start: int) -> int:

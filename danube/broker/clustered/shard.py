@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from danube.core.cluster.commands import Ownership
     from danube.core.metadata.commands import TopicRecord
     from danube.core.partition.partition import OffsetBudget
-    from danube.wal.segments.local_holes import Ahead
+    from danube.wal.segments.local_holes import OffsetJump
 
 RESERVE_NS: Final = 500_000_000
 OPEN_AGAIN_NS: Final = 2_000_000_000
@@ -334,7 +334,7 @@ class ClusterShard(Shard):
 
         tiers.inherit(fields, inherited)
 
-    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+    def _ahead(self, record: TopicRecord, index: int) -> OffsetJump | None:
         """Of what is on this host only; else offsets are reserved, and inheritance goes on behind them."""
         epoch = self._owning.log_epoch((record.topic_id, index))
         if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # it never had an owner before

@@ -22,7 +22,7 @@ from danube.limits import UNSYNCED_RECORDS_MAX
 from danube.wal.log.cursors import CursorStore
 from danube.wal.log.log import Log, LogIdentity, LogOptions
 from danube.wal.recovery.witness import Witness, load_witness, remove_witness
-from danube.wal.segments.local_holes import Ahead
+from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.segments.segment import log_id_of_topic
 
 _log = telemetry.events("opening")
@@ -38,7 +38,7 @@ def partition_directory(root: Path, topic_id: int, index: int) -> Path:
 
 def open_log(
     root: Path, name: str, record: TopicRecord, index: int, epoch: int, options: LogOptions,
-    trusted_end: int | None = None, budget: OffsetBudget | None = None, ahead: Ahead | None = None,
+    trusted_end: int | None = None, budget: OffsetBudget | None = None, ahead: OffsetJump | None = None,
     witness: Witness | None = None,
 ) -> OpenedStorage:  # fmt: skip
     """Recover the log and rebuild what the partition knows about producers.
@@ -68,7 +68,7 @@ def open_partition(
     options: LogOptions,
     counters: TrafficCounters,
     budget: OffsetBudget | None = None,
-    ahead: Ahead | None = None,
+    ahead: OffsetJump | None = None,
     *,
     tiered: bool = False,
 ) -> HostedPartition:
@@ -92,12 +92,12 @@ def open_partition(
     return hosted
 
 
-def ahead_of(state: Metadata, topic_id: int) -> Ahead | None:
+def ahead_of(state: Metadata, topic_id: int) -> OffsetJump | None:
     """Return where logs go on that are older than the present history of the topic."""
     history = recovery_of(state).history_of(topic_id)
     if history is None or not history.first_epoch:
         return None
-    return Ahead(history.first_epoch, history.since_us, history.why)
+    return OffsetJump(history.first_epoch, history.since_us, history.why)
 
 
 def lost_before(since: Since, record: TopicRecord) -> int:
@@ -106,8 +106,8 @@ def lost_before(since: Since, record: TopicRecord) -> int:
 
 
 def after_cut(
-    since: Since, record: TopicRecord, ahead: Ahead | None, *, first_epoch: int = 0
-) -> Ahead | None:
+    since: Since, record: TopicRecord, ahead: OffsetJump | None, *, first_epoch: int = 0
+) -> OffsetJump | None:
     """Return where logs go on that were last written before the machine ended, added to ``ahead``.
 
     At most UNSYNCED_RECORDS_MAX records were shown or acknowledged above what was synced; at fsync none.
@@ -118,7 +118,9 @@ def after_cut(
     if not incarnation or record.created_us >= since.moment_us:
         return ahead
     first_epoch = first_epoch or incarnation * LOG_EPOCHS
-    cut = Ahead(first_epoch, since.moment_us, "the machine ended before all was synced", UNSYNCED_RECORDS_MAX)
+    cut = OffsetJump(
+        first_epoch, since.moment_us, "the machine ended before all was synced", UNSYNCED_RECORDS_MAX
+    )
     return cut if ahead is None else msgspec.structs.replace(ahead, also=cut)
 
 

@@ -5,7 +5,7 @@ live.  So the file says where the broker ran: the boot, the file system, the mou
 a copy does not have.  Where a later start finds another place and no orderly stop, a power cut (or whatever
 else) may have taken records from the ends of logs, and their offsets, which somebody may have seen, must not
 be given again: a partition whose files are all older than that start goes on behind them
-(:class:`danube.wal.segments.local_holes.Ahead`).
+(:class:`danube.wal.segments.local_holes.OffsetJump`).
 
     {"place": ..., "since": first incarnation of the place, "since_us": ..., "clean": stopped in order}
 

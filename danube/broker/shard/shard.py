@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from danube.core.partition.partition import OffsetBudget
     from danube.wal.log.log import LogOptions
     from danube.wal.log.syncer import Syncer
-    from danube.wal.segments.local_holes import Ahead
+    from danube.wal.segments.local_holes import OffsetJump
 
 _log = telemetry.events("shard")
 REOPENS_PER_INCARNATION = 256
@@ -108,7 +108,7 @@ class Shard:
         schedule_turn: Callable[[], None],
         take_dead_letters: DeadLetterTaker,
         make_tiers: Callable[[Shard], Tiers] | None = None,
-        ahead_of: Callable[[int], Ahead | None] = lambda topic_id: None,
+        ahead_of: Callable[[int], OffsetJump | None] = lambda topic_id: None,
         unbroken_since: Since = ALWAYS,
         reserver: Syncer | None = None,
         sync_lag_max_ns: int = SYNC_LAG_MAX_MS * 1_000_000,
@@ -429,7 +429,7 @@ class Shard:
     def _epoch_of(self, record: TopicRecord, index: int) -> int:
         return self._epoch  # higher than every earlier one of the partition
 
-    def _ahead(self, record: TopicRecord, index: int) -> Ahead | None:
+    def _ahead(self, record: TopicRecord, index: int) -> OffsetJump | None:
         """Return where the log goes on, if it is older than a history or than the end of the machine."""
         return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
 

@@ -37,7 +37,7 @@ from danube.wal.recovery.producers import Checkpoint, write_checkpoint
 from danube.wal.recovery.recovery import Recovered, Recovery, RecoveryReport
 from danube.wal.recovery.witness import Witness
 from danube.wal.segments.descriptors import LogFile, Unsynced, descriptors
-from danube.wal.segments.local_holes import Ahead
+from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.segments.merge import Merged
 from danube.wal.segments.reading import Chunk, OffsetRange
 from danube.wal.segments.segment import NO_HASH, LogIdentity
@@ -90,7 +90,7 @@ class Log:
     @classmethod
     def open(
         cls, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions | None = None,
-        *, trusted_end: int | None = None, ahead: Ahead | None = None, witness: Witness | None = None,
+        *, trusted_end: int | None = None, ahead: OffsetJump | None = None, witness: Witness | None = None,
     ) -> Log:  # fmt: skip
         """Recover the log in ``directory`` (created when missing) as owner ``epoch``.
 

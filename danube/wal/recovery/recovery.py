@@ -24,7 +24,7 @@ understands.  In order:
     first segments are gone an empty one takes their place, so that readers are told.  Where all are gone the
     log goes on far ahead: nobody can say which offsets were given.
 7.  A log of a history that is gone, or of before the end of the machine, goes on ahead of its end
-    (:class:`danube.wal.segments.local_holes.Ahead`), behind a hole that is named before any file is changed.
+    (:class:`danube.wal.segments.local_holes.OffsetJump`).  A hole is named before any file is changed.
 
 Where a segment reaches beyond the base offset of the next file, the next file wins: it is the copy
 of step 4, or the file of an owner that came later.
@@ -53,7 +53,7 @@ from danube.wal.recovery.survey import Headers, Survey, survey
 from danube.wal.recovery.witness import Witness
 from danube.wal.segments.descriptors import LogFile, descriptors
 from danube.wal.segments.local_holes import FILE_NAME as HOLES_NAME
-from danube.wal.segments.local_holes import Ahead, LocalHoles
+from danube.wal.segments.local_holes import LocalHoles, OffsetJump
 from danube.wal.segments.segment import FOOTER_MAGIC, HEADER_BYTES, NO_HASH, NO_LOG, LogIdentity, file_name
 from danube.wal.segments.stored_segment import StoredSegment, write_footer
 from danube.wal.segments.walk import WINDOW_BYTES, Place, read_run
@@ -102,7 +102,7 @@ class Recovery:
 
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, trusted_end: int | None,
-        ahead: Ahead | None = None, log_id: bytes = NO_LOG, witness: Witness | None = None,
+        ahead: OffsetJump | None = None, log_id: bytes = NO_LOG, witness: Witness | None = None,
         made: bool = False,
     ) -> None:  # fmt: skip
         """``made``: the directory was not there."""
@@ -204,17 +204,17 @@ class Recovery:
             inventory = take_inventory(self._directory, self._identity, self._epoch, self._log_id)
         return inventory, max(synced_end, end)
 
-    def _goes_ahead(self, inventory: Inventory) -> Ahead | None:
+    def _goes_ahead(self, inventory: Inventory) -> OffsetJump | None:
         """Why offsets behind the end may have been given before, to records that are gone, if they were."""
         newest = _newest_epoch(inventory)
         ahead = self._ahead
         if self._gone:
-            return Ahead(self._epoch, wall_us(), self._gone)
+            return OffsetJump(self._epoch, wall_us(), self._gone)
         while ahead is not None and (self._holes.made_since(ahead.since_us) or newest >= ahead.first_epoch):
             ahead = ahead.also
         return ahead
 
-    def _name_hole(self, ahead: Ahead, segments: list[StoredSegment], log_end: int) -> int:
+    def _name_hole(self, ahead: OffsetJump, segments: list[StoredSegment], log_end: int) -> int:
         """Before any file has the new epoch, which would hide that the log is older; where it goes on."""
         start = log_end + ahead.step if ahead.step else offset_ahead(log_end, ahead.since_us)
         self._holes.forget_below(segments[0].base_offset if segments else log_end)

@@ -36,7 +36,7 @@ class _Row(msgspec.Struct, frozen=True):
     why: str
 
 
-class Ahead(msgspec.Struct, frozen=True):
+class OffsetJump(msgspec.Struct, frozen=True):
     """A log whose newest segment is older than ``first_epoch`` goes on at ``start``, or behind it.
 
     ``since_us`` marks the hole: it is made once, however often the log is opened.  ``step``: how wide it is;
@@ -47,7 +47,7 @@ class Ahead(msgspec.Struct, frozen=True):
     since_us: int
     why: str
     step: int = 0
-    also: Ahead | None = None
+    also: OffsetJump | None = None
 
 
 class LocalHoles:
@@ -88,7 +88,7 @@ class LocalHoles:
         """The hole that ``offset`` lies in."""
         return next((hole for hole in self if hole.start <= offset < hole.end), None)
 
-    def add(self, start: int, end: int, epoch: int, ahead: Ahead) -> None:
+    def add(self, start: int, end: int, epoch: int, ahead: OffsetJump) -> None:
         """Name one more, behind all others; on disk when this returns."""
         self._rows.append(_Row(start, end, epoch, ahead.since_us, ahead.why))
         files.replace_durably(self._path, _encode(self._rows))

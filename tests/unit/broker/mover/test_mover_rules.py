@@ -16,7 +16,7 @@ from danube.core.partition.tier_plan import TierSettings
 from danube.errors import Damage
 from danube.wal.log.cursors import pack_header
 from danube.wal.segments.local_holes import FILE_NAME as HOLES_NAME
-from danube.wal.segments.local_holes import Ahead, LocalHoles
+from danube.wal.segments.local_holes import LocalHoles, OffsetJump
 from danube.wal.segments.segment import file_name
 from danube.wal.tier.keys import partition_prefix
 from danube.wal.tier.uploader import Ownership, Uploader
@@ -139,7 +139,7 @@ def test_a_log_that_ends_with_a_hole_of_its_own_can_be_left(tmp_path: Path) -> N
     """After a power cut a log goes on ahead; it may be given away before it has another record."""
     partition = moved(tmp_path)
     make_segments(tmp_path / "log", 1)[0].with_name(file_name(4)).unlink()
-    LocalHoles.load(tmp_path / "log").add(4, 1_000, 1, Ahead(1, 1, "power cut"))
+    LocalHoles.load(tmp_path / "log").add(4, 1_000, 1, OffsetJump(1, 1, "power cut"))
     leave(partition, 1_000)
     done(partition, Step.SCAN)
     done(partition, Step.LOAD)

@@ -28,7 +28,7 @@ from danube.errors import Damage
 from danube.host import files
 from danube.wal.log.log import Log
 from danube.wal.segments.holes import HoleKind
-from danube.wal.segments.local_holes import FILE_NAME, Ahead, LocalHoles, holes_in
+from danube.wal.segments.local_holes import FILE_NAME, LocalHoles, OffsetJump, holes_in
 from danube.wal.segments.segment import file_name
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.tier.uploader import adding
@@ -37,10 +37,10 @@ from danube.wal.verify.state import read_holes
 from danube.wal.verify.tree import Verified, verify_partition
 from tests.unit.wal_samples import IDENTITY, SMALL, append, read_all, sync
 
-AHEAD = Ahead(first_epoch=512, since_us=HISTORIES_SINCE_US, why="put back")
+AHEAD = OffsetJump(first_epoch=512, since_us=HISTORIES_SINCE_US, why="put back")
 
 
-def opened(directory: Path, epoch: int, ahead: Ahead | None = None) -> Log:
+def opened(directory: Path, epoch: int, ahead: OffsetJump | None = None) -> Log:
     return Log.open(directory, IDENTITY, epoch, SMALL, ahead=ahead)
 
 
@@ -120,7 +120,7 @@ def test_each_history_goes_ahead_and_holes_stay_told(tmp_path: Path) -> None:
     log = opened(tmp_path, 512, AHEAD)
     append(log, b"second")
     log.close()
-    later = Ahead(1024, HISTORIES_SINCE_US + 1_000_000, "again")
+    later = OffsetJump(1024, HISTORIES_SINCE_US + 1_000_000, "again")
     log = opened(tmp_path, 1024, later)
     first = 10 + OFFSETS_AHEAD
     assert [hole[:2] for hole in log.holes] == [(10, first), (first + 1, first + 1 + OFFSETS_AHEAD)]
@@ -196,7 +196,7 @@ def test_holes_decode_to_what_was_written(tmp_path: Path) -> None:
     holes = LocalHoles.load(tmp_path)
     assert not holes and holes.end == 0 and holes.at(3) is None
     holes.add(3, 7, 512, AHEAD)
-    holes.add(9, 2**62, 768, Ahead(768, AHEAD.since_us + 1, "ä"))
+    holes.add(9, 2**62, 768, OffsetJump(768, AHEAD.since_us + 1, "ä"))
     assert list(LocalHoles.load(tmp_path)) == list(holes) and LocalHoles.load(tmp_path).end == 2**62
     assert [holes.at(offset) is None for offset in (2, 3, 6, 7, 8, 9)] == [
         True,
@@ -215,7 +215,7 @@ def test_holes_that_nobody_wrote_between_stay_until_what_is_behind_them_is_in_th
 ) -> None:
     holes = LocalHoles(tmp_path)
     for start, end in ((0, 100), (100, 200), (210, 300), (300, 400)):
-        holes.add(start, end, 7, Ahead(7, end, "cut"))
+        holes.add(start, end, 7, OffsetJump(7, end, "cut"))
     assert [holes.start_below(offset) for offset in (0, 100, 200, 205, 210, 400, 405)] == [
         0, 0, 0, 205, 210, 210, 405,
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.host import files
 from danube.limits import UNSYNCED_RECORDS_MAX
-from danube.wal.segments.local_holes import Ahead
+from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.verify.tree import Verified, verify_tree
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, batch, expected, numbered
 from tests.unit.failing_files import FailingFiles
@@ -233,7 +233,7 @@ def test_a_copy_that_is_put_back_after_a_cut_goes_far_ahead(tmp_path: Path) -> N
     bench = Bench(tmp_path)
     bench.shard._epoch = 7 * REOPENS_PER_INCARNATION
     bench.shard.unbroken_since = Since(5, 5)
-    bench.shard.ahead_of = lambda topic_id: Ahead(4 * REOPENS_PER_INCARNATION, 4, "a copy")
+    bench.shard.ahead_of = lambda topic_id: OffsetJump(4 * REOPENS_PER_INCARNATION, 4, "a copy")
     bench.shard.open(TOPIC, lambda outcome: None)
     assert bench.hosted.core.log_end > 1 << 40
     bench.shard.close()

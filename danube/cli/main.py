@@ -17,7 +17,7 @@ from danube.cli.terminal.services import Services
 COMMANDS = {
     "start": Entry("danube.cli.broker.start:start", "Start a broker on this host."),
     "stop": Entry("danube.cli.broker.stop:stop", "Stop the broker of a data directory."),
-    "status": Entry("danube.cli.broker.stop:status", "Show whether a broker runs and how it does."),
+    "status": Entry("danube.cli.broker.stop:status", "Show whether a broker runs, and its state."),
     "produce": Entry("danube.cli.records.produce:produce", "Send records to a topic."),
     "consume": Entry("danube.cli.records.consume:consume", "Receive records of a topic."),
     "topics": Entry("danube.cli.topics.topics:topics", "List, create, describe, update and delete topics."),
@@ -36,9 +36,7 @@ COMMANDS = {
     "verify": Entry(
         "danube.cli.stored.verify:verify", "Check stored data: every segment, manifest and object."
     ),
-    "inspect": Entry(
-        "danube.cli.stored.inspect:inspect", "Say in words what one stored file or object holds."
-    ),
+    "inspect": Entry("danube.cli.stored.inspect:inspect", "Describe one stored file or object."),
     "spark": Entry("danube.cli.stored.spark:spark", "Validate, replay, compact and export stored history."),
     "bench": Entry("danube.cli.records.bench:bench", "Measure throughput and latency against a broker."),
     "load": Entry(
@@ -73,7 +71,7 @@ class Root(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     invoke_without_command=True,
 )
-@click.option("--version", is_flag=True, help="Print the version and leave.")
+@click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.pass_context
 def root(context: click.Context, version: bool) -> None:
     """Danube, a message broker.

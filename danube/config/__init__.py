@@ -1,4 +1,4 @@
-"""Settings: where they come from, their sections, and what is wrong with them."""
+"""Settings: their sources, their sections, and checks of their values."""
 
 from __future__ import annotations
 

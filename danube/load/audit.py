@@ -1,8 +1,8 @@
-"""Judges a run by the reports of all its processes: what was lost, reordered, stored wrongly or twice.
+"""Judges a run by the reports of all its processes: records that were lost, reordered, changed or stored
+twice.
 
-Expected through every subscription: each record that was acknowledged, once at least.  A record whose
-send failed may arrive and need not.  Order is judged where the mode promises it, by what one consumer
-was handed for the first time.
+Every subscription must deliver each acknowledged record at least once.  A record whose send failed may arrive
+or not.  Order is checked if the mode promises it, by the first deliveries of each consumer.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Auditor:
                 yield producer, gap
 
     def findings(self) -> list[Finding]:
-        """Every reason why the run failed; none: what was acknowledged arrived, in order."""
+        """Return every reason why the run failed; none if all acknowledged records arrived in order."""
         found = [one for account in self.accounts() for one in self._findings_of(account)]
         if not self.acknowledged:
             found.append(Finding("nothing", "publish", 0, "no record was acknowledged: nothing was tested"))

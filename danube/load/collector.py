@@ -12,8 +12,8 @@ from typing import Any, Final
 from danube.load.number_set import NumberSet
 from danube.load.stamp import Stamp
 
-LATE_MAX: Final = 1_000  # single numbers that came out of order, in one report
-SEEN_RANGES_MAX: Final = 1_024  # of what a process remembers of a producer to tell a second arrival
+LATE_MAX: Final = 1_000  # numbers out of order in one report
+SEEN_RANGES_MAX: Final = 1_024  # of seen numbers, for each producer: they show a second arrival
 ORDERED_MODES: Final = ("exclusive", "failover", "key_shared")
 
 

@@ -1,11 +1,11 @@
-"""Conducts a run over one process or many: begins it, halts and drains it, and says what came of it.
+"""Conducts a run over one process or many: begins it, halts and drains it, and reports the result.
 
-Three roles.  ``local`` runs users and judges; with several processes one *judge* (Locust's master) judges
-the reports of the others, the *worker* role.  The end of a run, inside Locust's ``test_stopping``:
-producers halt, every send gets its answer, consumers go on until all that was acknowledged has arrived or
-nothing more comes; only then are users stopped.
+Three roles.  ``local`` runs users and judges; with several processes one *judge* (Locust's master) judges the
+reports of the others, the *worker* role.  The end of a run, inside Locust's ``test_stopping``: producers
+halt, every send gets its answer, consumers continue until all acknowledged records have arrived or no more
+come; only then users are stopped.
 
-Knows Locust by what it is handed: an environment with a runner, its events and options.
+The conductor gets Locust's objects as arguments: an environment with a runner, its events and options.
 """
 
 from __future__ import annotations
@@ -238,7 +238,8 @@ class Conductor:
     def _wait_answers(self, running: Running, auditor: Auditor) -> None:
         """Wait until no producer sends and every send has an outcome; each has a timeout of its own.
 
-        Who is busy may not have heard that it is over: Locust drops what comes while it sets a process up.
+        A busy process may have missed the halt, because Locust drops messages while it sets a process up.  So
+        the halt is repeated.
         """
         deadline = time.monotonic() + running.plan.send_timeout_s + ANSWERS_S
         while True:

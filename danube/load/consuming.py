@@ -1,4 +1,4 @@
-"""One consumer of a load test: takes what is delivered, checks it, acknowledges it."""
+"""One consumer of a load test: receives records, checks and acknowledges them."""
 
 from __future__ import annotations
 

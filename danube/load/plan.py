@@ -51,12 +51,12 @@ OPTIONS: Final = (
     Option("consumers", "1", "N", "Consumers of each shared, failover and key-shared subscription."),
     Option("sizes", "100:6,1KiB:3,64KiB:1", "LIST", "Payload sizes, each with its weight."),
     Option("rate", "50", "N", "Records/s of each producer; 0: the next one when the last is acknowledged."),
-    Option("ramp", "0", "DURATION", "A producer's rate grows from nothing for so long."),
+    Option("ramp", "0", "DURATION", "Time in which a producer's rate grows from zero."),
     Option("keys", "8", "N", "Routing keys of each producer."),
-    Option("partitions", "0", "N", "Of a topic that is made; 0: not partitioned."),
+    Option("partitions", "0", "N", "Partitions of a new topic; 0: not partitioned."),
     Option("durability", "", "LEVEL", "written (default), fsync or memory; an existing topic keeps its own."),
-    Option("send-timeout", "30s", "DURATION", "When a send without an answer has failed."),
-    Option("drain-timeout", "30s", "DURATION", "At the end: how long nothing may arrive until it is lost."),
+    Option("send-timeout", "30s", "DURATION", "A send fails without an answer for this long."),
+    Option("drain-timeout", "30s", "DURATION", "At the end: records are lost if none arrives for this long."),
 )
 
 

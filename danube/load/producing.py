@@ -1,4 +1,4 @@
-"""One producer of a load test: sends what is due, whatever the answers do, and accounts for each record."""
+"""One producer of a load test: sends records when they are due, and accounts for each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from danube.load.links.links import Sender
 from danube.load.plan import Plan, size_label
 from danube.load.schedule import OpenLoop
 
-IN_FLIGHT_MAX: Final = 256  # records of a producer that wait for their answer; what is due beyond waits, too
-LOOK_S: Final = 0.05  # a producer that has nothing to send looks up so often
+IN_FLIGHT_MAX: Final = 256  # unanswered records of a producer; further due records wait
+LOOK_S: Final = 0.05  # interval of checks of an idle producer
 TURN_S: Final = 0.25
 PAUSE_S: Final = 1.0  # after a failure to connect
 

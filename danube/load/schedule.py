@@ -11,7 +11,7 @@ _NS: Final = 1_000_000_000
 class OpenLoop:
     """An arrival clock: a constant rate, after a ramp in which it grows linearly from nothing.
 
-    A broker that stalls does not slow it down: what could not be sent in time stays due when it was, and
+    A stalled broker does not slow it down: a record that could not be sent in time keeps its due time, and
     its latency counts from then.
     """
 

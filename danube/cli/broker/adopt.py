@@ -11,10 +11,10 @@ from danube.cli.terminal.output import note, output_option, show
 from danube.cli.terminal.services import Services
 
 
-@click.command(short_help="Make a broker that was alone the first member.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Of a broker that does not run.")
+@click.command(short_help="Make a broker of one host the first member.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of a stopped broker.")
 @click.option(
-    "--raft-addr", metavar="HOST:PORT", help="Where other members will reach this one.  [127.0.0.1:7650]"
+    "--raft-addr", metavar="HOST:PORT", help="Address of this node for other members.  [127.0.0.1:7650]"
 )
 @config_file_option
 @output_option()
@@ -22,7 +22,7 @@ from danube.cli.terminal.services import Services
 def adopt(
     services: Services, /, data_dir: Path | None, raft_addr: str | None, file: Path | None, output: str
 ) -> None:
-    """Turn the data directory of a broker that was alone into that of a cluster's first member.
+    """Turn the data directory of a broker of one host into that of a cluster's first member.
 
     \b
     danube stop --data-dir DIR
@@ -30,7 +30,7 @@ def adopt(
     danube start --data-dir DIR --raft-addr HOST:7650 --seed-nodes HOST:7650
 
     Topics, schemas, records, offsets and subscriptions stay.  There is no way back, so copy the directory
-    before.  Cut off at any point it can be given again; until it has ended no broker starts there.
+    before.  After an interruption repeat the command; until it has ended no broker starts there.
     """
     from danube.broker.clustered.adopting import adopt_directory
     from danube.config.loading import load

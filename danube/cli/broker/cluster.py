@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15.0
 COLUMNS = ("node_id", "address", "role", "reached")
 COMMANDS = {
-    "adopt": Entry("danube.cli.broker.adopt:adopt", "Make a broker that was alone the first member."),
-    "recover": Entry("danube.cli.broker.recover:recover", "Go on after a majority of the journals is gone."),
+    "adopt": Entry("danube.cli.broker.adopt:adopt", "Make a broker of one host the first member."),
+    "recover": Entry("danube.cli.broker.recover:recover", "Recover after the loss of most journals."),
 }
 
 _data_dir_option = click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Of a member on this host; default as for start."
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Data directory of a member here; default as for start.",
 )
 _node_id_option = click.option("--node-id", required=True, help="As `danube cluster status` shows it.")
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
 def cluster() -> None:
-    """Show and change who takes part.  Ask any member; it speaks to the one that leads.
+    """Show and change the members.  Any member accepts the command and forwards it to the leader.
 
     \b
     danube cluster status
@@ -40,7 +42,7 @@ def cluster() -> None:
     """
 
 
-@cluster.command("status", short_help="Show the members as this one sees them.")
+@cluster.command("status", short_help="Show the members as this member knows them.")
 @_data_dir_option
 @config_file_option
 @output_option()
@@ -48,7 +50,7 @@ def cluster() -> None:
 def status(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
     """Voters decide, learners only follow.
 
-    Exit code 6 when no leader is known: then nothing can be changed, and what is read may be old.
+    Exit code 6 if no leader is known: then no change is possible, and the output may be out of date.
     """
     from danube.cli.broker.running import require_running
     from danube.cli.broker.stop import data_dir_of
@@ -99,7 +101,9 @@ def _members(found: ClusterStatus) -> list[dict[str, object]]:
 
 @cluster.command("add-node", short_help="Add a node as a learner.")
 @_node_id_option
-@click.option("--raft-addr", required=True, metavar="HOST:PORT", help="Where the members reach it.")
+@click.option(
+    "--raft-addr", required=True, metavar="HOST:PORT", help="Address of the node for other members."
+)
 @_data_dir_option
 @config_file_option
 @output_option()
@@ -107,7 +111,7 @@ def _members(found: ClusterStatus) -> list[dict[str, object]]:
 def add_node(
     services: Services, /, node_id: str, raft_addr: str, data_dir: Path | None, file: Path | None, output: str
 ) -> None:
-    """Let a node follow.  One that was started with --join or --seed-nodes is added by itself."""
+    """Add a node as a learner.  A node with --join or --seed-nodes is added automatically."""
     _change(services, data_dir, file, output, "add", node_id, raft_addr)
 
 
@@ -120,7 +124,7 @@ def add_node(
 def promote_node(
     services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
 ) -> None:
-    """Refused until it has caught up."""
+    """Make a learner a voter.  Refused until the learner has caught up."""
     _change(services, data_dir, file, output, "promote", node_id)
 
 
@@ -133,7 +137,7 @@ def promote_node(
 def remove_node(
     services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
 ) -> None:
-    """For good: it comes back only as a new node, with an empty data directory.  The last voter stays."""
+    """Remove a node for good: it can return only as a new node with an empty data directory."""
     _change(services, data_dir, file, output, "remove", node_id)
 
 

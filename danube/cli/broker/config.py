@@ -35,11 +35,11 @@ def config() -> None:
 
 @config.command("show", short_help="Print every value.")
 @config_file_option
-@click.option("--origin", is_flag=True, help="Say where each value came from.")
+@click.option("--origin", is_flag=True, help="Show the source of each value.")
 @output_option("yaml", "table", "json", default="yaml")
 @click.pass_obj
 def show_config(services: Services, /, file: Path | None, origin: bool, output: str) -> None:
-    """Print every value, as a file that `danube start --config` takes."""
+    """Print every value, as a file that `danube start --config` accepts."""
     from danube.config.loading import load, values
 
     loaded = load(file, services.environ)
@@ -58,7 +58,7 @@ def show_config(services: Services, /, file: Path | None, origin: bool, output: 
 @output_option()
 @click.pass_obj
 def check(services: Services, /, file: Path | None, output: str) -> None:
-    """Check file and environment; exit code 11 when something is wrong."""
+    """Check file and environment; exit code 11 if there is any problem."""
     from danube.cli.broker.surroundings import warnings_about
     from danube.config.loading import load
 

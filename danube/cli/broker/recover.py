@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from danube.cluster.control.recovery import Plan
 
 
-@click.command(short_help="Go on after a majority of the journals is gone.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Of a broker that does not run.")
+@click.command(short_help="Recover after the loss of most journals.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of a stopped broker.")
 @click.option("--unsafe-recover", is_flag=True, help="Make this node the only voter of a new cluster.")
-@click.option("--rejoin", is_flag=True, help="Let go of the old cluster, to join the new one.")
-@click.option("--raft-addr", default="", metavar="HOST:PORT", help="Where the journal does not say it.")
+@click.option("--rejoin", is_flag=True, help="Leave the old cluster, to join the new one.")
+@click.option("--raft-addr", default="", metavar="HOST:PORT", help="Needed if the journal lacks it.")
 @config_file_option
 @output_option()
 @click.pass_obj
@@ -30,15 +30,15 @@ def recover(
     services: Services, /, data_dir: Path | None, unsafe_recover: bool, rejoin: bool, raft_addr: str,
     file: Path | None, output: str,
 ) -> None:  # fmt: skip
-    """Without a flag: show what this node still holds, change nothing, and leave with exit code 2.
+    """Without a flag: show the content of this node's journal, change nothing, and exit with code 2.
 
     \b
     danube cluster recover --data-dir DIR                     on every node: compare last_term, last_index
-    danube cluster recover --data-dir DIR --unsafe-recover    on the one that has most
+    danube cluster recover --data-dir DIR --unsafe-recover    on the node with the most
     danube cluster recover --data-dir DIR --rejoin            on all others; then start them with --join
 
-    What was agreed on and is not in the journal of the one is lost: topics, policies, schemas, rights.
-    Records are not, nor is anything given twice.  Old files are kept beside, below left-<cluster id>.
+    Agreed changes that are not in the journal of that node are lost: topics, policies, schemas, rights.
+    Records are not lost, and no id or offset is given twice.  Old files are kept below left-<cluster id>.
     """
     from danube.cli.broker.stop import data_dir_of
     from danube.cluster.control.recovery import rejoin as let_go

@@ -36,8 +36,8 @@ class RunningBroker:
     workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
     started_at: int
     controller: str = ""  # of a member of a cluster: its socket
-    identity: str = ""  # of the pid, see process.identity_of
-    warnings: tuple[str, ...] = ()  # what it had to say when it served
+    identity: str = ""  # identity of the pid, see process.identity_of
+    warnings: tuple[str, ...] = ()  # its notices when it began to serve
 
     @property
     def url(self) -> str:
@@ -103,8 +103,8 @@ def _locked(data_dir: Path) -> bool:
 def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> float:
     """Send SIGTERM and wait until the data directory is free; return the seconds it took.
 
-    Raises OperationTimeout when it takes longer, and Unavailable when the pid in danube.json names a process
-    of another pid namespace: here the same number may belong to anybody.
+    Raises OperationTimeout if it takes longer, and Unavailable if the pid in danube.json is of another pid
+    namespace, because here the number may be another process.
     """
     began = time.monotonic()
     deadline = began + timeout_s
@@ -113,7 +113,7 @@ def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> fl
     except ProcessLookupError:
         descriptor = -1
     try:
-        # The descriptor is open: what is asked about the number from here on is true of its process.
+        # The descriptor is open, so from here on the number stays that of this process.
         if descriptor >= 0 and _names_the_broker(broker):
             _terminate(descriptor, timeout_s)
         elif _elsewhere(broker):

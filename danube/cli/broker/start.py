@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Start a broker on this host.")
 @click.option("--workers", metavar="auto|N", help="Worker processes; auto: one per usable core.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where logs and metadata live.")
-@click.option("--host", help="Address to listen on; loopback unless told otherwise.")
+@click.option("--host", help="Address to listen on; loopback by default.")
 @click.option(
     "--native-port", metavar="PORT", help="Port of the native protocol; 0 takes a free one.  [6660]"
 )
@@ -35,21 +35,23 @@ if TYPE_CHECKING:
     metavar="URL",
     help="Object store for sealed segments: s3://bucket/prefix, file:///directory.",
 )
-@click.option("--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port.")
+@click.option(
+    "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
+)
 @config_file_option
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
 @click.option(
-    "--raft-addr", metavar="HOST:PORT", help="Where other members reach this one.  [127.0.0.1:7650]"
+    "--raft-addr", metavar="HOST:PORT", help="Address of this broker for other members.  [127.0.0.1:7650]"
 )
-@click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster, alike on each.")
+@click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster; the same on each.")
 @click.option("--join", metavar="A:P,...", help="Members of a cluster that this broker joins.")
 @click.option(
     "--metadata",
     metavar="URL",
-    help="etcd of a cluster in the place of --seed-nodes: etcd://host:2379,host:2379/prefix.",
+    help="etcd of a cluster, instead of --seed-nodes: etcd://host:2379,host:2379/prefix.",
 )
-@click.option("--detach", is_flag=True, help="Return when the broker serves, and leave it running.")
+@click.option("--detach", is_flag=True, help="Return when the broker serves, and keep it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
 def start(

@@ -28,7 +28,7 @@ _data_dir_option = click.option(
 def stop(
     services: Services, /, data_dir: Path | None, file: Path | None, timeout: float, output: str
 ) -> None:
-    """Tell the broker to finish what it accepted and stop; wait until it has."""
+    """Let the broker finish accepted work and stop; wait until it has stopped."""
     from danube.cli.broker.running import require_running, stop_and_wait
 
     place = data_dir_of(services, data_dir, file)
@@ -37,7 +37,7 @@ def stop(
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
 
-@click.command(short_help="Show whether a broker runs and how it does.")
+@click.command(short_help="Show whether a broker runs, and its state.")
 @_data_dir_option
 @config_file_option
 @address_option(default=None)

@@ -19,9 +19,9 @@ from danube.cli.terminal.services import Services
 def bench() -> None:
     """Measure throughput and latency against a running broker.
 
-    Each producer and consumer is a process of its own.  The durability level stands in the result: a
-    figure without it says nothing.  The topic is made for the run and deleted after it, unless -t
-    names one.
+    Each producer and consumer is a process of its own.  The result includes the durability level, because a
+    figure without it is meaningless.  The topic is made for the run and deleted after it, unless -t names
+    one.
 
     \b
     danube bench publish --size 100 --count 5000000 --durability fsync -o json
@@ -68,7 +68,7 @@ _consumers_option = click.option(
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Each with a subscription of its own, so each receives every record.",
+    help="Each has its own subscription, so each receives every record.",
 )
 
 
@@ -111,7 +111,7 @@ def e2e(services: Services, /, **options: Any) -> None:
 def latency(services: Services, /, **options: Any) -> None:
     """Send single records on a schedule; report microseconds at p50, p99 and p999.
 
-    When an acknowledgement is late, the records it held up count from the time they were due.
+    If an acknowledgement is late, the latency of delayed records counts from the time they were due.
     """
     if options["size"] < 8:
         raise click.UsageError("--size is at least 8 here: a record carries the time it was sent.")

@@ -63,10 +63,10 @@ def _plan_options(command: _Command) -> _Command:
 @click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="On this host.")
 @click.option("--master", "judging", is_flag=True, help="Wait for load processes on other hosts and judge.")
 @click.option(
-    "--expect-workers", type=click.IntRange(min=1), help="With --master: begin when so many are there."
+    "--expect-workers", type=click.IntRange(min=1), help="With --master: begin when this many have connected."
 )
 @click.option("--master-bind-host", "bind_host", default="*", show_default=True, help="With --master.")
-@click.option("--worker", "working", is_flag=True, help="Be a load process of a master.")
+@click.option("--worker", "working", is_flag=True, help="Run as a load process of a master.")
 @click.option("--master-host", "judge_host", default=LOOPBACK, show_default=True, help="With --worker.")
 @click.option("--master-port", "judge_port", type=click.IntRange(1, 65_535), default=5557, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="Locust's own log and tables, too.")
@@ -88,8 +88,9 @@ def load(
     """Publish and consume on a schedule, with Locust, and account for every record.
 
     Users are consumers of every subscription type and producers.  Latency counts from when a record was due.
-    At the end producers halt, consumers drain, and what was acknowledged must have arrived, in order where
-    the subscription promises it.  Exit code 0 says so; 10 that something was lost, reordered or failed.
+    At the end producers halt and consumers drain.  Then all acknowledged records must have arrived, in order
+    if the subscription promises it.  Exit code 0: they have; 10: records were lost or reordered, or requests
+    failed.
 
     \b
     danube load --users 20 --run-time 1m --out results

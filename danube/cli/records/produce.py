@@ -36,7 +36,7 @@ BATCH_RECORDS = 1_000
 @click.option("--ndjson", is_flag=True, help="Each line is a record as `consume -o json` prints it.")
 @click.option("-k", "--key", help="Routing key: records of one key go to one partition, in order.")
 @click.option("-a", "--attributes", type=arguments.attributes, metavar="K:V,K:V", help="Attributes.")
-@click.option("-c", "--count", type=click.IntRange(min=1), default=1, help="Send it so many times.")
+@click.option("-c", "--count", type=click.IntRange(min=1), default=1, help="Number of times to send it.")
 @click.option(
     "-i", "--interval", type=arguments.interval_ms, default="0", help="Pause between: 500 (ms), 2s."
 )

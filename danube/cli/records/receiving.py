@@ -109,7 +109,7 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
 
 
 def _check_enough(wish: Wish, receiver: Receiver) -> None:
-    """Raise why what was wished did not come, where it did not."""
+    """Raise an error with the reason if the requested records did not arrive."""
     if wish.count is not None and receiver.received >= wish.count:
         return
     missing = f"received {receiver.received} records and not the end of {wish.topic}"
@@ -215,7 +215,7 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
             hint="use --count or --timeout",
         )
     partitions = described["partitions"]
-    # Without a start the broker does not know yet what the object store holds: then there may be records.
+    # Without a start the broker does not know yet which records the object store has, so there may be some.
     return {
         at: one["high_watermark"]
         for at, one in enumerate(partitions)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ROWS_MAX = 50
 
 
-@click.command(short_help="Say in words what one stored file or object holds.")
+@click.command(short_help="Describe one stored file or object.")
 @click.argument("place", metavar="FILE|URL")
 @store_options
 @output_option()
@@ -26,13 +26,13 @@ _ROWS_MAX = 50
 def inspect(
     services: Services, /, place: str, file: Path | None, s3_endpoint: str | None, output: str
 ) -> int:
-    """Say what a segment, manifest, cursor file, mark or metadata file holds, damaged ones as far as they go.
+    """Describe a segment, manifest, cursor file, mark or metadata file; a damaged one up to its damage.
 
     \b
     danube inspect data/partitions/0000000000000001-0/00000000000000000000.seg
     danube inspect s3://bucket/prefix/partitions/0000000000000001-0/manifest-0000000001-0000000007
 
-    Exit code 0: whole; 10: something is wrong with it; 12: it cannot be read.
+    Exit code 0: whole; 10: damaged; 12: it cannot be read.
     """
     found = _remote(services, place, file, s3_endpoint) if remote(place) else _local(place)
     if not found.kind:

@@ -21,7 +21,7 @@ _ROOTS = ("partitions/", "metadata/", "store.json")
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that it takes to reach a store besides its address."""
     command = click.option(
-        "--s3-endpoint", metavar="URL", help="Of an S3 server that is not Amazon's: http://host:port."
+        "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
     )(command)
     return click.option(
         "--config",

@@ -58,7 +58,7 @@ for _name, _line in _JOBS.items():
 
 @spark.command("file", short_help="The file for spark-submit.")
 def submitted_file() -> None:
-    """Print the path of the file that spark-submit is given, before the name and options of a job."""
+    """Print the path of the file for spark-submit; the name and options of a job follow it."""
     from danube.spark.submit import submitted_file
 
     click.echo(submitted_file())

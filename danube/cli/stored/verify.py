@@ -34,15 +34,15 @@ def verify(
     s3_endpoint: str | None,
     output: str,
 ) -> int:
-    """Read all that is stored and report every gap, overlap, bad checksum, orphan and missing object.
+    """Read all stored data and report every gap, overlap, bad checksum, orphan and missing object.
 
     \b
     danube verify ./data                           a broker's data directory
     danube verify s3://bucket/prefix               an object store
     danube verify ./data s3://bucket/prefix        both, and that they agree
 
-    Nothing is changed, and a broker may be running.  Exit code 0: clean; 10: something was found;
-    12: the storage cannot be read.
+    No file is changed, and a broker may be running.  Exit code 0: clean; 10: faults were found; 12: the
+    storage cannot be read.
     """
     from danube.wal.verify.tree import Verified
 

@@ -64,7 +64,7 @@ def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which part of a list is wanted: ``--prefix``, ``--after`` and ``--limit``."""
     limit = click.IntRange(min=1)
     for option in (
-        click.option("--limit", type=limit, help="At most so many."),
+        click.option("--limit", type=limit, help="At most this many."),
         click.option("--after", default="", metavar="NAME", help="Only names behind this one."),
         click.option("--prefix", default="", help="Only names that begin with it."),
     ):

@@ -44,7 +44,7 @@ def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--type",
             "given_type",
             metavar="TYPE",
-            help=f"{', '.join(TYPES)}; by the file's name where that tells (.avsc, .proto, .json).",
+            help=f"{', '.join(TYPES)}; by default from the file's name (.avsc, .proto, .json).",
         ),
         click.option("-f", "--file", type=click.Path(), help="The definition; - is standard input."),
         click.option("--schema", "text", metavar="TEXT", help="The definition itself."),
@@ -141,9 +141,7 @@ def schema_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--schema-version", type=_version, help="This version of it.  [latest]"),
         click.option("--schema-min-version", type=_version, help="The latest, if it is at least this."),
         click.option("--schema-file", type=click.Path(), help="Register this definition first."),
-        click.option(
-            "--schema-type", metavar="TYPE", help="Its type, where the file's name does not tell it."
-        ),
+        click.option("--schema-type", metavar="TYPE", help="Its type, if the file's name does not show it."),
     ]
     for option in reversed(options):
         command = option(command)

@@ -25,7 +25,7 @@ _JSON_TYPES: Final = ("json_schema", "avro")
 
 
 class MessagePrinter:
-    """Prints messages one after the other; keeps what it read of schemas and how far each topic came.
+    """Prints messages one after the other; caches schemas, and keeps the last offset of each topic.
 
     A message whose offset is above the last one of its topic is printed as stored; others, and the very
     first offset 0, as not stored: official scripts look for these lines.

@@ -95,7 +95,7 @@ class GrpcChannel:
             self._channel = grpc.insecure_channel(endpoint.target, options)
 
     def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float | None) -> Reply:
-        """One unary call of ``/package.Service/Method``; raises what the status means."""
+        """Make a unary call of ``/package.Service/Method``; raises the error of its status."""
         ask = self._channel.unary_unary(method, _bytes, reply.FromString)  # type: ignore[attr-defined]
         try:
             answer: Reply = ask(request, timeout=timeout_s, metadata=self._metadata)

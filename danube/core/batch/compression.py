@@ -1,9 +1,9 @@
 """Compressed columns: the one door to lz4 and zstandard, both optional.
 
-The columns of a batch are one LZ4 or Zstandard frame, followed by up to seven zero bytes of
-padding.  Inflating is bounded before it starts: the header says how many bytes come out, that
-number is capped by BATCH_BYTES_MAX and by the ratio below, and a frame that holds more, less or
-asks for a large window is refused as soon as that shows.
+The columns of a batch are one LZ4 or Zstandard frame, followed by up to seven zero bytes of padding.
+Inflating is bounded before it starts: the header states the inflated size, which is capped by BATCH_BYTES_MAX
+and by the ratio below.  A frame with more or fewer bytes, or with a large window, is refused as soon as that
+shows.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, MIB, RECORD_BYTES_
 Piece = bytes | bytearray | memoryview
 Bounds = NDArray[np.int64] | NDArray[np.int32]  # offsets before they were found to fit
 
-RECORD_OVERHEAD: Final = 8  # about what a record adds to a batch beside its payload
+RECORD_OVERHEAD: Final = 8  # approximate size of a record in a batch beside its payload
 
 # For so few numpy is slower than plain Python.
 _FEW: Final = 128
@@ -67,8 +67,8 @@ def payload_column(payloads: Any) -> PayloadColumn:
 def leading_column(payloads: Any, start: int, bytes_max: int) -> PayloadColumn:
     """payload_column() of payloads from ``start`` on, at least of one, with some ``bytes_max`` in the batch.
 
-    ``payloads`` is a list, an array of numpy or an Arrow array.  The first few tell how many may fit, and
-    what turns out too large is left out.
+    ``payloads`` is a list, an array of numpy or an Arrow array.  The first few payloads give an estimate of
+    how many fit; those that turn out too large are left out.
     """
     count = min(len(payloads) - start, BATCH_RECORDS_MAX)
     if count < 1:

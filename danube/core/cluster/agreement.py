@@ -84,7 +84,7 @@ class Agreement:
         return other
 
     def load(self, index: int, term: int, now_us: int, origins: list[tuple[str, int]]) -> None:
-        """Take in what a snapshot kept."""
+        """Load the part of a snapshot."""
         self.index, self.term, self.now_us = index, term, now_us
         self._sequences = dict(origins)
 
@@ -92,8 +92,8 @@ class Agreement:
 class AgreedTime:
     """The time that a leader, or a proposer without one, gives its commands.
 
-    It goes on from the agreed time with the monotonic clock, so a wall clock that jumps ends no lease
-    and keeps none; a change of leaders makes leases last longer, never shorter.
+    The time continues from the agreed time with the monotonic clock.  So a jump of the wall clock neither
+    ends nor prolongs a lease.  A change of leaders makes leases last longer, never shorter.
     """
 
     __slots__ = ("_offset_us",)

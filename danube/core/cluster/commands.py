@@ -13,7 +13,7 @@ import msgspec
 class KeyRecord(msgspec.Struct, frozen=True, array_like=True):
     """One key as it is now.  A *revision* is the index of a command, ``version`` counts from 1.
 
-    ``lease_id`` 0: it stays until it is deleted; below 0: a lease of its own.
+    ``lease_id`` 0: the key stays until it is deleted; below 0: the key has its own lease.
     """
 
     key: str
@@ -83,8 +83,8 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
 class Reservation(msgspec.Struct, frozen=True, array_like=True):
     """Offsets of a partition below ``end`` may have been given, by this broker in this epoch or before.
 
-    ``closed``: it has stopped, and its log ends exactly at ``end``.  ``broker_id`` 0 with an end: whoever
-    owned it up to that epoch, as commands were lost (:mod:`danube.core.placement.recovered`).
+    ``closed``: the broker has stopped, and its log ends exactly at ``end``. ``broker_id`` 0 with an end: any
+    owner up to that epoch, because commands were lost (:mod:`danube.core.placement.recovered`).
     """
 
     topic_id: int
@@ -117,8 +117,10 @@ class Agreed(ClusterCommand, frozen=True, kw_only=True, tag="agreed", tag_field=
 
 
 class PutKey(ClusterCommand, frozen=True, kw_only=True, tag="put_key", tag_field="kind"):
-    """Set a key.  With ``lease_id`` it goes with that lease, with ``ttl_ms`` with one of its own; with
-    neither it stays, whatever lease it had."""
+    """Set a key.
+
+    It ends with the lease ``lease_id``, or after ``ttl_ms``; with neither it stays, whatever lease it had.
+    """
 
     key: str
     value: bytes
@@ -223,9 +225,9 @@ class ForgetBroker(ClusterCommand, frozen=True, kw_only=True, tag="forget_broker
 class AssignPartitions(ClusterCommand, frozen=True, kw_only=True, tag="assign_partitions", tag_field="kind"):
     """Make a broker the owner of partitions: (topic id, partition, epoch that the proposer saw, 0 for none).
 
-    ``epoch_floor`` is for logs that were written before there was a cluster.
-    Each gets its next epoch, above all that it had and above ``epoch_floor``.  A partition must be
-    nobody's, or the broker's own already, which then only gets another epoch.
+    ``epoch_floor`` is for logs that were written before there was a cluster.  Each partition gets its next
+    epoch, above all that it had and above ``epoch_floor``. A partition must have no owner, or be the broker's
+    own; then it only gets another epoch.
     """
 
     broker_id: int
@@ -246,8 +248,8 @@ class ReleasePartitions(
 ):
     """The owner of partitions, (topic id, partition, epoch), has stopped appending to them.
 
-    An empty ``reason`` keeps what it was asked with.  With reason ``dead`` someone else says so, of a
-    broker whose registration has ended.
+    An empty ``reason`` keeps the reason of the request.  With reason ``dead`` the leader proposes the command
+    for a broker whose registration has ended.
     """
 
     broker_id: int
@@ -288,7 +290,7 @@ class LeaseKept(msgspec.Struct, frozen=True):
 
 
 class LeaseEnded(msgspec.Struct, frozen=True):
-    """Revoked or expired; what went with it has changes of its own, before this one."""
+    """A lease was revoked or has expired; keys and registrations that ended with it have earlier changes."""
 
     record: Lease
 

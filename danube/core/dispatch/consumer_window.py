@@ -1,20 +1,22 @@
-"""Window of a consumer: the records it may have at a time, by what it handles within a moment.
+"""Window of a consumer: how many records it may have at a time, by how many it handles in a short time.
 
-The window starts small, so that a consumer which comes later finds something left.  It doubles while half of
-it is handled fast and shrinks at once to what was handled within ``span_ns``, down to one record.  One rule
-for both sides: the native client counts a record as handled when the application asks for the next one, the
-broker counts what is acked (:mod:`danube.core.dispatch.consumer_window`) for consumers that cannot say more.
+The window starts small, so that records are left for a consumer that subscribes later.  The window doubles
+while half of it is handled fast, and shrinks at once to the number handled within ``span_ns``, down to one
+record.  Both sides use this rule.  The native client counts a record as handled when the application takes
+the next one.  For other consumers the broker counts acks.
 
-Consumers that let the broker set their pace: how much of their credit they can use now.
+:class:`PacedSeat` is for consumers that let the broker set their pace: it limits the credit that they can use
+now.
 
-A gRPC client takes whatever its stream brings, long before it works on it, so its credit says nothing of
-its pace.  Its acks do: it has a window of un-acked records, and credit beyond that is withheld.
+A gRPC client takes every message that its stream brings, long before the application works on it.  So its
+credit does not show its pace, but its acks do.  The client has a window of un-acked records; credit beyond
+the window is withheld.
 
-A client may work on one record or on many at a time, and how long it takes for one is seen when it had none
-before.  What it settles within such a time is what it works on at once: where that is the whole window,
-nothing waits there, and the window doubles.  Else it is what is settled within the window's span, or twice
-what is worked on at once.  A consumer that settles nothing while its window is full may be one that collects
-records before it acks them: its window doubles each time that ``stall_ns`` passes.
+A client may work on one record or on many at a time.  The time for one record is measured when the client had
+no other record.  The number that it acks within such a time is its parallelism.  If that is the whole window,
+no record waits at the client, and the window doubles.  Otherwise the window becomes the number acked within
+its span, or twice the parallelism.  A consumer that acks nothing while its window is full may collect records
+before it acks them, so its window doubles each time that ``stall_ns`` passes.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ ROUND_MIN_NS: Final = 10_000_000
 
 
 class PacedSeat:
-    """``open`` records may be or were granted and are not settled: usable credit and what is in flight."""
+    """``open``: records that are not settled, granted or not: usable credit and records in flight."""
 
     __slots__ = ("_began_ns", "_idle_ns", "_moved_ns", "_round_count", "_round_ns", "_service_ns",
                  "_stall_ns", "open", "window", "withheld")  # fmt: skip
@@ -152,7 +154,7 @@ class PacedSeat:
         self.window.double()
 
     def usable(self, credit: int) -> int:
-        """Credit that can be used now, of ``credit`` so far and what is withheld; the rest is withheld."""
+        """Return the usable part of ``credit`` and of the withheld credit; withhold the rest."""
         more = min(self.withheld, self.window.records - self.open)
         more = max(more, -credit)
         self.withheld -= more

@@ -174,7 +174,7 @@ def without(ranges: Offsets, removed: Offsets) -> Offsets:
 
 
 def closed_up(ranges: Offsets, start: int, end: int) -> Offsets:
-    """The ranges where ``start .. end`` is taken out and what lies behind it moves down to ``start``."""
+    """Return ``ranges`` without ``start .. end``; ranges behind it move down to ``start``."""
     moved = np.where(ranges >= end, ranges - (end - start), np.minimum(ranges, start))
     return joined(moved)
 

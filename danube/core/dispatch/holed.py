@@ -1,16 +1,16 @@
-"""A reliable subscription that passes over what has no records, and comes back for what returns.
+"""A reliable subscription that skips offsets without records, and delivers records that come back later.
 
-The window has no places for what is passed over (:mod:`danube.core.dispatch.course`), so nothing waits at a
-gap or a hole, whatever lies before it is not acked.  Here is the border: everything outside speaks of
-offsets, the subscription below of places.
+The window has no places for skipped offsets (:mod:`danube.core.dispatch.course`). So no delivery waits at a
+gap or a hole, even if records before it are not acked.  This class is the border: callers use offsets, the
+subscription below uses places.
 
-A hole is a range of offsets of which only a disk that is away knows records.  It is passed over and
-*withheld*: not delivered, not acked.  ``ack_floor`` stays at or before its start, so the cursor keeps it and
-what comes back is not missed.  What comes back is delivered next, before new records: the course goes back to
-it, and then on at the *frontier*, where it had come to.
+A hole is a range of offsets whose records, if any, are only on an absent disk.  The subscription skips it and
+*withholds* it: the range is neither delivered nor acked.  ``ack_floor`` stays at or before the start of the
+hole, so the cursor keeps the hole and returned records are not missed.  Returned records are delivered next,
+before new ones: the course goes back to them and then continues at the *frontier*, where it was before.
 
-Records of each side of a hole are in offset order.  What comes back comes after records with higher offsets:
-that is all that a hole changes.  One window and one table of keys has them all, so no key is ever at two
+Records on each side of a hole are in offset order.  A hole changes only this: returned records come after
+records with higher offsets.  One window and one table of keys hold all records, so no key is ever at two
 consumers.
 """
 
@@ -48,15 +48,15 @@ __all__ = ["GIVEN_UP", "UNUSED", "HoledSubscription"]
 
 GIVEN_UP = "given_up"
 UNUSED = "unused"
-# What has fewer offsets gets places, which costs less than a piece of the course.  A window that has become
-# wide passes over nearly everything, so that its width is a matter of records only.
+# A range with fewer offsets gets places, which costs less than a piece of the course.  A wide window skips
+# nearly all such ranges, so that its width depends on records only.
 PASSED_MIN: Final = 4_096
 PASSED_MIN_WIDE: Final = 8
 WIDE_SPAN: Final = SPAN_LIMIT // 4
 
 
 class HoledSubscription(Subscription):
-    """See the module.  ``withheld`` lies below the frontier and is what ``ack_floor`` waits for."""
+    """See the module.  ``withheld`` lies below the frontier; ``ack_floor`` stays below it."""
 
     def __init__(
         self, name: str, mode: Mode, state: CursorState, *, max_unacked: int, failure: FailurePolicy
@@ -127,7 +127,7 @@ class HoledSubscription(Subscription):
 
     @property
     def withheld(self) -> Offsets:
-        """int64[n][2]: what is neither acked nor can be delivered now."""
+        """int64[n][2]: ranges that are neither acked nor can be delivered now."""
         return self._withheld
 
     # -- granting ---------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class HoledSubscription(Subscription):
         return grants
 
     def _reach(self, available_end: int) -> int:
-        """The place where granting below ``available_end`` ends: there, or before what is passed over."""
+        """Return where granting below ``available_end`` ends: there, or before skipped offsets."""
         stop = self._course.next_place(available_end)
         if self._ahead.count:
             window, ranges = self._window, self._ahead.ranges
@@ -199,7 +199,7 @@ class HoledSubscription(Subscription):
         self._passed_min = PASSED_MIN if span < WIDE_SPAN else PASSED_MIN_WIDE
 
     def _pass_ahead(self, available_end: int) -> int:
-        """As before; what is wide gets no places."""
+        """Like the base class, but wide ranges get no places."""
         window = self._window
         if self._ahead.count and window.floor != window.next:
             start, end = self._ahead.first
@@ -208,7 +208,7 @@ class HoledSubscription(Subscription):
         return super()._pass_ahead(available_end)
 
     def _pass_over(self, end: int) -> None:
-        """Go on at the offset that ``end`` would be the place of; what lies before it gets no places."""
+        """Continue at the offset whose place would be ``end``; offsets before it get no places."""
         self._note_end()
         window = self._window
         offset = self._course.offset(end)
@@ -228,7 +228,7 @@ class HoledSubscription(Subscription):
         self._log_end = max(self._log_end, available_end)
 
     def _follow_end(self) -> None:
-        """Set where what was available ends, as a place."""
+        """Set the end of the available records, as a place."""
         self._available_end = self._end_of(self._log_end)
 
     def _end_of(self, log_end: int) -> int:
@@ -268,7 +268,7 @@ class HoledSubscription(Subscription):
             hole_end = min(hole_end, self._back_end)
         if hole_end <= at:
             return
-        missing = between(self._offsets_ahead(), at, hole_end)  # what is acked of it stays acked
+        missing = between(self._offsets_ahead(), at, hole_end)  # its acked offsets stay acked
         self._withheld = joined(np.concatenate((self._withheld, missing)))
         if self._window.floor == self._window.next:
             self._window.take_acked(hole_end)
@@ -282,7 +282,7 @@ class HoledSubscription(Subscription):
     def follow_holes(
         self, open_holes: Offsets, unused: Offsets | None = None, given_up: Offsets | None = None
     ) -> None:
-        """Follow what is known of holes now; all three are ranges, int64[n][2].
+        """Follow the current holes; all three arguments are ranges, int64[n][2].
 
         Withheld ranges that are unused or given up count as acked; those that are in no hole any more
         have come back.
@@ -296,7 +296,7 @@ class HoledSubscription(Subscription):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Go to what came back, and to the frontier when that is granted."""
+        """Continue at the returned records, and at the frontier when those are granted."""
         if not self._back_end and not len(self._returned):
             return
         moved = False
@@ -371,7 +371,7 @@ class HoledSubscription(Subscription):
     # -- what became of them -----------------------------------------------------------------------
 
     def _places(self, ranges: Ranges) -> Offsets:
-        """Places for ranges of offsets; what lies behind a record that came back is not at its place."""
+        """Return the places of ranges of offsets; behind a returned record place and offset differ."""
         if not self._course.count:
             return within(ranges, 0, self._back_end) if self._back_end else ranges
         return self._course.places(ranges, self._back_end or OFFSETS_END)
@@ -439,7 +439,7 @@ class HoledSubscription(Subscription):
         )
 
     def statistics(self) -> dict[str, Any]:
-        """As before, with what is withheld: how many offsets, and the first ranges of them."""
+        """Like the base class, with the number of withheld offsets and their first ranges."""
         numbers = super().statistics()
         blocked = np.array(numbers["blocked_offsets"], np.int64)
         return {

@@ -1,9 +1,9 @@
 """A subscription of a non-reliable topic: batches wait in a bounded queue, the oldest give way.
 
-A batch is a *token*: whatever the caller wants back when records of it are granted.  There are no
-acks and no redelivery; what was granted is gone from here.  The producer never waits: over the
-bounds the oldest batches are dropped, with nobody connected everything is, and every record that
-was not granted is counted as dropped, or as skipped where no consumer's filters match its key.
+A batch is a *token*: any object that the caller gets back when records of the batch are granted.  There are
+no acks and no redelivery; granted records are not kept.  The producer never waits.  Above the bounds the
+oldest batches are dropped, and without a consumer all are.  Every record that was not granted is counted as
+dropped, or as skipped if no consumer's filters match its key.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class LossySubscription:
         self._consumers.add_credit(consumer_id, records)
 
     def set_ready(self, consumer_id: int, ready: bool) -> None:
-        """Pause a consumer or let it go on, its credit as it is."""
+        """Pause a consumer or resume it; its credit does not change."""
         self._consumers.set_ready(consumer_id, ready)
 
     # -- the queue ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ UNLIMITED: Final = 1 << 62
 
 
 class RecordRate:
-    """``per_second`` 0 is no limit.  Nothing is ever dropped: what is not allowed now is allowed later."""
+    """``per_second`` 0 is no limit.  Records are never dropped: those not allowed now are allowed later."""
 
     __slots__ = ("_filled_ns", "_tokens", "per_second")
 
@@ -19,7 +19,7 @@ class RecordRate:
         self._filled_ns = 0
 
     def set(self, per_second: int) -> None:
-        """Go on with another rate; what was saved up stays within the new bound."""
+        """Change the rate; saved allowance is cut to the new bound."""
         if per_second != self.per_second:
             self.per_second = per_second
             self._tokens = min(self._tokens, float(per_second))

@@ -117,8 +117,8 @@ class Window:
         self.counts[IN_FLIGHT] += end - start
 
     def take(self, offsets: Offsets, seats: Seats, stamp: int, keys: Keys | None = None) -> None:
-        """Take all up to the last of ``offsets`` into the window: these (ascending, from ``next`` up) by
-        what is said of each, a seat, REFUSED or SKIPPED, and what lies between them as acked.
+        """Take all offsets up to the last of ``offsets`` into the window.  Each of ``offsets`` (ascending,
+        from ``next`` up) gets its state: a seat, REFUSED or SKIPPED. The offsets between them count as acked.
 
         A key-shared window needs ``keys``.
         """
@@ -152,7 +152,7 @@ class Window:
         for part in self.slices(start, end):
             self.state[part] = ACKED
             if self.keys is not None:
-                self.key[part] = 0  # not what a former record left there: the number of some key
+                self.key[part] = 0  # not the key number of a former record
         self.counts[ACKED] += end - start
 
     def _widen(self, end: int) -> None:

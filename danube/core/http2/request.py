@@ -65,8 +65,8 @@ def _grpc_problem(method: str, fields: dict[str, str]) -> tuple[str, int]:
 def request_head(fields: Sequence[Field], *, oversize: str = "") -> RequestHead:
     """Judge the fields of a request in their order.
 
-    ``oversize`` says that more fields came than are kept: what was dropped cannot be judged, so the
-    head has that problem alone.
+    ``oversize``: some fields were dropped because there were too many.  They cannot be checked, so the head
+    has only that problem.
     """
     pseudo: dict[str, str] = {}
     regular: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Kernels over batches: scanning stored ones, checking columns, gathering records, hashing keys.
 
-They read only inside the byte arrays they are given: positions come from a checked Layout, and
-every offset that a peer wrote is compared with its column's size before it is followed.
+Kernels read only inside the given byte arrays.  Positions come from a checked Layout; every offset that a
+peer wrote is compared with its column's size before it is used.
 """
 
 from __future__ import annotations

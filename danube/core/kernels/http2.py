@@ -1,4 +1,4 @@
-"""A kernel over what a socket of a gRPC port has received: calls that are whole, many at a time."""
+"""A kernel over received bytes of a gRPC port: takes many complete calls at a time."""
 
 from __future__ import annotations
 

@@ -84,8 +84,7 @@ class Binding(msgspec.Struct, frozen=True):
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, tag="create_topic", tag_field="kind"):
     """Make a topic; ``partitions`` 0 is one that is not partitioned.
 
-    With ``ensure`` a topic that is there already, with the same partitions and policy, is what
-    was asked for.
+    With ``ensure`` an existing topic with the same partitions and policy is a success.
     """
 
     topic: str
@@ -159,8 +158,8 @@ class ForgetSubscription(
 class RegisterSchema(msgspec.Struct, frozen=True, kw_only=True, tag="register_schema", tag_field="kind"):
     """Add a version to a subject, which is made where ``after_revision`` is 0.
 
-    The proposer has compared the definition with what the subject held at that revision; a subject
-    that has changed since refuses.  ``compatibility`` is what a new subject starts with.
+    The proposer has compared the definition with the subject at that revision; a later change of the subject
+    refuses it.  ``compatibility`` is the mode of a new subject.
     """
 
     subject: str
@@ -282,7 +281,7 @@ class NamespaceDeleted(msgspec.Struct, frozen=True):
 TopicChange = TopicCreated | TopicDeleted | TopicUpdated
 Change = TopicChange | NamespaceCreated | NamespaceDeleted | ClusterChange
 
-# What a proposer is told: the record that its command made, changed or found; or why nothing was done.
+# Result for the proposer: the record that its command made, changed or found; or why nothing was done.
 Outcome = TopicRecord | ClusterRecord | DanubeError | None
 
 _SCALARS: Final = {int, float, str, bytes, bool, type(None)}
@@ -313,8 +312,7 @@ def _flat(kind: type[msgspec.Struct]) -> bool:
 
 
 def encode_command(command: Command) -> bytes:
-    """The command in full; raises a CallerError if it is larger than any sound one of its kind, or
-    holds what cannot be stored."""
+    """Encode the command in full; raises a CallerError if it is too large or cannot be stored."""
     try:
         encoded = _encoder.encode(command if _flat(type(command)) else in_full(command))
     except UnicodeEncodeError as error:
@@ -338,7 +336,7 @@ def join_commands(encoded: list[bytes]) -> bytes:
 
 
 def decode_commands(content: bytes | memoryview) -> list[Command]:
-    """The commands of a joined list; raises StorageIncompatible for what this version cannot read."""
+    """Decode a joined list of commands; raises StorageIncompatible for those of a newer version."""
     try:
         return _decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

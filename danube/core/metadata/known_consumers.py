@@ -1,9 +1,8 @@
 """Consumers that clients know by a number, and the numbers themselves.
 
-A number must mean the same consumer on every worker and after a restart, so it is a hash of what the
-consumer is: topic, partition, subscription and name.  The metadata keeps which consumer a number
-stands for.  At most ``known_max`` are kept; then the one that was kept first is forgotten, and its
-client subscribes again.
+A number must mean the same consumer on every worker and after a restart.  So it is a hash of topic,
+partition, subscription and name.  The metadata maps each number to its consumer.  At most ``known_max`` are
+kept; then the oldest one is forgotten, and its client subscribes again.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ class KnownConsumers:
         return other
 
     def load(self, consumers: list[KnownConsumer]) -> None:
-        """Take in what a snapshot kept, the oldest first."""
+        """Load the consumers of a snapshot, the oldest first."""
         for consumer in consumers:
             self._put(consumer)
 

@@ -24,8 +24,8 @@ class Clock(Protocol):
 class Consensus(Protocol):
     """The metadata machine behind an agreed, durable order of commands.  Its logs inherit ``propose``.
 
-    ``state`` is the machine as far as it was applied here; it is read freely and never changed by
-    the reader, and it may be replaced by another object, so it is not kept across calls.
+    ``state`` is the machine with all commands that were applied here.  Readers never change it.  A later call
+    may replace it by another object, so readers do not keep it across calls.
     """
 
     @property
@@ -46,11 +46,11 @@ class Consensus(Protocol):
     def propose(self, command: AnyClusterCommand) -> ClusterRecord | None: ...
 
     def propose(self, command: Command) -> TopicRecord | ClusterRecord | None:
-        """Make a command durable, then apply it; return what :mod:`danube.core.metadata.outcomes` says of it.
+        """Make a command durable, then apply it; return its outcome (:mod:`danube.core.metadata.outcomes`).
 
-        Blocks.  Raises a CallerError if the command is not allowed (nothing was done), StorageFull
-        or StorageFailed if it was not stored, OperationTimeout where another process keeps the log,
-        and Unavailable where its outcome is not known.
+        Blocks.  Raises a CallerError if the command is not allowed (nothing was done), StorageFull or
+        StorageFailed if it was not stored, OperationTimeout if another process holds the log, and Unavailable
+        if its outcome is not known.
         """
         result = self.propose_many([command])[0]
         if isinstance(result, DanubeError):
@@ -61,7 +61,7 @@ class Consensus(Protocol):
         """Like propose for each in turn, made durable together; a refusal takes its command's place."""
 
     def refresh(self) -> list[Change]:
-        """Take in what was agreed since; return every change since the last refresh, own ones too."""
+        """Apply newly agreed commands; return every change since the last refresh, own ones too."""
 
     def close(self) -> None:
         """Let go of files and connections."""

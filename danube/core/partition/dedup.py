@@ -1,4 +1,4 @@
-"""Duplicates: what a partition remembers of its idempotent producers, and what that decides.
+"""Duplicates: the state that a partition keeps of its idempotent producers, and the checks by it.
 
 A producer numbers its records from 0 in each of its *epochs*; a batch carries the sequence of its
 first record.  For every producer id the partition keeps the epoch, the sequence it expects next
@@ -192,7 +192,7 @@ class ProducerTable:
             self._trim(written_end)
 
     def replay(self, header: BatchHeader) -> None:
-        """Learn from a stored batch; what is stored is the truth, so nothing is refused."""
+        """Update the table from a stored batch; stored batches are never refused."""
         producer_id, sequence = header.producer_id, header.base_sequence
         known = self._by_id.get(producer_id)
         if known is not None and header.producer_epoch < known.epoch:
@@ -209,7 +209,7 @@ class ProducerTable:
     def rollback(self, log_end: int) -> None:
         """Forget every batch at or above ``log_end``: its producer is expected to send it again.
 
-        Epochs stay: who was fenced stays fenced.
+        Epochs stay, so a fenced producer stays fenced.
         """
         for producer in self._by_id.values():
             batches = producer.batches
@@ -228,7 +228,7 @@ class ProducerTable:
     def _check_new_epoch(
         self, producer_id: int, epoch: int, known: ProducerState | None, now_us: int
     ) -> None:
-        """Raise unless ``epoch`` may follow what is known (which is not this epoch)."""
+        """Raise unless ``epoch`` may follow the known epoch, which is another one."""
         if known is not None and epoch < known.epoch:
             raise Fenced(
                 "a newer producer of the same name has taken over",

@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 class Pace:
     """Share of the speed of ``parallel`` uploads that they may use, 1.0 if no worker is busy.
 
-    ``observe`` and ``exposed`` are called by the one who watches; ``pause_ns`` from any thread.
+    One watcher calls ``observe`` and ``exposed``; any thread may call ``pause_ns``.
     """
 
     __slots__ = ("_bounds", "_last", "_last_ns", "_least", "_parallel", "_yielded")

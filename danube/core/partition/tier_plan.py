@@ -92,8 +92,8 @@ class Waiting(NamedTuple):
 def choose(waiting: Iterable[Waiting], slots: int) -> list[Any]:
     """Names of at most ``slots`` partitions that may begin one upload each.
 
-    Whoever has the fewest uploads under way comes first, so that one long backlog does not keep the others
-    from leaving the host; among equals the oldest record does.
+    The partition with the fewest uploads under way comes first, so that one long backlog does not delay the
+    others.  Among equals the one with the oldest record comes first.
     """
     ordered = sorted(waiting, key=lambda one: (one.running, one.oldest_us))
     return [one.name for one in ordered[: max(0, slots)]]
@@ -165,7 +165,7 @@ class ListedObject(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """``doomed`` may be deleted now; ``unnamed_since`` is what to hand in at the next round."""
+    """``doomed`` may be deleted now; ``unnamed_since`` is the argument of the next round."""
 
     doomed: list[str]
     unnamed_since: dict[str, int]
@@ -180,11 +180,11 @@ def sweep(
     settings: TierSettings,
     count_max: int,
 ) -> Sweep:
-    """Which segment objects nobody needs: in no manifest, old, and unnamed for as long as readers may lag.
+    """Find unneeded segment objects: in no manifest, old, and unnamed for longer than readers may lag.
 
-    ``unnamed_since`` holds the keys that were seen unnamed before, with the time; those that this owner
-    took out of its manifest itself are there too, and for them the object's age does not matter.  An
-    object at or above ``uploaded_end`` stays: somebody may be about to name it.
+    ``unnamed_since`` holds the keys that were found unnamed before, with the time.  It also holds those that
+    this owner removed from its manifest; for them the object's age does not matter.  An object at or above
+    ``uploaded_end`` stays, because an upload may be about to name it.
     """
     doomed: list[str] = []
     waiting: dict[str, int] = {}

@@ -123,7 +123,7 @@ class Loads(NamedTuple):
 
 
 def measure(picture: Picture, settings: BalanceSettings) -> Loads:
-    """How loaded each broker is, and what each partition adds to that."""
+    """Measure the load of each broker, and the share of each partition in it."""
     counts = picture.table.counts().astype(np.float64)
     owner = picture.table.column("owner")
     if settings.strategy == "fair":
@@ -253,7 +253,7 @@ def plan_moves(
 ) -> list[Move]:
     """Plan at most ``count_max`` moves of ``free`` rows to ``targets``, each of which makes loads more equal.
 
-    It ends where loads differ by less than half of what begins a round.
+    Planning ends when loads differ by less than half of the difference that begins a round.
     """
     planner = _Planner(picture, loads, settings, free)
     sources = picture.takes.copy()

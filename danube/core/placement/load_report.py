@@ -30,7 +30,7 @@ _RATE_MAX: Final = 1e15
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``cpu`` and ``memory`` are shares of what the broker may use, 0 .. 1; rates are of both directions."""
+    """``cpu`` and ``memory`` are shares of the broker's limits, 0 .. 1; rates count both directions."""
 
     cpu: float = 0.0
     memory: float = 0.0
@@ -72,6 +72,6 @@ def _within(value: float, most: float) -> float:
 
 
 def storage_shared(keys: KeySpace, broker_id: int) -> bool:
-    """Whether what a broker stores can be read by others; not known is no."""
+    """Whether other brokers can read a broker's stored records; False if it is not known."""
     record = keys.find(f"{STORAGE_PREFIX}{broker_id}")
     return record is not None and record.value == SHARED

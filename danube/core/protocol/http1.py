@@ -1,8 +1,8 @@
 """One HTTP/1.1 request without a body, out of a stream in any pieces; and the head of its answer.
 
-Made for doors that answer one request on a connection and close it.  What is not a request that they could
-answer becomes a Refusal: bytes of a peer never raise.  Strict where tolerance would only help an attacker:
-lines end with CRLF, nothing is folded, a request has one Host.
+For doors that answer one request on a connection and close it.  Input that is no valid request becomes a
+Refusal: bytes of a peer never raise.  Strict where tolerance would only help an attacker: lines end with
+CRLF, nothing is folded, a request has one Host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Silence of a session's client: when to send it a PING, and when to give it up.
+"""Silence of a session's client: when to send a PING, and when to end the session.
 
-A session is heard with every byte that comes.  One that was silent for a third of the time it has is asked
-by a PING; one that is silent for all of it after that is over.  A client that takes what it was sent is
-alive, however late it answers: the PING may lie behind much.
+Every received byte ends a silence.  After a third of the session's time in silence the client gets a PING;
+after the whole time in silence from then on the session ends.  A client that reads its data is alive, however
+late it answers, because the PING may lie behind much data.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _compile_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def choose() -> str:
-    """Install what this machine needs; returns ``"plain"`` or ``"kernels"`` for the start-up log."""
+    """Install the accesses for this machine; returns ``"plain"`` or ``"kernels"`` for the start-up log."""
     if TOTAL_STORE_ORDER:
         return "plain"
     try:

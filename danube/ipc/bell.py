@@ -27,7 +27,7 @@ SLEEPING: Final = 0
 
 
 class Bell:
-    """The bell of one worker; its own worker arms and disarms, everybody else rings."""
+    """The bell of one worker; this worker arms and disarms it, all others ring it."""
 
     __slots__ = ("_load", "_store", "descriptor")
 

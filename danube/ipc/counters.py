@@ -1,8 +1,8 @@
 """Named counters in shared memory: one block per worker, each word with a single writer.
 
-A worker adds to its own block with plain stores; anybody may read.  Totals go on across restarts of the
-worker; gauges (see GAUGES) start again.  A block is 64 signed 64-bit words, so names can be added at
-the end without moving others.
+A worker adds to its own block with plain stores; every process may read.  Totals continue across restarts of
+the worker; gauges (see GAUGES) start again.  A block is 64 signed 64-bit words, so names can be added at the
+end without moving others.
 """
 
 from __future__ import annotations

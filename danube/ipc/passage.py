@@ -1,9 +1,9 @@
-"""Open sockets from one worker to another, each with the bytes that were read from it and not used.
+"""Passing open sockets from one worker to another, each with the bytes that were read from it and not used.
 
-A worker has a pair of Unix sockets: its own end to take from, and one that all others send to.  A message
-is one descriptor (SCM_RIGHTS, unix(7)), a head that names the door and how much was sent on the socket
-already, and those bytes.  The supervisor keeps both ends of every pair, so what waits for a worker that died
-is taken by its replacement, as in the backlog of a listener.
+A worker has a pair of Unix sockets: it receives from one end, and all other workers send to the other end.  A
+message is one descriptor (SCM_RIGHTS, unix(7)), a head with the door's name and the number of bytes sent on
+the socket, and the unused bytes.  The supervisor keeps both ends of every pair.  So the replacement of a dead
+worker receives its waiting sockets, as from the backlog of a listener.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Passage:
     __slots__ = ("_own", "_towards")
 
     def __init__(self, worker: int, pairs: tuple[Pair, ...]) -> None:
-        """In the process of ``worker``: what others take from is closed here."""
+        """Open the ends for the process of ``worker``; the receiving ends of others are closed."""
         self._own = pairs[worker][0]
         self._towards = [towards for _, towards in pairs]
         for other, (end, _) in enumerate(pairs):

@@ -5,7 +5,7 @@ it with the last process that maps it, also after SIGKILL.  Every page is reserv
 worker starts and the size is sealed, so that touching it can never raise SIGBUS.  A memfd counts as the
 broker's memory (and its cgroup's), not against the mount size of /dev/shm.
 
-The doorbells are made here too, because like the memory they must exist before the fork.
+The doorbells are made here too, because they must also exist before the fork.
 """
 
 from __future__ import annotations
@@ -120,10 +120,11 @@ class Region:
         return self._incarnation_words(worker).load(0)
 
     def announce(self, worker: int, incarnation: int) -> None:
-        """Supervisor only: tell everybody that ``worker`` is about to run as ``incarnation``.
+        """Announce to all workers that ``worker`` is about to run as ``incarnation``; for the supervisor
+        only.
 
-        Called after the old process was reaped and before the new one is forked.  All bells ring, so
-        that no peer waits for an answer of the dead one.
+        Called after the old process was reaped and before the new one is forked.  All bells ring, so that no
+        peer waits for an answer of the dead worker.
         """
         self._incarnation_words(worker).store(0, incarnation)
         for bell in self.bells:

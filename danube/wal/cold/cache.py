@@ -42,7 +42,7 @@ SEGMENTS_MAX: Final = 1024
 ANSWER_MAX_NS: Final = 120_000_000_000
 PAUSE_FIRST_NS: Final = 200_000_000
 PAUSE_MAX_NS: Final = 30_000_000_000
-_PAUSE_FOR_GOOD_NS: Final = 5_000_000_000  # what only an operator can mend is not asked for more often
+_PAUSE_FOR_GOOD_NS: Final = 5_000_000_000  # errors that only an operator can mend are not retried more often
 
 
 class Fetch:
@@ -80,9 +80,9 @@ class Pause:
 
 
 class ColdCache:
-    """``send(fetch)`` hands one to the fetcher; ``changed(identity)`` tells that reading may go on.
+    """``send(fetch)`` gives a fetch to the fetcher; ``changed(identity)`` reports that reading may continue.
 
-    ``ready(identity)`` tells the same in the middle of somebody's read: it must only note that.
+    ``ready(identity)`` reports the same during a call of a read, so it must only note the identity.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ColdCache:
                 self._blocks.move_to_end((segment.key, block))
 
     def read_well(self, segment: ColdSegment) -> None:
-        """Bytes of the object were read and are right: what was wrong with it is over."""
+        """Note that bytes of the object were read and are right, so an earlier fault is over."""
         self._pauses.pop(segment.key, None)
 
     def pause_of(self, segment: ColdSegment, now_ns: int) -> Pause | None:
@@ -335,7 +335,7 @@ class ColdCache:
         return kept + other + sum(_block_size(fetch.segment, one) for one in loose) <= self.bytes_max
 
     def ask_again(self, now_ns: int) -> None:
-        """The fetcher started anew and knows nothing: tell it what is under way."""
+        """Send all fetches under way to a fetcher that has started anew."""
         for fetch in self._fetches.values():
             if fetch.asked_ns:
                 fetch.asked_ns = now_ns

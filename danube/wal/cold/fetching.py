@@ -23,8 +23,9 @@ def fetch(
 ) -> None:
     """Copy ``source`` (key, start, end) of a segment into ``target`` (file below ``root``, position).
 
-    Not synced: what a cache holds may be lost.  Raises InvalidArgument when the key is not of this partition
-    or the file lies elsewhere, StorageFailed when the file cannot be written, and what the store raises.
+    The file is not synced: a cache may lose its content.  Raises InvalidArgument when the key is not of this
+    partition or the file lies elsewhere, StorageFailed when the file cannot be written, and what the store
+    raises.
     """
     key, start, end = source
     path, position = target

@@ -1,10 +1,10 @@
 """Reads that wait for blocks of objects, in the order in which they get room in the cache.
 
-A read needs all of its blocks at the same time: a batch may lie across the edge of two.  Where many read
-at places far apart and the cache holds few blocks, each would otherwise push out what another one waits
-for, for ever.  So reads are *admitted* in the order in which they came, as many as fit; only for them is
-anything fetched, and what they need stays until they were read.  A read that turns out to need more
-pushes the youngest out.  One that nobody comes back for is let go after KEPT_NS.
+A read needs all of its blocks at the same time, because a batch may lie across the edge of two blocks.  If
+many reads need distant blocks and the cache holds few, each read would evict blocks that another one waits
+for, for ever.  So reads are *admitted* in order of arrival, as many as fit.  Only their blocks are fetched,
+and these stay until they were read.  If an admitted read turns out to need more blocks, it displaces the
+youngest read.  A read that is not continued within KEPT_NS is dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WaitingRead:
 
 
 class WaitingReads:
-    """``bytes_max`` bounds what is kept for admitted reads; one alone may be larger."""
+    """``bytes_max`` bounds the blocks of admitted reads; a single read may be larger."""
 
     def __init__(self, bytes_max: int, size_of: Callable[[ColdSegment, int], int]) -> None:
         self.kept_bytes = 0

@@ -3,12 +3,12 @@
     position      0 ............................... data_end ....... size_bytes
                   | block | block | ... | last block | footer      |
 
-The footer comes first: it is checked against the manifest's entry, and its index is what every read
-is checked against.  A batch is handed out only when its checksums hold, its offset is the next one
-and, where the index names its position, offset and append time agree too, so bytes of another object
-are told from this one's.  A block that fails is fetched once more; what then still fails is *damage*
-of the store, told and never served.  What was damaged before the segment was sealed is known from the
-entry (fewer records than offsets) and reads as it does from a local file.
+The footer is fetched first and checked against the manifest's entry.  Every read is checked against its
+index.  A batch is handed out only if its checksums are right and its offset is the next one.  If the index
+names its position, offset and append time must agree too; this detects bytes of another object.  A block that
+fails is fetched once more.  If it fails again, that is *damage* of the store: it is reported and never
+served.  Damage from before the segment was sealed is known from the entry (fewer records than offsets) and
+reads as in a local file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Missing(NamedTuple):
 
 
 class ColdReading(NamedTuple):
-    """A chunk, and what a reader that goes on behind it will want next: bytes ``start .. end``."""
+    """A chunk, and the bytes ``start .. end`` that a reader needs next if it continues behind the chunk."""
 
     chunk: Chunk
     start: int
@@ -59,7 +59,7 @@ class ColdReading(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """Bytes that are not what was uploaded, and the offsets that they hold at least."""
+    """Bytes that differ from the uploaded ones, and the offsets that they hold at least."""
 
     start: int
     end: int
@@ -68,7 +68,7 @@ class Bad(NamedTuple):
 
 
 class ColdSegment(StoredSegment):
-    """``entry`` is what the manifest says; ``blocks`` holds the numbers of the blocks that are there."""
+    """``entry`` is the manifest's entry; ``blocks`` holds the numbers of the fetched blocks."""
 
     __slots__ = ("again", "blocks", "entry", "footer_there", "header_seen", "key", "log_id", "places")
 
@@ -169,7 +169,7 @@ class ColdSegment(StoredSegment):
             raise StoreDamaged(
                 f"object of offsets {self.base_offset} .. {self.end_offset} is another broker's",
                 why="its header names another log, whose topic has the same id",
-                hint="restore the partition's manifest and objects; `danube verify` names what is wrong",
+                hint="restore the partition's manifest and objects; `danube verify` names the damage",
                 key=self.key, start=self.base_offset, end=self.end_offset,
             )  # fmt: skip
 
@@ -204,10 +204,10 @@ class ColdSegment(StoredSegment):
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, end: int, bytes_max: int) -> ColdReading | Missing:
-        """Batches from the one that holds ``offset``, none that starts at or above ``end``.
+        """Return batches from the one that holds ``offset``, up to ``end``.
 
-        Missing: what must be fetched first.  Raises StoreDamaged with the range, and OSError if
-        the local disk does not answer.
+        Returns Missing if bytes must be fetched first.  Raises StoreDamaged with the range, and OSError if
+        the local disk fails.
         """
         index = self.ready_index()
         if isinstance(index, Missing):
@@ -267,7 +267,7 @@ class ColdSegment(StoredSegment):
     def _judge(
         self, run: Run | None, place: Place, limit: int, index: SparseIndex
     ) -> Run | Missing | Bad | Place:
-        """Classify what a read at ``place`` met: batches, missing bytes, wrong bytes, or a hole's end."""
+        """Classify the bytes at ``place``: batches, missing bytes, wrong bytes, or a hole's end."""
         if run is not None:
             return _disagreement(run, index) or run
         position, offset = place

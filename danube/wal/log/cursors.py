@@ -27,15 +27,14 @@
           24     8  generation of the file
           32        name (UTF-8), blob, padding to 8
 
-Entries are appended, so the last one of a name is its state.  The file is reserved ahead, so acks
-are stored while the disk is full.  When it is used up, the live states are written into the *other*
-file under the next generation and appending goes on there: no name changes and no space is needed.
-Before the other file is overwritten the one in force is synced, so one of them is whole on disk at
-any time; the older one is what a damaged entry falls back to.  An entry is damaged too where its state
-cannot be decoded (``decode``), whatever its checksum says.  A cursor that falls back is older, never
-ahead of its acks.  A file whose sync failed is replaced by a new one (write, sync, rename).
-Both files are made at once, and then an empty file ``subscribed``: it proves that they were there, so that
-they are missed where they vanish.
+Entries are appended, so the last one of a name is its state.  The file's space is reserved in advance, so
+acks are stored even while the disk is full.  When the file is used up, the live states are written into the
+*other* file with the next generation, and appending continues there.  No rename and no new space is needed.
+The file in force is synced before the other one is overwritten, so one of them is always whole on disk.  The
+older file is the fallback for a damaged entry.  An entry whose state cannot be decoded (``decode``) is
+damaged too, even if its checksum is right.  A cursor that falls back is older, never ahead of its acks.  A
+file whose sync failed is replaced by a new one (write, sync, rename). Both files are made at once, and then
+an empty file ``subscribed``. It proves that the files existed, so their loss is noticed.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class CursorFile(NamedTuple):
     """Content of one of the two files.  ``states`` maps names to blobs, None for removed ones.
 
     ``end`` is behind the last intact entry; ``clean`` says that only zeros follow it.  ``damaged`` lists
-    positions of anything else, with what is wrong there.
+    positions of faults with their descriptions.
     """
 
     generation: int
@@ -185,8 +184,8 @@ def read_cursor_file(
 def _read_front(path: Path) -> tuple[bytes, int, str]:
     """Read a file but for the zeros at its end, which are not taken into memory.
 
-    Returns the bytes, the file's size and what is wrong behind the bytes: something after a long run of
-    zeros, which no entry begins behind, or more than a file can have.
+    Returns the bytes, the file's size and the fault behind the bytes, if any: data behind a long run of
+    zeros, where no entry can begin, or a file above the maximum size.
     """
     fd = files.open_existing(path, writable=False)
     try:
@@ -275,7 +274,7 @@ class CursorSyncJob:
     """Syncs the file that is appended to, and the directory once after the files were made.
 
     ``behind``: files of the log with records that the cursors may have passed.  They are synced first, so
-    that no cursor is on the disk without what it has passed.
+    that no cursor is on the disk without the records below it.
     """
 
     __slots__ = ("_behind", "_fd", "_file", "_pinned", "directory", "succeeded", "version")
@@ -318,10 +317,10 @@ class CursorSyncJob:
 class CursorStore:
     """``store`` and ``remove`` are noted; ``write`` appends them; ``sync_job`` makes them durable.
 
-    One thread, except that jobs run in another.  ``damage`` tells what ``load`` could not read: a
-    subscription that is missing from its answer although it exists was lost, and must start at the
-    earliest offset that is kept, never at the latest.  ``lost``: those that the ``witness`` knows and no file
-    has; they stay there until they are stored or removed, also when files are made anew.
+    The store is used by one thread; jobs run in another.  ``damage`` lists the entries that ``load`` could
+    not read.  An existing subscription that ``load`` does not return was lost, and must start at the earliest
+    offset that is kept, never at the latest.  ``lost``: subscriptions that the ``witness`` knows and no file
+    has.  They stay in ``lost`` until they are stored or removed, also when files are made anew.
     """
 
     def __init__(
@@ -467,7 +466,7 @@ class CursorStore:
         return bool(self._changed) or self._version > self._requested
 
     def write(self) -> None:
-        """Append what was noted.  StorageFull and StorageFailed leave it noted for the next call."""
+        """Append the noted states.  After StorageFull and StorageFailed they stay noted for the next call."""
         if not self._loaded:
             broken("cursors are written before they were loaded", directory=self.directory.name)
         if not self._changed:
@@ -615,7 +614,7 @@ class CursorStore:
         self._changed = {**self._states, **self._changed}
 
     def close(self) -> None:
-        """Release the files; what was not written is forgotten."""
+        """Release the files; states that were not written are dropped."""
         for file in self._files:
             descriptors.close(file)
 

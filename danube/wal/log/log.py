@@ -53,7 +53,7 @@ _AGE_ROLLS: Final = 4  # an active segment is rolled when it spans a quarter of 
 
 
 class Log:
-    """Made by :meth:`open`.  ``recovery`` tells what opening found."""
+    """:meth:`open` makes a log; ``recovery`` is the report of opening."""
 
     def __init__(
         self, directory: Path, identity: LogIdentity, epoch: int, options: LogOptions, recovered: Recovered,
@@ -94,10 +94,10 @@ class Log:
     ) -> Log:  # fmt: skip
         """Recover the log in ``directory`` (created when missing) as owner ``epoch``.
 
-        With ``trusted_end`` the log is truncated there: records above it were never acknowledged.
-        ``ahead``: where it goes on if it is of an older history than that.  ``witness``: of what was there.
-        Raises Fenced for a newer owner's files, AlreadyRunning while an older owner's process still
-        writes, StorageIncompatible for a newer format (nothing is touched), StorageFull, StorageFailed.
+        With ``trusted_end`` the log is truncated there: records above it were never acknowledged.  ``ahead``:
+        the jump of a log of an older history.  ``witness``: the record of the data that existed.  Raises
+        Fenced for a newer owner's files, AlreadyRunning while an older owner's process still writes,
+        StorageIncompatible for a newer format (nothing is touched), StorageFull, StorageFailed.
         """
         try:
             made = not directory.is_dir()
@@ -124,7 +124,7 @@ class Log:
         self._tell_witness(began=bool(self._segments))
 
     def _tell_witness(self, start: int | None = None, *, began: bool = False) -> None:
-        """Let the witness know what there is; ``start``: where the log will begin."""
+        """Tell the witness the extent of the log; ``start``: where the log will begin."""
         if self.witness is not None:
             self.witness.note_log(self.start if start is None else start, self.written_end, began=began)
 
@@ -233,7 +233,7 @@ class Log:
                 return writer.segment
 
     def discard_pending(self) -> None:
-        """Forget what was queued; log_end goes back to written_end."""
+        """Drop queued batches; log_end goes back to written_end."""
         self._pending.clear()
         self._headers.clear()
         self._pending_bytes = 0
@@ -363,8 +363,10 @@ class Log:
             self.failure = StorageFailed("seal failed", why=str(error))
 
     def checkpoint(self, producer_snapshot: bytes) -> None:
-        """Store what is known of the producers at synced_end, so that no later recovery reads their
-        headers again.  Worth calling once after a recovery that scanned much."""
+        """Store the state of the producers at synced_end.
+
+        No later recovery then reads their headers again.  Call it once after a recovery that scanned much.
+        """
         with suppress(OSError):  # without it the next recovery only takes longer
             write_checkpoint(self.directory, self.identity, Checkpoint(self.synced_end, producer_snapshot))
 
@@ -411,8 +413,10 @@ class Log:
         return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
 
     def look_at_age(self, now_us: int, retention_ms: int) -> None:
-        """Make should_roll true where the active segment has grown old for ``retention_ms`` (0: for ever),
-        so that its owner rolls it, also of a topic that nobody writes to, and retention deletes it later."""
+        """Make should_roll true if the active segment is old for ``retention_ms`` (0: never).
+
+        Its owner then rolls it, also for a topic without producers, and retention deletes it later.
+        """
         active = self.active
         if retention_ms and active is not None and active.batch_count:
             self.age_due = active.first_append_us < now_us - retention_ms * 1000 // _AGE_ROLLS
@@ -450,7 +454,7 @@ class Log:
                 self._segments.append(empty)
                 self._bases.append(empty.base_offset)
                 self._writer = self._writer_of(empty, created=False)
-            self._tell_witness(self._bases[len(doomed)])  # first: what it claims must be there
+            self._tell_witness(self._bases[len(doomed)])  # first, because its claims must hold
             deleted = remove(doomed, self._segments, self._bases)
             self.front_hash = doomed[-1].content_hash
             self._reader.forget_places()
@@ -473,7 +477,7 @@ class Log:
     # -- close ------------------------------------------------------------------------------------
 
     def close(self, producer_snapshot: bytes = b"") -> None:
-        """Write, sync and seal what is open, then release everything.  A fenced log is abandoned.
+        """Write, sync and seal the active segment, then release everything.  A fenced log is abandoned.
 
         Raises like write(), and StorageFailed if the last sync fails; all is released even then.
         """

@@ -2,9 +2,9 @@
 
 Files are deleted in two halves: the name at once, the blocks in a thread.
 
-A file system that tells its disk what is free again waits for that: 15 to 90 ms for a segment, in which a
-worker's loop would answer nobody.  Blocks are freed when a file has neither a name nor a descriptor, so one
-descriptor is kept over the deletion and closed in the thread.  Nothing depends on when that happens.
+A file system that reports freed blocks to its disk waits for the disk: 15 to 90 ms for a segment, in which a
+worker's loop could answer no request.  Blocks are freed when a file has neither a name nor a descriptor, so
+one descriptor is kept over the deletion and closed in the thread.  Nothing depends on when that happens.
 """
 
 from __future__ import annotations

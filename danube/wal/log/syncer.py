@@ -1,10 +1,10 @@
 """Group commit: one thread that carries out sync and seal jobs, off the worker's loop.
 
-Jobs that are submitted while a group runs form the next group.  Within a group each file is synced
-once, one after another.  The outcomes of a group come back in one call on the loop's thread.  A
-disk is asked for one flush at a time, so a slow one delays the answers and never reorders them.
-A group of many sync jobs is carried out with one call for the whole file system; where that fails, each file
-is asked, so that the error meets its owner.
+Jobs that are submitted while a group runs form the next group.  Within a group each file is synced once, one
+after another.  The outcomes of a group come back in one call on the loop's thread.  A disk gets one flush at
+a time, so a slow disk delays the answers and never reorders them.  A group of many sync jobs uses one call
+for the whole file system.  If that call fails, each file is synced by itself, so that the error reaches its
+owner.
 
 Jobs of the thread: syncing and sealing.
 
@@ -29,7 +29,7 @@ from danube.wal.segments.stored_segment import StoredSegment, write_footer
 
 
 def check_file(file: LogFile) -> None:
-    """StorageFailed if an earlier sync of the file has failed: what it lost no later one brings back."""
+    """Raise StorageFailed if an earlier sync of the file failed; no later one restores the lost bytes."""
     if file.failed:
         raise StorageFailed("an earlier sync of this file failed", file=file.path.name)
 
@@ -49,7 +49,7 @@ def sync_file(file: LogFile, fd: int) -> None:
 class SyncJob:
     """Makes everything below ``end_offset`` durable: older files first, then the directory.
 
-    The log that makes it keeps ``files`` pinned until it hears what became of the job.
+    The log that makes the job keeps ``files`` pinned until the job's result is known.
     """
 
     __slots__ = ("base_offset", "created", "directory", "end_offset", "epoch", "files", "position")
@@ -67,7 +67,7 @@ class SyncJob:
         self.epoch = epoch
 
     def run(self, synced: set[object] | None = None) -> None:
-        """Sync; ``synced`` holds what the same group has synced already, and is added to."""
+        """Sync; ``synced`` holds the files that the same group has synced already, and is extended."""
         done = set() if synced is None else synced
         for file in self.files:
             if file not in done or file.failed:
@@ -151,7 +151,7 @@ TOGETHER_MIN: Final = 32
 
 
 class Job(Protocol):
-    """Something to do in the thread; ``synced`` holds what the group has synced already."""
+    """A job for the thread; ``synced`` holds the files that the group has synced already."""
 
     def run(self, synced: set[object]) -> None: ...
 
@@ -196,7 +196,7 @@ class Syncer:
             self._ready.notify()
 
     def stop(self) -> None:
-        """Carry out what was submitted, hand the outcomes to the loop and end the thread."""
+        """Carry out submitted jobs, return the outcomes to the loop and end the thread."""
         with self._ready:
             self._stopping = True
             self._ready.notify()
@@ -244,7 +244,7 @@ class Syncer:
                     job.check_files()  # nothing else is left to do, and thousands wait for this thread
                 else:
                     job.run(synced)
-            except Exception as error:  # handed to the job's owner, who decides; nothing is hidden
+            except Exception as error:  # returned to the job's owner, which decides
                 outcomes.append((on_done, job, error))
             else:
                 outcomes.append((on_done, job, None))

@@ -70,7 +70,7 @@ def carry_over(
 
 
 def drop_copy(source: StoredSegment, start: Place) -> None:
-    """Remove what a copy that found no room has left."""
+    """Remove the remains of a copy that found no room."""
     name = file_name(start.offset) + TEMPORARY_SUFFIX
     source.directory.joinpath(name).unlink(missing_ok=True)
 

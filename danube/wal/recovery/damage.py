@@ -47,7 +47,7 @@ class DamageRegister:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError):
-            # It is a report, not state: what is still damaged is found again when it is read.
+            # It is a report, not state: remaining damage is found again by the next read.
             self._known.clear()
         self.count = len(self._known)
 
@@ -66,7 +66,7 @@ class DamageRegister:
         return True
 
     def forget_below(self, offset: int) -> None:
-        """Drop what lies in segments that retention has deleted."""
+        """Drop damage in segments that retention has deleted."""
         gone = [key for key, record in self._known.items() if record.start < record.end <= offset]
         for key in gone:
             del self._known[key]

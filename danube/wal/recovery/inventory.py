@@ -50,7 +50,7 @@ ASIDE_SUFFIX = ".aside"
 
 
 def name_aside(path: Path) -> Path:
-    """A name that is free, for what cannot stay under its own and is kept for a person to look at."""
+    """Return a free name for a file that cannot keep its own name and is kept for people."""
     aside = path.with_name(path.name + ASIDE_SUFFIX)
     while aside.exists():
         aside = aside.with_name(aside.name + "+")

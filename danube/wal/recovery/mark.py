@@ -89,7 +89,7 @@ def read_mark(directory: Path, identity: LogIdentity) -> MarkReading:
 
 
 class MarkWriter:
-    """Rewrites the mark, one slot after the other; what is noted counts once it is stored."""
+    """Rewrites the mark, one slot after the other; a noted position counts once it is stored."""
 
     def __init__(self, directory: Path, identity: LogIdentity, mark: Mark | None) -> None:
         self._file = LogFile(directory / FILE_NAME, writable=True)
@@ -102,10 +102,9 @@ class MarkWriter:
         self._noted = synced_end, base_offset, position, epoch
 
     def store(self) -> None:
-        """Write what was noted last, unless it is written.
+        """Write the last noted position, unless it is written already.
 
-        Where the file does not take it the older mark stays in force, which is safe: recovery then scans
-        and copies more.
+        If writing fails the older mark stays in force, which is safe: recovery then scans and copies more.
         """
         noted, self._noted = self._noted, None
         if noted is None:

@@ -183,9 +183,10 @@ class Recovery:
             self._note(HOLES_NAME, 0, 0, 0, error.why)
 
     def _miss(self, witness: Witness, inventory: Inventory, synced_end: int) -> tuple[Inventory, int]:
-        """Report what the witness says was here; returns what is here then, and the end of what was synced.
+        """Report data that the witness names and that is missing; return the remaining segments and the
+        synced end.
 
-        Of a log in tiers it may be in the store: then nothing takes its place.
+        The missing data of a log in tiers may be in the store; then no replacement is made.
         """
         found, start = inventory.files, witness.start
         end = found[0].base_offset if found else synced_end
@@ -403,7 +404,7 @@ class Recovery:
     def _make_durable(
         self, segments: list[StoredSegment], ends: list[int]
     ) -> tuple[list[StoredSegment], StoredSegment | None]:
-        """Cut torn tails, carry over what may be unsynced, seal the rest."""
+        """Cut torn tails, copy batches that may be unsynced, seal the rest."""
         durable: list[StoredSegment] = []
         active: StoredSegment | None = None
         for segment, end in zip(segments, ends, strict=True):

@@ -74,7 +74,7 @@ class Survey(NamedTuple):
 def survey(
     segment: StoredSegment, fd: int, size: int, synced: Place, headers: Headers, offset_end: int | None
 ) -> Survey:
-    """Walk ``segment``'s file of ``size`` bytes and fill in what it holds below ``offset_end``.
+    """Walk ``segment``'s file of ``size`` bytes and fill in its content below ``offset_end``.
 
     Bytes below ``synced.position`` and records below ``synced.offset`` were on disk once.
     """

@@ -1,15 +1,15 @@
-"""Witness of a partition: a small file outside its directory that records what was there.
+"""Witness of a partition: a small file outside its directory that records its extent.
 
-A file in a directory cannot tell that the directory is gone, nor can a segment tell that an older one is.
+A file in a directory cannot show that the directory is lost, and a segment cannot show that an older one is.
 Beside ``partitions`` a data directory has ``witnesses`` with one file for each log:
 
     <CRC32C of the rest, 8 hexadecimal digits> <JSON, see _Content>
 
 Rewritten when a log is opened, has its first segment on disk, seals one, or loses segments from its front
-(before they are deleted), and when the names of its subscriptions change: never for a record or a
-batch.  It is renamed into place and not synced.  A file system's journal keeps the order of names, so after
-a power cut it is at most older, and one that is older claims less.  A file that cannot be read, is of another
-log or is not there says nothing.
+(before they are deleted), and when the names of its subscriptions change: never for a record or a batch.  The
+file is renamed into place and not synced.  A file system's journal keeps the order of renames, so after a
+power cut the file is at most older, and an older one claims less.  A file that is missing, cannot be read, or
+is of another log is ignored.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def witness_path(directory: Path) -> Path:
 
 
 class Witness:
-    """Of one log.  ``known`` is False if there was none when it was loaded: nothing can be missed then.
+    """The witness of one log.  ``known`` is False if there was no file at loading: then no loss can be
+    noticed.
 
-    ``holds_all``: what is not on this host is nowhere.  Its methods may be called in any thread.
+    ``holds_all``: all records are on this host.  Its methods may be called in any thread.
     """
 
     def __init__(self, path: Path, log_id: bytes, *, holds_all: bool = True) -> None:
@@ -129,7 +130,7 @@ class Witness:
             self._store()
 
     def _store(self) -> None:
-        """Where the disk does not take it, what is missing is only not missed; tried again with the next."""
+        """Write the file.  If the disk is full, a loss would not be noticed; the next call tries again."""
         if self._content == self._stored:
             return
         new = self._path.with_name(self._path.name + ".new")
@@ -167,7 +168,7 @@ def encode(content: _Content) -> bytes:
 
 
 def decode(data: bytes) -> _Content:
-    """ValueError or MsgspecError for what was not written so."""
+    """Decode the file's bytes; raises ValueError or MsgspecError if they are damaged."""
     digits, content = data[:_DIGITS], data[_DIGITS + 1 :].rstrip(b"\n")
     if int(digits or b"x", 16) != crc32c(content):
         raise ValueError("its checksum differs")

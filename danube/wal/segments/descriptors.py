@@ -1,15 +1,15 @@
 """Open files of the log, within a bound: least recently used ones are closed and opened again on demand.
 
-A file is *pinned* while it has unsynced bytes or a job in another thread uses its descriptor; a
-pinned file is never closed, because an error that the kernel could not write back must be reported
-to the descriptor that wrote it.  A file opened for appending holds an exclusive ``flock``: a stale
-owner that still lives keeps it, and the new owner is refused instead of both writing.  Within one
-process a newer owner takes the lock over and the older one's next use fails.
+A file is *pinned* while it has unsynced bytes or a job in another thread uses its descriptor; a pinned file
+is never closed, because an error that the kernel could not write back must be reported to the descriptor that
+wrote it.  A file opened for appending holds an exclusive ``flock``. If a stale owner still lives, it keeps
+the lock and the new owner is refused, so two owners never write.  Within one process a newer owner takes the
+lock, and the older owner's next use fails.
 
-A log's files with bytes that are not on the disk yet, pinned for as long as that is so.
+:class:`Unsynced` holds the files of a log with unsynced bytes; they stay pinned until they are synced.
 
-A sync job uses the descriptors of the files that were in here when it was made.  So what a job may use stays
-pinned until the log has heard what became of it, also when the log was abandoned meanwhile.
+A sync job uses the descriptors of the files that were unsynced when it was made.  These stay pinned until the
+log has the job's result, also if the log was abandoned meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def descriptors_allowed(connections: int = 0) -> int:
 
 
 def connections_allowed() -> int:
-    """How many connections this process may hold: what is neither the log's nor kept for all else."""
+    """Return how many connections this process may hold beside descriptors that are reserved."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _UNBOUNDED
@@ -110,8 +110,8 @@ class Descriptors:
     def create(self, file: LogFile, spare: Path | None = None) -> int:
         """Create the file (FileExistsError when it is there) and open it for writing.
 
-        With ``spare`` that file gets the name.  Nobody else makes a file under its own, so what is opened
-        is what is named, whatever a newer owner does meanwhile.
+        With ``spare`` that file gets the name.  No other owner makes a file with the name of the spare, so
+        the opened file is the named one, whatever a newer owner does meanwhile.
         """
         with self._lock:
             return self._opened(file, self._retry_when_full(lambda: _created(file.path, spare)))
@@ -248,7 +248,7 @@ class Unsynced:
         return self.files()
 
     def end_job(self, synced_end: int = -1) -> None:
-        """A job has ended: what is written up to ``synced_end`` is synced."""
+        """Note that a job has ended: bytes up to ``synced_end`` are synced."""
         self._jobs -= 1
         ends = self.ends
         for file in [file for file, end in ends.items() if end <= synced_end]:

@@ -1,13 +1,13 @@
-"""Holes of a log that this host made itself: offsets that it passed over, so that none is given twice.
+"""Holes that this host made in its own log: offsets that it skipped, so that none is given twice.
 
-A log goes on ahead where offsets behind its end may have been given to records that are gone: in the history
-that follows a restore or a copy that was put back, and after the end of the machine.  Before anything is
-appended there, the hole is named in the file ``holes`` of the partition's directory:
+A log skips offsets if those behind its end may have been given to records that are lost: in the history after
+a restore or a restored copy, and after a crash of the machine.  Before the first append behind it, the hole
+is named in the file ``holes`` of the partition's directory:
 
     <CRC32C of the rest, 8 hexadecimal digits> <JSON: [{start, end, epoch, since_us, why}, ...]>
 
-In *this* history no record has these offsets, so readers pass over such a hole (it is ``unused``), and the
-manifest takes it over with the first segment behind it.
+In *this* history no record has these offsets, so readers skip such a hole (its kind is ``unused``). The
+manifest gets the hole together with the first segment behind it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class OffsetJump(msgspec.Struct, frozen=True):
-    """A log whose newest segment is older than ``first_epoch`` goes on at ``start``, or behind it.
+    """A log whose newest segment is older than ``first_epoch`` skips offsets before it continues.
 
-    ``since_us`` marks the hole: it is made once, however often the log is opened.  ``step``: how wide it is;
-    0: far, as a history begins.  ``also``: the reason that counts where this one does not.
+    ``since_us`` identifies the hole, which is made once, however often the log is opened.  ``step`` is its
+    width; 0: the width of a new history.  ``also`` is the jump that applies if this one does not.
     """
 
     first_epoch: int
@@ -94,9 +94,9 @@ class LocalHoles:
         files.replace_durably(self._path, _encode(self._rows))
 
     def forget_below(self, offset: int) -> None:
-        """Drop those that end below the first segment, once something else is to be written.
+        """Drop holes that end below the first segment, when the file is written next.
 
-        What reaches up to it stays, in however many pieces: no record was ever there that could have expired.
+        Holes that reach up to it stay, in any number of pieces, because no record in them could have expired.
         """
         start = self.start_below(offset)
         self._rows = [row for row in self._rows if row.end > start or row.start >= offset]
@@ -126,7 +126,7 @@ def holes_in(directory: Path) -> tuple[Hole, ...]:
 
 
 def decode(data: bytes, where: str, size: int = 0) -> list[_Row]:
-    """The rows of a file of ``size`` bytes; Damage where they are not what was written."""
+    """Return the rows of a file of ``size`` bytes; raises Damage if the file was changed."""
     digits, content = data[:_DIGITS], data[_DIGITS + 1 :].rstrip(b"\n")
     try:
         if size > len(data):

@@ -3,9 +3,9 @@
     sources   sealed segment files, or ranges of bytes of larger files, in the order of their offsets
     result    one sealed segment file: header of the first, all batches byte for byte, one footer
 
-Streams: one window of memory, whatever the sources' size.  Every batch is verified on the way, and
-what is not as it was sealed is refused: damage is never merged into something that looks whole.  The
-result gets its name only when all of it is on disk; a crash leaves ``<name>.new`` at most.
+Merging needs one window of memory, whatever the sources' size.  Every batch is verified, and a source that
+differs from its seal is refused, so damage never gets into a segment that looks whole.  The result gets its
+name only when all of it is on disk; a crash leaves at most ``<name>.new``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def check_adjacent(originals: Sequence[Original]) -> None:
 
 
 def runs_of(original: Original) -> Iterator[Run]:
-    """All batches of a source, verified; Damage where they are not what its footer says."""
+    """Yield all batches of a source, verified; raises Damage if they differ from its footer."""
     summary = original.summary
     hasher = content_hasher()
     hasher.update(files.pread(original.fd, HEADER_BYTES, original.start))

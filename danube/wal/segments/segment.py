@@ -35,9 +35,9 @@ Magic, version and header CRC keep their places in every version, so that an old
 a newer file (refused, untouched) from a damaged one.  The file is named after its base offset; the
 header says which partition it belongs to, so that a file in the wrong directory is never served.
 
-Ids of topics are small numbers that every broker gives.  So the header also has the log's own id, which
-follows from the topic's name, id and moment of creation (log_id_of): another broker's log has another one.
-Files from before have zeros there and are taken for what their partition says.
+Ids of topics are small numbers, so two brokers can use the same one.  So the header also has the log's id,
+which follows from the topic's name, id and time of creation (log_id_of) and differs for another broker's log.
+Files of earlier versions have zeros there and are accepted.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SegmentHeader(NamedTuple):
     log_id: bytes = NO_LOG
 
     def stranger_to(self, log_id: bytes) -> bool:
-        """Whether it is of another log than the one with this id; what is not known is not told."""
+        """Whether it is of another log than the one with this id; False if its id is not known."""
         return stranger(self.log_id, log_id)
 
 

@@ -1,18 +1,19 @@
 """The next segment's file of a log that fills segments quickly, with its space reserved before it is needed.
 
-Reserving space may wait for block bitmaps that the disk has not been asked for yet, behind all that is being
-written back.  A thread that reserves for the active segment would hold the worker's loop up all the same,
-because a file is written and grown under one lock.  So the thread reserves in a file that nobody writes yet,
-and the next segment only gives that file its name.
+Reserving space may wait for block bitmaps that are not in memory yet, behind all writeback of the disk.  A
+thread that reserves space in the active segment would still block the worker's loop, because a file is
+written and grown under one lock.  So the thread reserves space in a separate file, and the next segment only
+renames it.
 
     Spare      what the log has of it; on the loop's thread
     SpareJob   makes the file, in a thread of its own: a log that fills a segment in 0.1 s waits for no seal
     DropJob    deletes it there: giving back so many blocks may wait as well
 
-The file's name holds its owner's epoch, so nobody else makes, renames or deletes it, but for a newer owner
-that recovers: to that it is one more unfinished file.  Until it has a segment's name it holds nothing, is not
-counted as part of the log, and is not made durable.  Nothing depends on it: without one the active segment
-grows in steps, as the first one of a log does.  Each step may wait, so that one ends where a spare is ready.
+The file's name holds its owner's epoch, so no other owner makes, renames or deletes it.  A newer owner that
+recovers removes it like every unfinished file.  Until the file has a segment's name it is empty, does not
+count as part of the log, and is not made durable.  A spare is optional: without one the active segment grows
+in steps, like the first one of a log.  Each step may wait, so a segment with a ready spare ends instead of
+growing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from danube.wal.segments.writer import LogOptions, footer_room
 
 NEVER: Final = 1 << 62  # a position that no segment reaches
 CHUNK_BYTES: Final = 32 * MIB
-ROOM_SPARES: Final = 4  # as many more must have room on the disk: its last space is for what is sent
+ROOM_SPARES: Final = 4  # the disk must have room for as many more, because its last space is for records
 KEPT_US: Final = 60_000_000
 IN_STEPS_MIN: Final = 16 * MIB  # a segment that ends for a spare holds at least so much
 _PART: Final = 16  # of a segment, after which it is time for one: bitmaps may take as long as all the rest
@@ -95,12 +96,12 @@ class SpareJob:
         with self._lock:
             self.wanted = False
             if self._created:
-                with suppress(OSError):  # what stays of it is removed at the next opening
+                with suppress(OSError):  # the next opening removes its remains
                     files.unlink(self.path)
 
 
 class DropJob:
-    """Deletes what a SpareJob made."""
+    """Deletes the file of a SpareJob."""
 
     __slots__ = ("_spare",)
 

@@ -1,10 +1,10 @@
 """Walking the batches of one segment file, and finding the way again behind damage.
 
-Only intact batches that continue the offsets are ever handed out.  Where the bytes are not such a
-batch, :func:`resume` looks for the place where the log goes on: behind the damaged batch when its
-header can still be trusted, else at the next batch whose followers reach a boundary that is known
-(an index entry, the end of the segment).  A payload may itself hold batches, byte for byte; their
-followers do not lead to the boundary, so they are never taken for the log's own.
+Only intact batches that continue the offsets are handed out.  At other bytes :func:`resume` searches the
+position where the log continues.  If the header of the damaged batch is intact, that is behind this batch.
+Otherwise it is the next batch from which consecutive batches reach a known boundary (an index entry, the end
+of the segment). A payload may contain batches, byte for byte.  They do not lead to the boundary, so they are
+never mistaken for the log's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from danube.host import files
 from danube.limits import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
-_READ_BYTES_MIN: Final = 4096  # more than a header: what is shorter cannot be judged
+_READ_BYTES_MIN: Final = 4096  # more than a header: shorter pieces cannot be checked
 _RESUME_DEPTH_MAX: Final = 16
 _ZEROS: Final = bytes(WINDOW_BYTES)
 
@@ -147,7 +147,7 @@ def intact_header(data: bytes | memoryview) -> BatchHeader | None:
 def first_nonzero(fd: int, position: int, limit: int) -> int | None:
     """Position of the window that holds the first byte that is not zero; None when all are."""
     while position < limit:
-        # A segment may have been reserved as a whole: what was never written of it is not read.
+        # A segment may have been reserved as a whole; its unwritten part is not read.
         written = files.next_data(fd, position)
         if written is None or written >= limit:
             return None

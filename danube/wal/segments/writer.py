@@ -1,8 +1,8 @@
 """Writing into the active segment: space reserved ahead, vectored writes, errors cut back.
 
-After a failed write the file ends where the last good write ended, so nothing torn or stale can
-ever lie in front of a later batch.  Behind the batches there is always room for the footer, so a full disk
-can seal what it holds, and what is sealed can be uploaded and evicted.
+After a failed write the file is cut back to the last good write, so no torn or stale bytes ever lie in front
+of a later batch.  Behind the batches there is always room for the footer.  So a segment can be sealed on a
+full disk, and then uploaded and evicted.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SegmentWriter:
 
 
 def _write_whole(fd: int, buffers: Sequence[Buffer], position: int, size: int) -> None:
-    """One pwritev; what a short write left over is written after it."""
+    """Write with one pwritev; after a short write continue with the remaining bytes."""
     taken = files.pwritev(fd, buffers, position)
     if taken < size:
         if taken <= 0:

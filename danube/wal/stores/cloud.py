@@ -1,11 +1,11 @@
 """Google Cloud Storage and Azure Blob through ``obstore``; the only door to it.
 
-obstore cuts files into parts and sends them in parallel by itself, so a file is one request here, tried
-again as a whole; its own retries are off.  What an interrupted upload leaves behind is invisible to it:
-Azure drops uncommitted blocks after a week, and a Google bucket wants a life-cycle rule
-(AbortIncompleteMultipartUpload).  Nothing of the library's messages is repeated in errors.
+obstore cuts files into parts and sends them in parallel by itself, so a file is one request here, tried again
+as a whole; its own retries are off.  It cannot list the remains of an interrupted upload: Azure drops
+uncommitted blocks after a week, and a Google bucket needs a life-cycle rule (AbortIncompleteMultipartUpload).
+Errors contain no text of the library.
 
-docs/adr/0062-stores-by-libraries.md says what obstore does not do, and is done here.
+docs/adr/0062-stores-by-libraries.md names the functions that obstore lacks and this module adds.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class CloudStore:
             except (exceptions.BaseError, OSError) as reason:
                 if _BEYOND.search(str(reason)) is None:
                     raise reason from None
-            raise  # the GET is not refused: then all that is known is what HEAD said
+            raise  # the GET is not refused, so only the status of HEAD is known
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         listing = _Listing(self._inner, prefix, after)

@@ -1,10 +1,10 @@
-"""Credentials of a store: where they come from, and reading them again when they were renewed.
+"""Credentials of a store: their sources, and reading them again after a renewal.
 
 The first source that names any wins: the keys of the configuration, their files, the profile that is
 asked for, ``AWS_ACCESS_KEY_ID`` and its companions, the default profile.  Files are looked at before
 each use and read again when they changed, so credentials that expire are renewed without a restart.
 
-Nothing here is ever part of an error: a message names the source, never what was in it.
+No credential is ever part of an error: a message names the source, never its content.
 """
 
 from __future__ import annotations

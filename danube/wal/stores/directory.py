@@ -105,9 +105,9 @@ class LocalStore:
             os.close(fd)
 
     def mapped(self, key: str, start: int, end: int) -> memoryview | None:
-        """The bytes where they lie, not copied; None if the file system is another machine's.
+        """Return the object's bytes mapped in place, without a copy; None on a network file system.
 
-        An object never changes, and what is replaced or deleted stays with who has mapped it.
+        An object never changes.  A replaced or deleted object stays readable as long as it is mapped.
         """
         check_range(start, end)
         fd = self._open(key)

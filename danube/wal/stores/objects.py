@@ -8,12 +8,12 @@ were asked for).  StorageFailed means that the *local* file of an upload or down
 Promises of every store, which one suite of contract tests checks:
 
 * An object is there whole or not at all; a later put of a key replaces it.  Putting the same bytes
-  twice is the same as once, so whoever does not know whether a put arrived repeats it.
+  twice equals putting them once, so a caller that does not know whether a put arrived repeats it.
 * ``get`` and ``get_to`` deliver exactly the bytes asked for or fail; a short body is never passed on.
-* ``list`` is ascending by key and holds what was there when it began; what is put or deleted while it
-  runs may be seen or not.
-* Nothing promises that the bytes are *right*: a store that flips a bit is found by whoever reads back
-  and compares hashes, before anything local is deleted.
+* ``list`` is ascending by key and holds all objects that existed when it began.  Objects that are put or
+  deleted while it runs may be seen or not.
+* No store promises that the bytes are *right*.  The caller reads back and compares hashes before it deletes
+  anything local.
 
 Keys are ours, never a user's text: ASCII letters, digits, ``.``, ``_`` and ``-`` in parts between slashes.
 No key may be a folder of another (``a`` beside ``a/b``): a directory cannot hold both, nor can MinIO.

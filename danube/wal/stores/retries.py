@@ -1,9 +1,9 @@
 """Trying again against a store that fails: jittered pauses, a deadline, and a budget for all of it.
 
-A retry helps when one request in many fails and harms when the store is drowning, so retries are paid
-for from a bucket of tokens (:class:`RetryBudget`): each first request adds ``share`` of a token, each retry
-takes one.  In the long run retries are at most ``share`` of the requests (a fifth), whatever fails and
-however many threads ask; with an empty bucket an error goes straight to the caller, who has other work.
+Retries help if one request in many fails, and harm an overloaded store.  So retries take tokens from a bucket
+(:class:`RetryBudget`): each first request adds ``share`` of a token, each retry takes one.  In the long run
+retries are at most ``share`` of the requests (a fifth), for any errors and any number of threads.  With an
+empty bucket the error goes to the caller at once.
 
 Pauses double from ``first_s`` to ``most_s`` and each is drawn evenly from zero to that bound (full jitter),
 so clients that failed together do not return together.

@@ -63,7 +63,7 @@ from danube.wal.stores.s3_answers import code_of, content_range, failure, retry_
 
 CONNECT_TIMEOUT_S: Final = 3.0
 READ_TIMEOUT_S: Final = 30.0
-REGION: Final = "us-east-1"  # what servers that know no regions expect
+REGION: Final = "us-east-1"  # servers without regions expect this name
 PARTS_MAX: Final = 10_000
 PART_BYTES_LEAST: Final = 5 * MIB  # of every part but the last, says S3
 _SUCCESS: Final = (200, 204, 206)
@@ -181,7 +181,7 @@ class MinioStore:
                     found = self._client.stat_object(self._bucket, name)
             except (StoreRefused, ObjectMissing):
                 self.retries.run(lambda: self._get_byte(key))
-                raise  # the GET is not refused: then all that is known is what HEAD said
+                raise  # the GET is not refused, so only the status of HEAD is known
         except ObjectMissing:
             return None
         if "Content-Length" not in (found.metadata or {}):
@@ -320,7 +320,7 @@ class MinioStore:
 
     @contextmanager
     def _asking(self, doing: str, what: str) -> Iterator[None]:
-        """Whatever is no success leaves as a DanubeError that says what was asked for."""
+        """Turn every failure into a DanubeError that names the request."""
         try:
             yield
         except DanubeError as error:
@@ -335,7 +335,7 @@ class MinioStore:
             ) from None  # fmt: skip
 
     def _in_words(self, error: DanubeError, doing: str, what: str) -> DanubeError:
-        """An error of a request, told with the store and what it was asked for."""
+        """Return the error of a request, with the store and the request in its facts."""
         facts = error.facts
         if "http_status" in facts and not facts["store"]:
             wish_s = facts.get("retry_after_s", 0.0)
@@ -347,7 +347,7 @@ class MinioStore:
 
 
 class _Requests(urllib3.PoolManager):
-    """Requests of one store.  One whose answer is read as a stream is tried again by whoever reads it."""
+    """Requests of one store.  If an answer is read as a stream, its reader retries the request."""
 
     def __init__(self, retries: Retries, options: dict[str, Any]) -> None:
         super().__init__(retries=False, **options)
@@ -421,7 +421,7 @@ class _UploadRequests(urllib3.PoolManager):
 
 
 def part_size(size: int, wanted: int) -> int:
-    """Bytes of a part: as wanted, but within what a store allows for a file of ``size`` bytes."""
+    """Return the size of a part: the wanted one, within a store's limits for a file of ``size`` bytes."""
     least = -(-size // PARTS_MAX)
     return max(wanted, PART_BYTES_LEAST, -(-least // MIB) * MIB)
 

@@ -1,17 +1,16 @@
 """Binding of a store to a data directory.
 
-Both hold the same id: the store in ``store.json``, the data directory in the file ``store``.  A broker with
-an empty disk would number its topics from 1 again and take another broker's objects for its own; so a
-store that holds data is used only by a data directory that is bound to it, by its first start or by a
-restore.
+Both hold the same id: the store in ``store.json``, the data directory in the file ``store``. A broker with an
+empty disk numbers its topics from 1 again and would use another broker's objects as its own.  So a store with
+data is used only by a data directory that is bound to it, by its first start or by a restore.
 
-Copies of a data directory, and one that a restore took the place of, have the same id, and would use the
-same epochs.  So each mover that starts writes a new *holder* into ``store.json`` and remembers which ones it
-has written.  Who finds one there that it never wrote knows that another host has taken over, and stops.
+Copies of a data directory have the same id and would use the same epochs; so would a directory that a restore
+replaced.  So each mover that starts writes a new *holder* into ``store.json`` and remembers the holders that
+it has written.  A mover that finds a holder which it never wrote stops, because another host has taken over.
 
-The store of a cluster has the cluster's id.  A cluster that was recovered after most of its journals were
-lost has a new id, and the store becomes its own: brokers that know only the former one are refused then.  So
-has a cluster that a broker which was alone began, where no other host has taken its store over meanwhile.
+The store of a cluster has the cluster's id.  A cluster that was recovered after the loss of most journals has
+a new id and gives it to the store; brokers that know only the former id are then refused.  The same happens
+if a broker of one host begins a cluster and no other host has taken its store over meanwhile.
 """
 
 from __future__ import annotations
@@ -107,9 +106,9 @@ def ensure_bound(store: ObjectStore, data_dir: Path) -> StoreIdentity:
 
 
 def take_over(store: ObjectStore, data_dir: Path, holder: str) -> None:
-    """Bind, and be the one that uses the store from now on; ``holder`` is a new name for each process.
+    """Bind, and become the user of the store; ``holder`` is a new name for each process.
 
-    Raises what ensure_bound does, and WrongState if another host uses the store since.
+    Raises the errors of ensure_bound, and WrongState if another host has become the user since.
     """
     there = ensure_bound(store, data_dir)
     here = _binding(data_dir)

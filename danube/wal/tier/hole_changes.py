@@ -19,7 +19,7 @@ from danube.wal.tier.uploader import Change
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """Segments on a broker's disk beyond what it had uploaded: sealed, and objects by now.
+    """Segments on a broker's disk beyond its uploaded end: sealed, and objects by now.
 
     The broker owned the partition from ``first_epoch`` to ``last_epoch`` (of its log) without a break.  The
     log ends at ``log_end``: the broker never gave offsets from there on.
@@ -57,7 +57,7 @@ def decode_tail(data: bytes) -> Tail:
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidArgument("what a disk holds cannot be read", why=str(error)) from None
+        raise InvalidArgument("the list of a disk's records cannot be read", why=str(error)) from None
 
 
 def holing(reserved_end: int, broker_id: int, epoch: int, now_us: int) -> Change:
@@ -110,7 +110,7 @@ def objection_to(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
 
 
 def _unchained(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
-    """Where the hash of the segment before it is not what it says."""
+    """Return the first segment whose previous hash differs from the segment before it."""
     hashes = {one.content_hash for one in tail.entries if one.end_offset == entry.base_offset}
     index = manifest.find(entry.base_offset) - 1
     if index >= 0 and manifest.entry(index).end_offset == entry.base_offset:
@@ -122,9 +122,11 @@ def _unchained(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
 
 
 def filling(tail: Tail, ready: Sequence[SegmentEntry], now_us: int) -> Change:
-    """The change that names ``ready``, examined segments of the tail, and settles what is left of its holes.
+    """Return the change that adds ``ready``, examined segments of the tail, and settles the rest of its
+    holes.
 
-    Behind the end of its log nothing was ever given.  What the disk should hold and did not bring stays open.
+    Behind the end of its log no offset was ever given.  Ranges that the disk should have and did not offer
+    stay open.
     """
 
     def change(manifest: Manifest) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""The manifest: which objects hold a partition's records, from its start to where uploading has come.
+"""The manifest: the objects that hold a partition's records, from its start to its uploaded end.
 
 Little-endian, all parts 8-aligned.
 
@@ -129,7 +129,7 @@ NO_ENTRIES: Final = np.zeros(0, SEGMENT_ENTRY)
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """One generation of a partition's manifest.  Changes give a new one; nothing is changed in place.
+    """One generation of a partition's manifest.  A change makes a new manifest; none is changed in place.
 
     ``entries``: read-only array of SEGMENT_ENTRY, ascending and without overlap.  Where one does
     not begin at the end of the one before (the first: above ``start_offset``) it has HOLE_BEFORE.
@@ -277,7 +277,7 @@ class Manifest:
         return self._with(entries, holes=rows_of(holes))
 
     def trimmed(self, start_offset: int) -> Manifest:
-        """The next generation without what lies wholly below ``start_offset``."""
+        """Return the next generation without entries and holes wholly below ``start_offset``."""
         start_offset = max(start_offset, self.start_offset)
         entries = self.entries[self.find(start_offset) :].copy()
         if len(entries):

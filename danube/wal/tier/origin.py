@@ -1,6 +1,6 @@
 """Origin of a manifest or segment: this log, or another broker's topic with the same name and ids.
 
-A manifest does not name its log, but what it names does: a local segment with the same offsets has the same
+A manifest does not name its log, but its segments do: a local segment with the same offsets has the same
 content hash, and the header of an object has the id of its log.
 """
 
@@ -78,7 +78,7 @@ def _entry_of(manifest: Manifest, path: Path) -> SegmentEntry | None:
 
 
 def _summary_of(path: Path) -> Summary | None:
-    """None for what is not sealed, or cannot be read."""
+    """Return the summary of a sealed file; None if it is not sealed or cannot be read."""
     try:
         fd = files.open_existing(path, writable=False)
         try:

@@ -25,10 +25,11 @@ def sweep_partition(
     now_us: int,
     settings: TierSettings,
 ) -> Sweep:
-    """Delete the partition's orphans; hand ``unnamed_since`` of the answer in at the next round.
+    """Delete the partition's orphans; pass ``unnamed_since`` of the result to the next round.
 
-    ``expected_keys``: objects that may be named at any time.  What lies in an open hole stays: it may be all
-    that there is of a dead owner's records.  Raises Fenced when a newer owner is there: then it is its work.
+    ``expected_keys``: objects that may be named at any time.  Objects in an open hole stay, because they may
+    be the only copy of a dead owner's records.  Raises Fenced if there is a newer owner, which then does this
+    work.
     """
     named = uploader.named() | set(expected_keys)
     listed: list[ListedObject] = []
@@ -49,8 +50,8 @@ def sweep_partition(
 def delete_partition(store: ObjectStore, identity: LogIdentity) -> bool:
     """Delete a piece of a deleted partition's objects; True when there may be more.
 
-    Segments go first and manifests last, so that what is left after a crash is a manifest whose objects
-    are missing and not objects that nobody names.
+    Segments are deleted first and manifests last.  So a crash leaves a manifest whose objects are missing,
+    and no object without a manifest.
     """
     keys = [found.key for found in islice(store.list(partition_prefix(identity)), ROUND_OBJECTS_MAX)]
     store.delete(keys)

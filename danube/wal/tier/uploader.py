@@ -1,15 +1,15 @@
 """One partition's objects: put, read back, name in a manifest, confirm.  Blocking, for the mover's threads.
 
-The order of steps makes every crash safe: an object is read back before a manifest names it, the manifest
-is read back before the owner hears of it, and only then may the owner drop the local file.  What a crash
-leaves is an object that nobody names (swept later) or a manifest that nobody was told of (found at the
-next load).
+The order of steps makes every crash safe.  An object is read back before a manifest names it.  The manifest
+is read back before it is reported to the owner.  Only then may the owner delete the local file.  A crash
+leaves an object without a manifest (swept later) or a manifest that was not reported (found at the next
+load).
 
-Two owners can never both be believed.  A manifest's name begins with its owner's epoch and the largest name
-is in force.  Before its first manifest an owner puts a claim, lists and goes on from the newest manifest
-that is there then; after each manifest it lists again and stops at a newer owner's claim or manifest.  So an
-older owner either sees the claim before it tells anybody that its manifest is in force, or its manifest is
-among those that the newer one goes on from.
+Manifests of two owners are never both in force.  A manifest's name begins with its owner's epoch, and the
+largest name is in force.  Before its first manifest an owner puts a claim, lists, and continues from the
+newest manifest in that list.  After each manifest it lists again and stops at a newer owner's claim or
+manifest.  So an older owner sees the claim before it reports its manifest, or the newer owner has continued
+from that manifest.
 
 One generation is never given to two contents.  An install whose end is unknown is repeated with the same
 bytes, and a mover that starts again skips one generation more than the one before it did, because a put of
@@ -85,11 +85,11 @@ class _Listed(NamedTuple):
 class Uploader:
     """The objects of one partition for one owner.
 
-    ``upload`` may run in several threads; everything else is for one thread at a time.  ``manifest`` is
-    the newest one that was confirmed (before load(): the local copy of it, or an empty one).
-    ``copy_name``: file in the partition's directory that remembers it, so that a store whose listing lags,
-    or that is away, cannot make this owner forget what it installed.  ``rests``: makes for each upload what
-    is called after each piece that was read, put or read back, and may take its time.
+    ``upload`` may run in several threads; everything else is for one thread at a time.  ``manifest`` is the
+    newest one that was confirmed (before load(): the local copy of it, or an empty one). ``copy_name``: file
+    in the partition's directory with a copy of that manifest, so this owner knows its installed segments even
+    if the store is away or its listing lags.  ``rests``: makes a function for each upload, which is called
+    after each piece that was read, put or read back, and may pause.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Uploader:
         self._rests = rests
         self._skip = 1 + start_count
         self._copy = owner.directory / copy_name
-        self._pending: Manifest | None = None  # put was called, its end is not known
-        self._claimed = False  # what we go on from was listed after our claim was there
+        self._pending: Manifest | None = None  # put was called; its result is not known
+        self._claimed = False  # the manifest that we continue was listed after our claim was there
         self.manifest = self._read_copy() or Manifest.empty(owner.topic, owner.identity, owner.epoch)
 
     @property
@@ -125,7 +125,7 @@ class Uploader:
     def load(self, log_start: int = 0) -> Manifest:
         """Read the newest manifest; nothing is written.
 
-        Raises Fenced when a newer owner's is there, Damage when what is there cannot be this partition's.
+        Raises Fenced if there is a newer owner's manifest, Damage if the manifest cannot be this partition's.
         """
         listed = self._list()
         newest = listed.newest
@@ -233,10 +233,10 @@ class Uploader:
     def upload(
         self, path: Path, *, resumed: bool = False, part_bytes: int = PART_BYTES, parallel: int = PARALLEL
     ) -> SegmentEntry | None:
-        """Put one sealed segment and read it back; its entry, or None when the file has gone.
+        """Put one sealed segment and read it back; return its entry, or None if the file is gone.
 
-        ``resumed``: it may be there from an earlier attempt, then it is only read back.  Raises StoreDamaged
-        when the object is not what was put, Damage when the local file is not what its footer says.
+        ``resumed``: the object may exist from an earlier attempt; then it is only read back.  Raises
+        StoreDamaged if the object differs from the file, Damage if the local file differs from its footer.
         """
         try:
             rest = self._rests()
@@ -326,7 +326,7 @@ class Uploader:
         return manifest
 
     def _prune(self, listed: _Listed) -> None:
-        """Delete manifests and claims that are not kept; what fails is tried again at the next install."""
+        """Delete manifests and claims that are not kept; failures are retried at the next install."""
         keys = superseded([manifest_key(self.identity, *name) for name in listed.names])
         keys += [owner_key(self.identity, epoch) for epoch in listed.owners if epoch < self.owner.epoch]
         try:
@@ -354,9 +354,9 @@ class Uploader:
     # -- deleting ---------------------------------------------------------------------------------
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Delete objects that this owner took out of its manifest; those that are named stay.
+        """Delete objects that this owner removed from its manifest; named ones stay.
 
-        Fenced when a newer owner may count on them, StoreDamaged when what took their place is not there.
+        Raises Fenced if a newer owner may need them, StoreDamaged if their replacement is missing.
         """
         manifest = self.manifest
         self._check_newest(self._list(), _name(manifest))
@@ -397,10 +397,11 @@ def entries_end(manifest: Manifest) -> int:
 
 
 def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = (), left_end: int = 0) -> Change:
-    """The change that names more segments at the end; those that are named already are left out.
+    """Return the change that adds segments at the end, without those that the manifest has already.
 
-    ``holes`` are what their host knows to be in none of them.  They come with the segments behind them.  A
-    log that its host leaves may end with one, at ``left_end``: that one is named once all below it is.
+    ``holes`` are ranges that their host knows to be in no segment.  A hole is added with the segment behind
+    it.  A log that is leaving its host may end with a hole, at ``left_end``; that hole is added when all
+    offsets below it are.
     """
 
     def change(manifest: Manifest) -> Manifest | None:
@@ -441,7 +442,7 @@ def adding(entries: Iterable[SegmentEntry], holes: Iterable[Hole] = (), left_end
 
 
 def trimming(start_offset: int) -> Change:
-    """The change that drops what has expired: records below ``start_offset``."""
+    """Return the change that drops expired records, below ``start_offset``."""
 
     def change(manifest: Manifest) -> Manifest | None:
         return manifest.trimmed(start_offset) if start_offset > manifest.start_offset else None

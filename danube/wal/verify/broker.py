@@ -1,4 +1,4 @@
-"""The independent reader of the small files that a start reads, and of what a disk offers in the store."""
+"""The independent reader of the small files that a start reads, and of offers in the store."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Dismissal of a node: how it learns that it was removed from its cluster, and stops.
 
-Its own log may say so, but need not: the leader tells it nothing more once the removal is agreed on.  So it
-asks when its log does not name it or no leader is heard of.  It was removed when most of the other voters
-that it knows name it neither as voter nor as learner, twice in a row: whatever made it a member was agreed on
-by members that are not all missing from those.  A node that waits to be added has no voters in its log yet.
+Its own log may lack the removal, because the leader sends it nothing more once the removal is agreed on.  So
+the node requests the members from its peers when its log does not name it or it has no leader.  It counts as
+removed if most of the other voters that it knows name it neither as voter nor as learner, twice in a row.
+The members that agreed on its addition cannot all be missing from those.  A node that waits to be added has
+no voters in its log yet.
 """
 
 from __future__ import annotations

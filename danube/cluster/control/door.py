@@ -1,10 +1,11 @@
 """The controller's door to the processes of its own host: a Unix socket, requests in, answers out.
 
-A connection that sends a MESSAGE is a *follower*: it gets a MESSAGE whenever there is more to read in the
-host's copy, without a body.  What it does not read is not said twice, so a slow one costs nothing.  Who
-asks is not read while REQUESTS_MAX requests of it are under way, nor while it does not take its answers.
+A connection that sends a MESSAGE is a *follower*: it gets a MESSAGE without a body whenever the host's copy
+has more to read.  An unread MESSAGE is not repeated, so a slow follower costs nothing.  The controller stops
+reading from a connection while REQUESTS_MAX of its requests are under way, or while it does not read its
+answers.
 
-Requests to the controller of this host over its Unix socket, from a thread that may block.
+:class:`ControllerClient` sends requests to the controller of this host, from a thread that may block.
 
 A connection that is lost is made again until the deadline: the controller may be starting anew.
 """
@@ -97,7 +98,7 @@ class HostLink(asyncio.Protocol):
                 else:
                     raise ProtocolError("a frame of a worker is no request")
                 if not self._reading:
-                    return  # what has arrived behind it waits as bytes
+                    return  # received bytes behind it wait
         except ProtocolError as error:
             _log.error("a worker's connection is closed", why=str(error))
             self.close()
@@ -186,9 +187,9 @@ class ControllerClient:
         self._number = 0
 
     def ask(self, request: Request, timeout_s: float) -> Answer:
-        """The answer; raises what the controller refuses with, or OutcomeUnknown and ConnectionFailed.
+        """Return the answer; raises the controller's error, OutcomeUnknown or ConnectionFailed.
 
-        A request that can be sent again without harm is, until the deadline.
+        A request that may be repeated without harm is repeated until the deadline.
         """
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         sent, failure = False, None

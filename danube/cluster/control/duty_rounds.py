@@ -1,8 +1,8 @@
-"""Carries out the leader's duties: asks the machine of decisions what to do, and has it agreed on.
+"""Carries out the leader's duties: takes decisions from the pure part and proposes their commands.
 
-Begins when a barrier of this leadership has shown that all that was agreed on before is applied here, so
-nothing is decided on less.  Everything is on the member's loop; only the table of partitions, which is
-large, is made in a thread, from a copy.
+Duties begin when a barrier of this leadership has shown that all earlier entries are applied here, so no
+decision uses an older state.  All work is on the member's loop.  Only the large table of partitions is made
+in a thread, from a copy.
 """
 
 from __future__ import annotations

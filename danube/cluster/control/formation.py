@@ -153,7 +153,7 @@ class Formation:
         return Formed(cluster_id, members)
 
     def _sound(self, new: dict[str, str], answered: Sequence[str]) -> bool:
-        """Whether each seed that answered is a node of its own; says so where that is not so."""
+        """Whether the seeds that answered are different nodes; logs it if they are not."""
         for node_id, seed in new.items():
             try:
                 check_node_id(node_id)

@@ -96,7 +96,7 @@ class Leadership:
             self._proposer.now_us()
 
     async def answer(self, request: Request) -> Answer:
-        """A request that only the leader answers; raises NotLeader, OutcomeUnknown and what is refused."""
+        """Answer a request that only the leader answers; raises NotLeader, OutcomeUnknown, and refusals."""
         if not self.leading:
             raise NotLeader("this member does not lead", leader_id=self._engine.status.leader_id)
         match request:

@@ -1,8 +1,8 @@
 """One member of a cluster: the engine, the transport, the proposals and the host's copy, put together.
 
-Everything is on one loop.  What a process of this host asks is taken to the leader, wherever that is, and
-again to the next one until it is answered or its time is over; a repetition is known to the machine by
-its origin and number.  The answer goes back when this member has applied what it speaks of.
+All work is on one loop.  Requests of this host's processes are sent to the leader, and again to the next
+leader until there is an answer or the time is over.  The machine recognises a repetition by its origin and
+number.  The answer is returned when this member has applied the entry that it refers to.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Node:
 
     @property
     def _journal_exists(self) -> bool:
-        """Whether this node knows what was agreed on, or where that is."""
+        """Return whether this node has agreed entries, or knows where they are stored."""
         if self._settings.etcd is not None:
             return self._record.state == ETCD
         return (self._directory / JOURNAL_FILE).exists()
@@ -227,7 +227,7 @@ class Node:
         return Members({}, {self.node_id: self._settings.raft_addr}) if formed.joining else formed.members
 
     def stop(self) -> None:
-        """Take no part any more; what waits is answered with OutcomeUnknown."""
+        """Leave the group; waiting requests are answered with OutcomeUnknown."""
         self._stopped = True
         if self._engine is not None:
             self._engine.stop()
@@ -244,8 +244,11 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     async def _join(self, engine: Engine) -> None:
-        """Ask to be added until the first entries say who decides; also a node that ended in between, which
-        may have been added and, knowing nobody, would let nobody in."""
+        """Request the addition of this node until the first entries name the voters.
+
+        A node that stopped in between does so again: it may have been added, but
+        knows no member and would accept none.
+        """
         request = encode(Join(self.node_id, self._settings.raft_addr))
         while not engine.status.members.voters:
             known = [*self._roster.members.voters.values(), *self._settings.seeds, *self._settings.join]
@@ -293,12 +296,12 @@ class Node:
         self.when_committed()
 
     def _show_copy(self) -> None:
-        """Make a copy that had to be made anew visible, once it is not behind what workers may have seen."""
+        """Make a rebuilt copy visible when it has reached the state that workers may have seen."""
         engine = self._engine
         if self._machine.visible or engine is None or self._stopped:
             return
         status = engine.status
-        seen_end = min(self._journal_end, status.last_index)  # what a leader cuts off was never applied
+        seen_end = min(self._journal_end, status.last_index)  # entries that a leader cuts were never applied
         if status.leader_id and max(seen_end, 1) <= status.commit_index <= status.applied_index:
             self._machine.publish()
             self._on_applied()
@@ -397,7 +400,7 @@ class Node:
         )  # fmt: skip
 
     def _waiting(self, status: EngineStatus, reached: list[str]) -> Waiting | None:
-        """Return what this member lacks: to be added, or a leader.  None if it lacks nothing."""
+        """Return whether this member still waits to be added or for a leader; None if for neither."""
         if status.leader_id:
             return None
         since_us = self._leaderless_us = self._leaderless_us or wall_us()

@@ -1,9 +1,9 @@
-"""The leader's side of proposals: checks them in order, joins what waits into one entry, tells what came.
+"""The leader's side of proposals: checks them in order, joins the waiting ones into one entry, answers.
 
-One entry is on its way at a time, and it carries all that waited: so a command is checked against all
-that was stored before it, and many cost one round.  Nothing is checked before the leader has applied
-what its predecessors committed.  What is refused or needs no change is answered only when this member
-has shown that it still leads: with the entry of the same round, or by a barrier.
+One entry is under way at a time, and it carries all waiting proposals.  So a command is checked against all
+stored commands, and many commands cost one round.  No command is checked before the leader has applied all
+entries of its predecessors.  Refusals, and successes without a change, are answered only when this member has
+shown that it still leads: by the entry of the same round, or by a barrier.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from danube.limits import METADATA_COMMANDS_PER_ENTRY_MAX, METADATA_ENTRY_BYTES_
 WAITING_MAX: Final = 10_000
 APPLY_POLL_S: Final = 0.002
 AGREED_BYTES: Final = 512  # an Agreed, and what stamping adds to it
-ENTRY_BYTES_MAX: Final = RAFT_ENTRY_BYTES_MAX - 16  # the engine takes less than the copy's readers do
+ENTRY_BYTES_MAX: Final = RAFT_ENTRY_BYTES_MAX - 16  # the engine's limit is below that of the copy's readers
 
 # Commands of one proposal take at most this, so each fits an entry together with its Agreed.
 PROPOSAL_BYTES_MAX: Final = METADATA_ENTRY_BYTES_MAX - 64 * 1_024
@@ -95,7 +95,7 @@ class Proposer:
             _fail(proposal, NotLeader("another member leads", leader_id=leader_id))
 
     async def propose(self, origin: str, sequence: int, commands: Sequence[Command]) -> list[Outcome]:
-        """Have commands agreed on; what each comes to.  Raises NotLeader, OutcomeUnknown, Overloaded.
+        """Propose commands and return their outcomes.  Raises NotLeader, OutcomeUnknown, Overloaded.
 
         Raises InvalidName for an origin that the machine would refuse.
         """
@@ -141,7 +141,7 @@ class Proposer:
             await asyncio.sleep(APPLY_POLL_S)
 
     async def _round(self) -> None:
-        """One entry, or none where nothing of what waits is to be stored."""
+        """Store one entry, or none if no waiting proposal changes the machine."""
         taken, entry = self._gather()
         try:
             if entry:
@@ -171,7 +171,7 @@ class Proposer:
         for _ in range(len(self._waiting)):
             proposal = self._waiting[0]
             if (proposal.origin, proposal.sequence) in known:
-                break  # perhaps a repetition of what this very entry holds: it is answered after it
+                break  # it may repeat a command of this entry, so it is answered after the entry
             stored = self._accept(ahead, proposal, bytes_left, count_left)
             if stored is None:
                 break
@@ -250,7 +250,7 @@ class Proposer:
     # -- repetitions ------------------------------------------------------------------------------
 
     def _outcomes_again(self, proposal: _Proposal) -> list[Outcome]:
-        """The proposal was agreed on before: what its commands came to then, as far as that is known."""
+        """Return the outcomes of a proposal that was agreed on before, if they are known."""
         stored = self._machine.remembered(proposal.origin, proposal.sequence)
         if stored is None:
             return [self._found(command, len(proposal.commands) == 1) for command in proposal.commands]

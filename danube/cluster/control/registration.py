@@ -1,25 +1,25 @@
 """This host's broker in the cluster: registered with a lease, which its controller renews.
 
-Every RENEWALS-th part of the lease it is renewed, together with a report of load when one is due.  Each
-time the workers may serve on until the lease's time, counted from before it was asked for, less a margin
-for clocks that do not run alike.  The leader counts from after it granted.  The time in which a host is
-suspended counts here; a leader's does not, so what it granted ends no earlier for that.
+The lease is renewed RENEWALS times in its duration, together with a report of load if one is due.  After each
+renewal the workers may serve until the lease's time, counted from before the request, less a margin for
+clocks of different speed.  The leader counts from after the grant.  Time in which this host is suspended
+counts here.  Time in which the leader is suspended does not count, so its lease ends no earlier.
 
-How long a dead host is served by nobody, with a lease of 2 s and heartbeats of 150 ms:
+Time without service after the death of a host, with a lease of 2 s and heartbeats of 150 ms:
 
     the lease ends              at most 2.0 s after its last renewal
     the leader looks            within 0.1 s
     three commands, one after the other: expire, release, assign    some 0.05 s
     the new owner is told, opens the log, clients find it           the rest of 3 s
 
-When the dead host led as well, another leader is elected after 0.75 .. 1.5 s.  It goes on with the time
-that it has followed, so the lease ends no later; it lets brokers renew for 0.5 s first.  Together that is
-2.0 s at most, as long as the first election succeeds.  Whether the host died or is only silent makes no
-difference: nobody waits for its connections to end.
+If the dead host was the leader, another leader is elected after 0.75 .. 1.5 s.  The new leader continues with
+the time that it has followed, so the lease ends no later; it first lets brokers renew for 0.5 s.  Together
+that is at most 2.0 s if the first election succeeds.  A silent host costs the same time as a dead one,
+because no process waits for its connections to end.
 
-A broker whose lease had ended comes back as what it was, not drained: a whole cluster that was without
-power, or one that was cut off from its leader for a moment, serves again without anybody's help.  That it
-is not given more at once is the balance's part.
+A broker whose lease had ended returns in its former mode, not drained.  So a whole cluster that was without
+power, or a broker that was cut off from the leader for a moment, serves again without an operator.  The
+balance decides when it gets more partitions.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Registration:
                 _log.info("the lease is left to end by itself", why=str(error))
 
     async def _register(self, asked_ns: int) -> None:
-        """A lease of a new id each time: what became of an earlier attempt does not matter."""
+        """Register with a new lease id, so that the outcome of an earlier attempt does not matter."""
         local = self._local
         lease_id = secrets.randbits(62) + 1
         stored = SHARED if local.shared else LOCAL

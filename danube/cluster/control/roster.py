@@ -1,7 +1,7 @@
 """Nodes that may connect, with their addresses: the agreed members, and later news.
 
-A member that was away may meet a node that was added meanwhile.  It asks the members that it knows, and
-lets the node in when one of them names it.
+A member that was absent may be dialled by a node that was added meanwhile.  It queries the members that it
+knows, and accepts the node if one of them names it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes what this host asks to the leader, and again to the next one, until it is answered in time."""
+"""Sends this host's requests to the leader, and again to the next leader, until an answer or the deadline."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class ToLeader:
         return await self._at_leader(Change("add", join.node_id, join.address), timeout_s)
 
     async def ask(self, request: Request) -> Answer:
-        """The leader's answer, once this member has applied what it speaks of.
+        """Return the leader's answer, when this member has applied the entry that it refers to.
 
-        Raises what the leader refuses with; Unavailable where there was no leader in time, and
-        OutcomeUnknown if it may have been carried out.
+        Raises the leader's refusal, Unavailable if there was no leader in time, and OutcomeUnknown if the
+        request may have been executed.
         """
         if not isinstance(request, Propose | Barrier | Change):
             raise NotSupported("a controller is not asked this by its host")

@@ -36,8 +36,8 @@ _UNAUTHENTICATED: Final = 16
 _EXHAUSTED: Final = 8
 _NOT_FOUND: Final = 5
 _VERSION_LEAST: Final = (3, 4)
-# An etcd without a leader, or whose time ran out, says so; another endpoint may know better, and what was
-# asked may take effect all the same.  gRPC's cancelled, unknown, deadline, internal and unavailable.
+# Errors of an etcd without a leader, or with a timeout.  Another endpoint may answer, and the request may
+# still take effect.  gRPC's cancelled, unknown, deadline, internal and unavailable.
 _UNDECIDED: Final = (1, 2, 4, 13, 14)
 
 
@@ -136,16 +136,16 @@ class EtcdCalls:
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     def revoke_lease(self, lease_id: int) -> None:
-        """End a lease and what hangs on it; one that is gone is as well."""
+        """End a lease and delete its keys; a lease that has ended already is a success."""
         with suppress(NotFound):
             self._ask("/v3/lease/revoke", {"ID": str(lease_id)}, again=True)
 
     def compact_history(self, revision: int) -> None:
-        """Let etcd forget what values were before ``revision``; refused where it has done so."""
+        """Let etcd discard values from before ``revision``; refused if it has done so already."""
         self._ask("/v3/kv/compaction", {"revision": str(revision)}, again=True)
 
     def check_version(self) -> None:
-        """Raise StorageIncompatible for an etcd that is too old, or for what is no etcd."""
+        """Raise StorageIncompatible if the server is too old or no etcd."""
         try:
             connection = self._connected()
             connection.request("GET", "/version")
@@ -194,7 +194,7 @@ class EtcdCalls:
             self.close()
 
     def interrupt(self) -> None:
-        """End what another thread waits for."""
+        """End the call that another thread waits for."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):
@@ -287,14 +287,14 @@ class EtcdCalls:
         return self._connection
 
     def _lost(self, error: Exception) -> str:
-        """Go on to the next endpoint; what is to be said of this one."""
+        """Change to the next endpoint; return the error for this one."""
         self.close()
         _, host, port = self._endpoints[self._current]
         self._current = (self._current + 1) % len(self._endpoints)
         return f"{host}:{port}: {type(error).__name__} {error}"
 
 
-_CODE_OF_STATUS: Final = {401: _UNAUTHENTICATED, 502: 14, 503: 14, 504: 4}  # of what stands before etcd
+_CODE_OF_STATUS: Final = {401: _UNAUTHENTICATED, 502: 14, 503: 14, 504: 4}  # of a proxy in front of etcd
 
 
 class _Refused(Exception):

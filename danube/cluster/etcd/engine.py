@@ -1,4 +1,4 @@
-"""The Engine over etcd: etcd keeps the order, and a key that hangs on a lease says which member leads.
+"""The Engine over etcd: etcd keeps the order, and a key with a lease names the leading member.
 
 Owner:      the loop's thread.  One task does everything in turn; what blocks is in a thread of its own.
 Leader:     who put the key ``leader`` together with the next term.  It alone stores entries, one at a time.
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 LEASE_S: Final = 2  # the least that etcd gives with its own defaults
 KEEP_S: Final = 0.4
-LOOK_S: Final = 1.0  # a watch that hangs hides no more than that
-LEADER_LOOK_S: Final = 0.1  # most of what the leader is told of it has written itself
+LOOK_S: Final = 1.0  # the longest time that a hanging watch can hide a change
+LEADER_LOOK_S: Final = 0.1  # most watch events at the leader are of its own writes
 RETRY_S: Final = 0.1
 CALL_TIMEOUT_S: Final = 2.0
 SNAPSHOT_BYTES_MIN: Final = 4 * MIB
@@ -61,7 +61,7 @@ class News(NamedTuple):
 
 
 class EtcdEngine:
-    """One member; see the module.  Raises nothing: what etcd refuses is told where it is asked for."""
+    """One member; see the module.  The constructor makes no request, so it raises no error of etcd."""
 
     def __init__(self, node_id: str, machine: Machine, host: Host, place: EtcdPlace, known: Known) -> None:
         self._node_id = node_id
@@ -71,7 +71,7 @@ class EtcdEngine:
         self._known = known
         self._log_of = EtcdLog(place.calls(CALL_TIMEOUT_S), place.prefix)
         self._log_of.known = known
-        self._side = place.calls(CALL_TIMEOUT_S)  # leases, snapshots and what is deleted
+        self._side = place.calls(CALL_TIMEOUT_S)  # leases, snapshots and deletions
         self._thread = ThreadPoolExecutor(1, "danube-etcd")
         self._side_thread = ThreadPoolExecutor(1, "danube-etcd-side")
         self._proposals: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
@@ -236,7 +236,7 @@ class EtcdEngine:
     # -- following --------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Read the head and what is new; lead, where this member was elected or can be."""
+        """Read the head and new entries; lead if this member was elected or can be."""
         barriers, self._barriers = self._barriers, []
         self._news = self._hinted = False
         try:
@@ -282,7 +282,7 @@ class EtcdEngine:
         return News(known, [], (head.snapshot_index, snapshot, self._machine.thaw(snapshot)))
 
     def _take(self, news: News) -> bool:
-        """Apply what was read; whether there is more to read."""
+        """Apply read entries; return whether there are more to read."""
         if news.snapshot is not None:
             index, snapshot, thawed = news.snapshot
             self._machine.restore(index, snapshot, thawed)
@@ -333,7 +333,7 @@ class EtcdEngine:
             self._host.role_changed(self.status)
 
     def _follow(self, leader_id: str) -> None:
-        """Lead no more; what waits was not stored."""
+        """Stop leading; waiting proposals were not stored."""
         waiting: list[asyncio.Future[Any]] = [future for _, future in self._proposals]
         waiting += [future for _, future in self._changes]
         waiting += self._barriers
@@ -348,7 +348,7 @@ class EtcdEngine:
         _fail(waiting, NotLeader("another member leads", leader_id=leader_id))
 
     async def _store(self, entry: bytes, future: asyncio.Future[Any]) -> None:
-        """One entry; what becomes of it is known before the next."""
+        """Store one entry; its outcome is known before the next one is stored."""
         try:
             stored = await self._in_thread(self._log_of.append, self._term, entry)
         except StorageFull as error:  # refused, and this member leads on

@@ -52,7 +52,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     snapshot_chunks: int = 0
     term: int = 0
     leader_id: str = ""
-    attempt: bytes = b""  # by which a writer knows a change of its own again
+    attempt: bytes = b""  # by which a writer recognises its own change
 
 
 class Known(NamedTuple):
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
 
 class EtcdLog:
-    """The log of one prefix; see the module.  ``known`` is what was read last."""
+    """The log of one prefix; see the module.  ``known`` is the state that was read last."""
 
     def __init__(self, calls: EtcdCalls, prefix: str) -> None:
         self._calls = calls
@@ -96,9 +96,9 @@ class EtcdLog:
     # Reading
 
     def read(self) -> Known:
-        """The head, the leader and the members as of now, by quorum.
+        """Read the current head, leader and members, by quorum.
 
-        Raises StorageIncompatible for what was not written by a broker of this version or an older one.
+        Raises StorageIncompatible if a newer version has written them.
         """
         found, more = self._calls.get_range(*self.watched, RAFT_MEMBERS_MAX + 2)
         by_name = {one.key.decode("utf-8", "replace").removeprefix(self._prefix): one for one in found}
@@ -262,7 +262,7 @@ class EtcdLog:
         return True
 
     def _look_for(self, head: Head, error: OutcomeUnknown) -> int | None:
-        """Return what ``put_if`` would have answered; raises OutcomeUnknown."""
+        """Return the result that ``put_if`` would have had; raises OutcomeUnknown."""
         known, key = self.known, self._key("head")
         try:
             # The same head again: from then on the attempt is in, or can never be.
@@ -275,7 +275,7 @@ class EtcdLog:
             found = None
         if found is not None and self._decoded(found.value) == head:
             return found.mod_revision
-        raise OutcomeUnknown("etcd did not answer, and what became of it is not known", why=str(error))
+        raise OutcomeUnknown("etcd did not answer, so the outcome is not known", why=str(error))
 
     def put_snapshot(self, calls: EtcdCalls, index: int, snapshot: bytes) -> tuple[str, int]:
         """Store a snapshot, in another thread; its directory and chunks, for ``adopt_snapshot``."""
@@ -283,7 +283,7 @@ class EtcdLog:
         return directory, self._put_pieces(calls, f"snapshots/{directory}", snapshot)
 
     def delete_before(self, calls: EtcdCalls, head: Head) -> None:
-        """Delete what the head's snapshot replaces, also what others left that died at it."""
+        """Delete entries that the head's snapshot replaces, and leftovers of members that died at it."""
         end = f"{head.snapshot_index + 1:020}"
         calls.delete_range(self._key("entries/"), self._key(f"entries/{end}"))
         calls.delete_range(self._key("pieces/"), self._key(f"pieces/{end}"))

@@ -79,7 +79,7 @@ def _tls(cluster: ClusterConfig) -> ssl.SSLContext:
 
 
 def check_place(cluster: ClusterConfig, data_dir: Path) -> None:
-    """Raise what keeps a broker from starting on this etcd; one that is away is waited for."""
+    """Raise an error if a broker cannot start on this etcd; an unreachable etcd is waited for."""
     record = load_node(data_dir) if (data_dir / NODE_FILE).exists() else None
     place = place_of(cluster)
     calls = place.calls()
@@ -100,7 +100,7 @@ def _checked(calls: EtcdCalls, place: EtcdPlace) -> Known:
 
 
 def _refuse_foreign(record: NodeRecord, known: Known, place: EtcdPlace, name: str) -> None:
-    """Raise where this node and what is below the prefix do not belong together."""
+    """Raise an error if this node and the keys below the prefix do not belong together."""
     where = f"{', '.join(place.endpoints)} below {place.prefix}"
     if record.cluster_id and not known.revision:
         raise WrongState(
@@ -159,7 +159,7 @@ class EtcdFormation:
         bootstrap: Members | None,
         heartbeat_ms: int,
     ) -> EtcdEngine:
-        """The engine of this node, see MakeEngine; what it begins with is in etcd."""
+        """Make the engine of this node, see MakeEngine; its initial state is in etcd."""
         return EtcdEngine(node_id, machine, host, self._place, self._known)
 
     def _try(self) -> Known:

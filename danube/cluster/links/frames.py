@@ -1,6 +1,6 @@
 """The bytes between members of a cluster: a greeting each way, then frames.
 
-A greeting is read by nobody who does not know how long it may be:
+A greeting has a bounded size:
 
     position  size  field
            0     4  magic     b"DNR1"; the digit is the version of this layout
@@ -34,8 +34,8 @@ GREETING_BYTES_MAX: Final = 1 * KIB
 SMALL_MESSAGE_BYTES_MAX: Final = 64 * KIB
 GUEST_FRAME_BYTES_MAX: Final = 16 * KIB
 
-# What reading a peer's bytes as a value may raise: text that is no UTF-8 and deep nesting are errors of
-# classes of their own, and one that escaped would end the whole process.
+# Errors that decoding a peer's bytes may raise.  Invalid UTF-8 and deep nesting have their own classes, and
+# an uncaught one would end the whole process.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _GREETING_HEAD: Final = struct.Struct("<4sH")
@@ -111,7 +111,7 @@ def pack_greeting(greeting: Greeting) -> bytes:
 
 
 class GreetingReader:
-    """The greeting out of the first bytes of a connection; keeps what follows it."""
+    """Reads the greeting from the first bytes of a connection; keeps the bytes behind it."""
 
     __slots__ = ("_pending",)
 
@@ -159,7 +159,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that ``data`` completes; raises ProtocolError for what no member sends."""
+        """Return the frames that ``data`` completes; raises ProtocolError for bytes that no member sends."""
         pending = self._pending
         pending += data
         start = 0

@@ -1,6 +1,7 @@
-"""The way to one peer: it dials, dials again, and holds messages that cannot leave yet, within bounds.
+"""The outgoing connection to one peer: dials, dials again, and queues messages within bounds.
 
-Beyond the bound the oldest message is dropped: an engine repeats what matters, and an old heartbeat does not.
+Beyond the bound the oldest message is dropped: an engine repeats important messages, and old heartbeats are
+useless.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class OutgoingLane:
             self._dialling.add_done_callback(_dialled)
 
     def renew(self) -> None:
-        """The node has another address: what is open leads to the old one."""
+        """Close open connections, because the node has another address now."""
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None

@@ -64,7 +64,7 @@ class LinkOwner(Protocol):
 
 
 class Link(asyncio.Protocol):
-    """With a ``greeting`` it is the side that dialled, and speaks first; ``host`` is what it dialled."""
+    """With a ``greeting`` it is the dialling side, which sends first; ``host`` is the dialled host."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Link(asyncio.Protocol):
         self.greeting = greeting
         self.host = host
         self.source = host
-        self.peer: Greeting | None = None  # what the other side said, once it is accepted
+        self.peer: Greeting | None = None  # the other side's greeting, once it is accepted
         self.lane = Lane(greeting.lane) if greeting is not None else Lane.GUEST
         self.ended = False
         self.ready: asyncio.Future[Link] = loop.create_future()
@@ -204,7 +204,7 @@ class Link(asyncio.Protocol):
             self._take(rest)
 
     def _refuse(self, refused: Refused) -> None:
-        """Tell a node why; tell what speaks no greeting nothing."""
+        """Send the reason to a node; send nothing to a peer that sent no greeting."""
         if not self.ready.done():
             self.ready.set_exception(refused)
         self._owner.refused(self, refused)
@@ -230,7 +230,7 @@ class Link(asyncio.Protocol):
                     return
                 self._take_frame(frame)
                 if not self._reading:
-                    return  # what has arrived behind it waits as bytes
+                    return  # received bytes behind it wait
         except ProtocolError as error:
             self._owner.refused(self, Refused("protocol", str(error)))
             self.abort()
@@ -265,7 +265,7 @@ class Link(asyncio.Protocol):
         now_s = self._loop.time()
         buffered = self._transport.get_write_buffer_size()
         if buffered < self._buffered or self.serving >= REQUESTS_MAX:
-            self._heard_s = now_s  # it takes what is written, or is not read on purpose
+            self._heard_s = now_s  # the peer reads, or this side has stopped reading on purpose
         self._buffered = buffered
         if now_s - self._heard_s > self._silent_s:
             self._owner.refused(self, Refused("silent", "half open"))

@@ -1,8 +1,8 @@
 """TLS between members: both sides show a certificate of the cluster's own authority, bound to a node.
 
-A certificate stands for a node when it names the node's id (a URI ``danube:node:ID``) or, without any
-such name, the host of the address that the members agreed on for it.  The authority should sign
-nothing else: whoever holds a certificate of it and is one of the names is a member.
+A certificate stands for a node when it names the node's id (a URI ``danube:node:ID``) or, without any such
+name, the host of the address that the members agreed on for it.  The authority should sign nothing else,
+because every holder of its certificate with one of the names is a member.
 """
 
 from __future__ import annotations

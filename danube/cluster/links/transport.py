@@ -1,12 +1,13 @@
 """Messages and requests between the members of a cluster, over TCP.
 
-Every node dials every other one and sends on what it dialled; what it accepts, it reads.  Heartbeats,
-large messages and requests have connections of their own (:class:`~danube.cluster.links.frames.Lane`).
-A connection begins with a greeting each way: the cluster, the node, and with TLS a certificate that
-stands for this node.  Foreign clusters, unknown nodes, nodes that are not who was dialled, garbage and
-whoever is slow are refused before anything else of them is read, and counted by reason.
+Every node dials every other node.  It sends on the connections that it dialled, and reads from those that it
+accepted.  Heartbeats, large messages and requests have connections of their own
+(:class:`~danube.cluster.links.frames.Lane`). A connection begins with a greeting each way: the cluster, the
+node, and with TLS a certificate of this node.  Foreign clusters, unknown nodes, nodes with another id than
+the dialled one, garbage and slow peers are refused before any other byte of them is read, and counted by
+reason.
 
-Loses messages where a node is away or slow, and repeats none; an engine expects worse.
+Messages are lost if a node is away or slow, and never repeated; an engine tolerates both loss and repetition.
 """
 
 from __future__ import annotations
@@ -404,5 +405,5 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigInvalid(
             f"the cluster's address {host}:{port} cannot be used",
             why=str(error),
-            hint="choose another cluster.raft_addr, or look who uses the port",
+            hint="choose another cluster.raft_addr, or find the process that uses the port",
         ) from None

@@ -29,11 +29,13 @@ class Disk(Protocol):
         """Begin the next content beside the present one, durably; in any thread, one at a time."""
 
     def unstage(self) -> None:
-        """Drop what was staged, if anything."""
+        """Drop the staged file, if any."""
 
     def complete(self, head: bytes, pieces: Iterable[bytes], identity: bytes) -> None:
-        """Begin what was staged with ``head`` instead, append ``pieces``, and make all of that the content,
-        durably; after a crash it is that or what there was."""
+        """Replace the content durably: put ``head`` at the start of the staged file and append ``pieces``.
+
+        After a crash the content is the new or the old one.
+        """
 
     def write(self, content: bytes, position: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Port of the engine: what one member of a replicated log offers, whatever algorithm keeps the order.
+"""Port of the engine: the interface of one member of a replicated log, for any algorithm.
 
 Owner:    one event loop's thread; every call happens there.
 Entries:  opaque bytes in one agreed order.  ``Machine.apply`` gets each committed one once, in order.
@@ -47,10 +47,10 @@ class Machine(Protocol):
         """Index of the last entry that is part of the state; entries up to it are not applied again."""
 
     def apply(self, index: int, term: int, entry: bytes) -> object:
-        """Take one committed entry; what it returns is the result of its proposal on the leader."""
+        """Apply one committed entry; return the result of its proposal on the leader."""
 
     def freeze(self) -> Callable[[], bytes]:
-        """The whole state as it is now: what is returned makes the bytes of it, in any thread."""
+        """Capture the whole state; the returned function encodes it, in any thread."""
 
     def stored(self, snapshot: bytes) -> None:
         """The bytes of the last ``freeze`` are on disk, in the place of the entries that they hold."""
@@ -91,10 +91,10 @@ class Engine(Protocol):
         """Take no part any more; proposals that wait end with OutcomeUnknown."""
 
     def receive(self, node_id: str, message: bytes) -> None:
-        """A message of a peer, whose identity is proven; what cannot be read is counted and dropped."""
+        """Take a message of an authenticated peer; unreadable messages are counted and dropped."""
 
     def propose(self, entry: bytes) -> asyncio.Future[Any]:
-        """Have an entry agreed on; the future ends with what ``Machine.apply`` returned here."""
+        """Propose an entry; the future ends with the result of ``Machine.apply`` here."""
 
     def read_barrier(self) -> asyncio.Future[int]:
         """An index: a machine that has applied it has seen all that was acknowledged before the call."""

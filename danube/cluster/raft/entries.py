@@ -1,9 +1,9 @@
 """A member's term, vote and entries in memory, each change of them noted in its journal.
 
-The two classes are what the roles take for their storage and their log.  Indexes count from 1.  The
-snapshot holds entries up to ``snapshot_index``; the log those behind ``base_index``, which is not
-larger: the last entries of a snapshot are kept for followers that are a little behind.  Who runs a
-step calls ``Journal.sync`` before anything that reflects these objects leaves the member.
+The roles use the two classes as their storage and their log.  Indexes count from 1. The snapshot holds
+entries up to ``snapshot_index``, the log those behind ``base_index``. ``base_index`` is not larger, because
+the last entries of a snapshot are kept for followers that are a little behind.  The caller of a step calls
+``Journal.sync`` before any message that reflects these objects leaves the member.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RaftLog:
     def accept(self, previous_index: int, previous_term: int, entries: Sequence[Entry]) -> int | None:
         """A leader's entries: how far the log is the leader's now; None if they do not fit."""
         skipped = self.base_index - previous_index
-        if skipped > 0:  # what a snapshot stands for is committed, so the leader has the same
+        if skipped > 0:  # entries in a snapshot are committed, so the leader has the same ones
             if skipped >= len(entries):
                 return previous_index + len(entries)
             previous_index, entries = self.base_index, entries[skipped:]
@@ -183,7 +183,7 @@ class RaftLog:
         return Base(applied, self.term_at(applied), index, self.term_at(index), self._members_at(index), 0)
 
     def compact(self, staged: Staged, promise: Promise) -> None:
-        """Let a snapshot that was planned here stand for what it holds."""
+        """Replace entries by a snapshot that was planned here."""
         base = staged.base
         self.snapshot_index, self.snapshot_term = base.index, base.term
         self._begin_at(base.log_index, base.log_term, self._entries[base.log_index - self.base_index :])

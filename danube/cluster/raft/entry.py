@@ -1,4 +1,4 @@
-"""One entry of the replicated log, and what an entry can be."""
+"""One entry of the replicated log, and the kinds of entries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 from danube.cluster.raft.engine import Members
 
 COMMAND: Final = 0  # goes to the machine
-NOTHING: Final = 1  # the first entry of a term: lets what older terms left behind commit
+NOTHING: Final = 1  # the first entry of a term: commits entries of older terms
 MEMBERS: Final = 2  # takes effect where it is in the log, committed or not
 
-# What an entry takes beside its content, at most: in a message and in the journal.
+# Maximum size of an entry beside its content, in a message and in the journal.
 ENTRY_OVERHEAD_BYTES: Final = 24
 
 _members_encoder = msgspec.msgpack.Encoder()

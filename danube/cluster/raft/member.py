@@ -22,7 +22,8 @@ from danube.cluster.raft.messages import AppendRequest, Message, SnapshotPart, e
 from danube.cluster.raft.quorum import check_members
 from danube.errors import ConfigInvalid, Damage, NotFound, broken
 
-# Do the first in another thread, then the second with what came of it on the loop; one after the other.
+# Call the first function in another thread, then the second one on the loop with its result; one job at a
+# time.
 Aside = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
@@ -116,7 +117,7 @@ class Member:
         self.log.commit_index = max(self.log.commit_index, index)
 
     def apply(self, applied: Callable[[int, object], None] | None) -> None:
-        """Hand what is committed to the machine; tell ``applied`` each index and result."""
+        """Apply committed entries to the machine; call ``applied`` with each index and result."""
         log = self.log
         if self.journal.dirty:
             broken("entries would be applied that are not durable")

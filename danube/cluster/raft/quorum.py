@@ -1,8 +1,8 @@
 """Quorums over voters, and the changes of members that are allowed.
 
-One member changes at a time, so that any majority before and any majority after have a member in
-common; and only when the change before is committed, in a term in which the leader has committed
-something.  A voter comes from the learners that have caught up.
+One member changes at a time, so that any majority before and any majority after share a member.  A change
+needs that the former one is committed, and that the leader has committed an entry of its term.  A voter comes
+from the learners that have caught up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def has_quorum(members: Members, granted: Collection[str]) -> bool:
 
 
 def peers_of(members: Members, node_id: str) -> list[str]:
-    """Everybody else: voters first."""
+    """Return all other members, voters first."""
     return [one for one in (*members.voters, *members.learners) if one != node_id]
 
 

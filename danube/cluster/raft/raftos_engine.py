@@ -77,7 +77,7 @@ ELECTION_SPREAD: Final = 2  # an election is over in a few ms, so even the short
 
 InThread = Callable[[Callable[[], Any]], "asyncio.Future[Any]"]
 
-# What raftos calls a message; a role that takes it has on_receive_<name>.
+# Names of messages in raftos; a role that takes a message has on_receive_<name>.
 _NAMES: Final[dict[type[Message], str]] = {
     VoteRequest: "request_vote",
     VoteAnswer: "request_vote_response",
@@ -228,7 +228,7 @@ class _State(State):
         if hasattr(self.state, f"on_receive_{data['type']}"):
             super().request_handler(data)
 
-    # What raftos' roles send themselves: the two messages of the vote round.
+    # Messages that raftos' roles send: the two of the vote round.
 
     def broadcast(self, data: dict[str, Any]) -> None:
         for voter in self.log.members.voters:
@@ -243,10 +243,10 @@ class _State(State):
 class RaftosEngine:
     """The Engine of one member; made and called on the thread of ``loop``.
 
-    ``bootstrap`` are the first members of a new group, the same at each of them; a member that joins a
-    group that is there has itself as its only learner.  Without it, and without a journal, NotFound: a
-    voter never starts on an empty disk.  What is stored wins over ``bootstrap``.
-    Raises Damage, StorageFailed and ConfigInvalid, which names the command where raftos is missing.
+    ``bootstrap``: the first members of a new group, the same at each of them.  A member that joins an
+    existing group has itself as its only learner.  Without ``bootstrap`` and without a journal it raises
+    NotFound: a voter never starts on an empty disk.  Stored members override ``bootstrap``. Raises Damage,
+    StorageFailed and ConfigInvalid, which names the command where raftos is missing.
     """
 
     def __init__(

@@ -3,13 +3,13 @@
 Pure: no clock, no network.
 
 A peer is *probed* (one request at a time, until one is accepted), then *followed* (a bounded number of
-requests in flight, each beginning where the one before ended).  A refusal leads back to probing.  If
-the log no longer holds what a peer needs, it gets the snapshot, part by part, one in flight.  Every
-heartbeat asks at the end of what was sent, so a request that was lost is refused soon.
+requests in flight, each beginning where the one before ended). A refusal leads back to probing.  If the log
+no longer holds the entries that a peer needs, the peer gets the snapshot, part by part, one in flight.  Every
+heartbeat names the end of the sent entries, so a lost request is noticed soon.
 
-A large request takes long on a slow network, and smaller ones pass it.  So for some heartbeats after a large
-one, refusals are ignored and heartbeats ask at the end that the peer is known to have.  Otherwise each
-heartbeat would have the large request sent again, behind itself, until nothing arrives any more.
+A large request takes long on a slow network, and smaller ones overtake it.  So for some heartbeats after a
+large request refusals are ignored, and heartbeats name the end that the peer is known to have.  Otherwise
+each heartbeat would repeat the large request until the network is full of repetitions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from danube.limits import (
     RAFT_SNAPSHOT_BYTES_MAX,
 )
 
-_LARGE_ROUNDS = 5  # heartbeats without an answer, before something large is sent again
+_LARGE_ROUNDS = 5  # heartbeats without an answer before a large request is repeated
 _LARGE_BYTES = 32 * KIB  # at most what travels with the small ones
 
 
@@ -85,7 +85,7 @@ class Replication:
         self._commits = (self._log.commit_index, self._commits[0])
 
     def caught_up(self, node_id: str) -> bool:
-        """Whether a peer has what was committed a heartbeat ago, and says so now."""
+        """Whether a peer has the entries that were committed a heartbeat ago, by its latest answer."""
         peer = self.peers.get(node_id)
         return peer is not None and peer.match >= self._commits[1] and peer.acked_round >= self.round - 1 > 0
 
@@ -210,7 +210,7 @@ class Replication:
         if peer.probing and answer.previous_index != peer.next - 1:
             return  # an older probe's
         if not peer.probing and self._passed(peer):
-            return  # it came before what it follows
+            return  # it overtook the request that it follows
         peer.next = max(peer.match + 1, min(answer.hint_index + 1, answer.previous_index))
         peer.probing, peer.waiting = True, False
         peer.in_flight.clear()

@@ -221,7 +221,10 @@ class Leading(Role):
             self.init_log()
 
     def update_commit_index(self) -> None:
-        """Commit what a majority has; only an entry of this term says so, for what lies before it, too."""
+        """Commit entries that a majority has.
+
+        Only an entry of this term can prove it, also for all entries before.
+        """
         index = self.replication.match_quorum(self.log.members, self.id)
         if index > self.log.commit_index and self.log.term_at(index) == self.term:
             self.state.member.commit_to(index)

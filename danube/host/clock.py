@@ -8,7 +8,7 @@ monotonic_ns = time.monotonic_ns
 
 
 def elapsed_ns() -> int:
-    """Goes on while the host is suspended, unlike the monotonic clock: for what ends meanwhile elsewhere."""
+    """Return a time that also counts while the host is suspended, unlike the monotonic clock."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -1,10 +1,10 @@
-"""A little of the disk that is kept for what makes room on it.
+"""A small reserve of disk space for operations that free space.
 
-Evicting a partition's only segment needs a file first: the snapshot of its producers, which must be on disk
-before the segment goes.  A mover that starts needs one too, the word that the store is its own, before it
-uploads anything.  On a full disk there is no room for that, and without it none is made.  So each worker and
-the mover keep a file of some blocks in the data directory, and on a full disk that file, with its blocks,
-becomes the one that is needed: it is overwritten, synced and renamed.  It is made again once there is room.
+Before a partition's only segment can be evicted, the snapshot of its producers must be on disk.  Before a
+starting mover uploads anything, it must store that the store is its own.  A full disk has no room for these
+files, and without them no space is freed.  So each worker and the mover keep a file of some blocks in the
+data directory.  On a full disk this file becomes the needed one: it is overwritten, synced and renamed.  It
+is made again when there is room.
 
     data directory / reserve-<worker>      zeros, RESERVE_BYTES; one that a crash left is kept for the next,
     data directory / reserve-mover         which may start on a full disk
@@ -21,7 +21,7 @@ from typing import Final
 from danube.host import files
 from danube.limits import KIB
 
-RESERVE_BYTES: Final = 256 * KIB  # what a snapshot leaves of it is room for an empty segment
+RESERVE_BYTES: Final = 256 * KIB  # the part that a snapshot does not need has room for an empty segment
 
 
 class Reserve:
@@ -55,7 +55,7 @@ class Reserve:
             self._there = True
 
     def replace_durably(self, path: Path, data: bytes) -> None:
-        """As files.replace_durably; on a full disk with what is kept, where ``data`` fits into it."""
+        """Like files.replace_durably; on a full disk it uses the reserve, if ``data`` fits into it."""
         try:
             files.replace_durably(path, data)
         except OSError as error:
@@ -78,7 +78,7 @@ class Reserve:
 
 
 def _whole(path: Path) -> bool:
-    """Whether an earlier process kept it, with its blocks: what a crash cut short is shorter."""
+    """Whether an earlier process left a complete file; after a crash it may be shorter."""
     try:
         found = path.lstat()
     except OSError:

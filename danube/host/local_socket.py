@@ -1,10 +1,10 @@
 """A Unix socket beside the native port, for clients on the broker's host: sooner answers than over loopback.
 
-Each worker listens at an abstract name that says at which address and port the broker listens.  It is there
-for processes of the same network namespace, for which the address is the same host, and gone with the broker.
+Each worker listens at an abstract name that contains the broker's address and port.  Processes of the same
+network namespace, for which the address is the same host, can connect to it.  The name ends with the broker.
 
-A client looks for it first where the address is a loopback one, and stays there only if a process of its own
-user listens: whoever may not bind the port could still bind the name.  Linux only.
+A client with a loopback address tries this socket first, and uses it only if the listening process has the
+client's user: another user could bind the name without access to the port.  Linux only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def has_room() -> bool:
 def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | None:
     """Open a worker's socket beside ``host:port``; None if clients search none there.
 
-    Also where somebody else has the name: clients have the port.
+    Also None if another process has the name; clients then use the port.
     """
     host = OWN_HOSTS.get(host, host)
     if sys.platform != "linux" or not _loopback(host):

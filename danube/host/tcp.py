@@ -1,7 +1,7 @@
-"""Options of every TCP socket, on whichever side: small frames leave at once, and what is lost comes soon.
+"""Options of every TCP socket, on both sides: small frames leave at once, and lost data is repeated soon.
 
-On a network that loses packets TCP repeats one after 0.2 s, 0.4 s, 0.8 s and so on, up to two minutes: a
-connection that says little is silent for longer than any heartbeat allows.  Here the pauses of such a
+On a network that loses packets TCP repeats one after 0.2 s, 0.4 s, 0.8 s and so on, up to two minutes.  So a
+connection with few packets is silent for longer than any heartbeat allows.  Here the pauses of such a
 connection do not grow (``TCP_THIN_LINEAR_TIMEOUTS``), and no pause is longer than a second
 (``TCP_RTO_MAX_MS``, Linux 6.15), where the kernel has that.
 """
@@ -24,7 +24,7 @@ _RTO_MAX_MS: Final = 44
 
 
 def tune(raw: Any) -> bool:
-    """Set what both sides of a connection want; False for what is no TCP socket.  ``raw`` is connected."""
+    """Set the options of both sides; False if ``raw``, a connected socket, is no TCP socket."""
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     with suppress(OSError):  # it is gone again
@@ -33,7 +33,7 @@ def tune(raw: Any) -> bool:
         return True
     options: list[tuple[int, int | bytes]] = [(_THIN_LINEAR_TIMEOUTS, 1), (_RTO_MAX_MS, RTO_MAX_MS)]
     if on_this_host(raw):
-        options.append((_CONGESTION, b"cubic"))  # made for no loss: others pace what needs no pace
+        options.append((_CONGESTION, b"cubic"))  # there is no loss; other algorithms pace needlessly
     for option, value in options:
         with suppress(OSError):  # an older kernel: right too, only slower
             raw.setsockopt(socket.IPPROTO_TCP, option, value)

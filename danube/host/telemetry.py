@@ -36,7 +36,7 @@ _FACTS: Final = "danube_facts"
 
 
 def escape(text: str, characters_max: int = LINE_FACT_CHARACTERS_MAX) -> str:
-    """``text`` on one line: what is not printable becomes a backslash escape; the rest is cut."""
+    """Return ``text`` on one line: unprintable characters are escaped, long text is cut."""
     cut = len(text) - characters_max
     if cut > 0:
         text = text[:characters_max]
@@ -168,7 +168,7 @@ class _DescriptorHandler(logging.Handler):
 def bound_file(bytes_max: int) -> None:
     """Empty the output whenever it is larger than this: for a file that is not rotated.
 
-    Holds for this process and for what it forks; 0 is no bound.
+    Applies to this process and its forks; 0 is no bound.
     """
     global _file_bytes_max
     _file_bytes_max = bytes_max
@@ -241,10 +241,10 @@ class Events:
         self._emit(logging.ERROR, event, facts, error)
 
     def limited(self, event: str, /, *, source: object, level: int = logging.WARNING, **facts: Any) -> None:
-        """An event that a peer can cause at will: one a second for each event and source.
+        """Log an event that a peer can cause at will: once a second for each event and source.
 
-        A source is what stays: a host without its port (:func:`danube.host.tcp.host_of`), a partition,
-        a key.
+        A source must not change: a host without its port (:func:`danube.host.tcp.host_of`), a partition, a
+        key.
         """
         if not self._logger.isEnabledFor(level):
             return

@@ -23,7 +23,7 @@ class TrafficCounters(Protocol):
 
 
 class Traffic:
-    """Counts what passes; see :class:`danube.ipc.counters.Counter` for the names."""
+    """Counts records and bytes that pass; see :class:`danube.ipc.counters.Counter` for the names."""
 
     def __init__(self, counters: Counters) -> None:
         self.block = counters

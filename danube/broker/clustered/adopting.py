@@ -44,7 +44,7 @@ _log = telemetry.events("adopting")
 
 
 class Adopted(NamedTuple):
-    """The cluster that began, and what it has."""
+    """The new cluster and its content."""
 
     plan: Plan
     told: dict[str, Any]
@@ -54,7 +54,7 @@ def adopt_directory(data_dir: Path, raft_addr: str) -> Adopted:
     """Make the broker of ``data_dir`` the first member of a new cluster.
 
     Raises AlreadyRunning, NotFound or WrongState if there is nothing to adopt, Damage for metadata that
-    cannot be read, and what opening a log raises.
+    cannot be read, and the errors of opening a log.
     """
     _refuse_others(data_dir)
     if finish_restore(data_dir):
@@ -72,7 +72,7 @@ def adopt_directory(data_dir: Path, raft_addr: str) -> Adopted:
 
 
 def _refuse_others(data_dir: Path) -> None:
-    """A member, and what never was a broker's, before anything is made there."""
+    """Refuse a member's directory, and one that no broker ever used, before any file is made there."""
     if (data_dir / STAGING).exists():
         return
     if (data_dir / NODE_FILE).exists() and (node := load_node(data_dir)).cluster_id:

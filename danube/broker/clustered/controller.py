@@ -1,8 +1,8 @@
 """The controller: the one process of a host that takes part in the cluster's agreement.
 
-Workers read the metadata from the copy that it keeps (``metadata.log``) and send it what they want agreed
-on.  It runs on a loop of its own in a process of its own, so a busy worker delays no heartbeat.  When it
-ends at any point nothing is lost: what it promised is in its journal, and the next one goes on from there.
+Workers read the metadata from the controller's copy (``metadata.log``) and send it their proposals.  The
+controller has its own process and loop, so a busy worker delays no heartbeat.  If it dies at any point
+nothing is lost: its promises are in its journal, and the next controller continues from there.
 """
 
 from __future__ import annotations

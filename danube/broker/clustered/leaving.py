@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from danube.core.cluster.commands import Ownership
 
 MS_NS: Final = 1_000_000
-ACKS_NS: Final = 100 * MS_NS  # for acks of what consumers have at hand
+ACKS_NS: Final = 100 * MS_NS  # for acks of delivered records
 DRAIN_NS: Final = 2_000 * MS_NS  # for the disk
-STORE_NS: Final = 10_000 * MS_NS  # for the store; then it is served on until that answers
+STORE_NS: Final = 10_000 * MS_NS  # for the store; then the partition is served until the store answers
 RETRY_NS: Final = 200 * MS_NS
 
 _log = telemetry.events("leaving")
@@ -71,7 +71,7 @@ class Leaving:
         self._left_version = -1  # of the cursors that were sent with it
 
     def step(self, now_ns: int) -> None:
-        """Look what is done, and begin what comes next."""
+        """Check which steps are done, and begin the next one."""
         if now_ns < self._retry_ns:
             return
         try:
@@ -111,7 +111,7 @@ class Leaving:
             self._giver.release(hosted, self._record, self._released)
 
     def _serve_on_after(self, waited_ns: int) -> None:
-        """An outage of the store must not keep from its clients what is here."""
+        """Serve the partition again if the store fails: its clients must not lose access."""
         if waited_ns >= STORE_NS:
             _log.warning("the store takes too long: served on", partition=self.hosted.name)
             self._sealed_end = self._left_version = -1

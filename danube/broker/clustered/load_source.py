@@ -79,7 +79,7 @@ class LoadSource:
             return 0
 
     def _memory(self) -> float:
-        """The share in use of what this host, or its control group, has."""
+        """Return the used share of the memory of this host or its control group."""
         try:
             limit = int((self._cgroup / "memory.max").read_text("ascii"))  # ValueError: "max"
             used = int((self._cgroup / "memory.current").read_text("ascii"))

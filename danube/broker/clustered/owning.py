@@ -1,13 +1,13 @@
 """The epochs under which a worker may open the partitions of its broker.
 
-Granted:  an epoch that was given while this worker ran and the lease held, by the leader or because it
-          asked; nobody has appended under it.  What a worker finds when it starts belongs to its predecessor.
-Taken:    of what the broker owns already, its worker asks for another epoch: after a restart of the
-          worker, and after the broker's lease was over.  While it is over nothing is asked.
-Lost:     another broker owns it, or nobody.
+Granted:  an epoch that the leader gave while this worker ran and the lease held, unasked or by request.  No
+          record was appended under it.  Epochs from before the worker's start belong to its predecessor.
+Taken:    the worker requests another epoch for a partition that the broker owns: after its own restart,
+          and after the broker's lease had ended.  Without a lease it requests none.
+Lost:     another broker owns the partition, or none does.
 
-The log's epoch is the ownership's times REOPENS_PER_INCARNATION, and one more for each time that the same
-worker opens the log anew; so it grows with every owner, every worker and every reopening.
+The log's epoch is the ownership's epoch times REOPENS_PER_INCARNATION, plus one for each time that the same
+worker opens the log anew.  So it grows with every owner, every worker and every reopening.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Owning:
         return place in self._epochs
 
     def log_epoch(self, place: Place) -> int:
-        """The first epoch of a log that is opened now; 0 for what may not be opened."""
+        """Return the first epoch of a log that is opened now; 0 if it may not be opened."""
         return self._epochs.get(place, 0) * REOPENS_PER_INCARNATION
 
     def grant(self, place: Place, epoch: int) -> None:
-        """The broker became the owner, or got another epoch.
+        """Note that the broker became the owner, or got another epoch.
 
         The leader may be faster than the word that the lease holds: what it gives before is taken again
         (:meth:`begin`), because until then no turn would write what a partition is sent.
@@ -120,7 +120,7 @@ class Owning:
         deadline_ns = clock.monotonic_ns() + WITHOUT_LEASE_NS
         for taking in self._taking.values():
             taking.deadline_ns = min(taking.deadline_ns, deadline_ns)
-            taking.asked = False  # what comes of that is not ours any more
+            taking.asked = False  # its result is not ours any more
 
     def begin(self) -> None:
         """The lease holds: take all that is the broker's."""
@@ -141,7 +141,10 @@ class Owning:
     # -- taking -----------------------------------------------------------------------------------
 
     def take(self, place: Place, then: Taken | None = None) -> None:
-        """Ask for an epoch of what the broker owns; ``then`` gets None once it is granted, or the error."""
+        """Request an epoch for a partition of the broker.
+
+        ``then`` gets None when it is granted, or the error.
+        """
         taking = self._taking.get(place)
         if taking is None:
             wait_ns = TAKE_NS if self._asking else WITHOUT_LEASE_NS

@@ -54,7 +54,7 @@ class Parked:
         return self._keep(self._waiting, self._parked(session, frame, buffer))
 
     def or_park(self, session: RoutedSession, frame: Frame, buffer: memoryview, answer: Answer) -> Answer:
-        """``answer`` for a question to another broker: what that one refused waits here instead."""
+        """Wrap ``answer`` of a request to another broker: a refused request is parked here instead."""
         parked = self._parked(session, frame, buffer)
 
         def answered(outcome: object) -> None:
@@ -87,7 +87,7 @@ class Parked:
         self._offer_refused()
 
     def tick(self, now_ns: int) -> None:
-        """Answer what has waited long enough, and ask again what was refused."""
+        """Answer requests that have waited too long, and repeat refused ones."""
         for _ in range(len(self._waiting)):  # each once: one may be put back, as its owner's ring is full
             if not self._waiting or self._waiting[0].deadline_ns > now_ns:
                 break

@@ -1,8 +1,8 @@
-"""Questions about partitions of other brokers: forwarded, and answered as if they were local.
+"""Requests about partitions of other brokers: forwarded, and answered as if they were local.
 
-This worker is a native client of each broker that it has a question for; one connection each, which is
-dropped when it is lost.  What was not answered then may be done or not, as with any owner that restarts.
-What it publishes itself goes through one more, whose home is its own broker.
+This worker is a native client of each broker that it sends requests to, with one connection each.  A lost
+connection is dropped; unanswered requests may have been executed or not, as with any owner that restarts.
+The worker's own records go through one more connection, whose home is its own broker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Peers:
         return session
 
     async def _serve(self, address: str, session: Session) -> None:
-        """Keep one connection until it is lost; what waits then fails."""
+        """Keep one connection until it is lost; waiting requests then fail."""
         error: DanubeError = OwnerMoved("the connection to the partition's owner is closed")
         try:
             connection = Connection(session, parse_url(SCHEME + address), CONNECT_TIMEOUT_S)

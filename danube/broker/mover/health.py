@@ -1,8 +1,8 @@
 """Health of the object store: the mover learns it from its own calls and reports it to workers.
 
-A store that nobody has asked for a while is asked for one small object, so that silence is known as well.
-Where that, or a call that the gate let through, ends an outage, those who wait for their next try are told:
-nobody else may try for a minute.
+After a while without a call the mover reads one small object, so that an outage of an idle store is noticed
+too.  During an outage the gate lets one call a minute through.  If such a call, or the small read, succeeds,
+all waiting calls are released.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class StagedObjects:
     # -- installing -------------------------------------------------------------------------------
 
     def change(self, rules: Rules) -> Change:
-        """Names what was examined, as far as it has no objection in the manifest that there is then."""
+        """Add the examined objects to the manifest, except those that the current manifest contradicts."""
         ready = [known.one for known in self._known.values() if known.examined and not known.refused]
         ready.sort(key=lambda one: one.made.base_offset)
 
@@ -175,7 +175,7 @@ class StagedObjects:
 
 
 def _examine(uploader: Uploader, chosen: Sequence[tuple[Staged, list[SegmentEntry]]], work: Path) -> Examined:
-    """In a thread.  What the store or the disk refuses is raised: it may go better later."""
+    """Examine in a thread; errors of the store and the disk are raised, as a retry may succeed."""
     verdicts: dict[bytes, str] = {}
     for one, sources in chosen:
         try:

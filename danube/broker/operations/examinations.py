@@ -60,7 +60,7 @@ class Examinations:
         then(done.result() if error is None else error)
 
     def close(self) -> None:
-        """Let go of the threads; what they examine is not waited for."""
+        """Release the threads without waiting for their examinations."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

@@ -18,9 +18,9 @@ Then = Callable[[Outcome], None]
 
 
 class Proposals:
-    """One thread with a metadata log of its own; outcomes are handed back on the loop.
+    """One thread with a metadata log of its own; outcomes are returned on the loop.
 
-    The loop's own :class:`LocalLog` reads what was committed here like what any other worker commits.
+    The loop's own :class:`LocalLog` reads these commands like those of any other worker.
     """
 
     def __init__(self, directory: Path, controller_address: str, call_on_loop: Callable[..., object]) -> None:
@@ -36,7 +36,7 @@ class Proposals:
         self._thread.start()
 
     def stop(self) -> None:
-        """Commit what waits and end the thread."""
+        """Commit waiting commands and end the thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -44,7 +44,7 @@ class LossyHost:
         self.hosted.counters.add("dropped_records", record_count)
 
     def dispatch(self) -> bool:
-        """Send what consumers have credit for; never leaves more to do at once."""
+        """Send batches that consumers have credit for; no more are left to send at once."""
         for chunk, consumer_id, indexes in self.core.grant():
             link = self.links[consumer_id]
             if indexes is None:

@@ -41,10 +41,10 @@ def open_log(
     trusted_end: int | None = None, budget: OffsetBudget | None = None, ahead: OffsetJump | None = None,
     witness: Witness | None = None,
 ) -> OpenedStorage:  # fmt: skip
-    """Recover the log and rebuild what the partition knows about producers.
+    """Recover the log and rebuild the partition's state of producers.
 
-    ``budget``: in a cluster, the offsets that this owner has reserved.  ``ahead``: on one host, where a log
-    of a history that is gone goes on, and ``witness``, which says what must be there.
+    ``budget``: in a cluster, the offsets that this owner has reserved.  On one host: ``ahead``, the jump of a
+    log of a former history, and ``witness``, the record of which data must exist.
     """
     directory = partition_directory(root, record.topic_id, index)
     identity = LogIdentity(record.topic_id, index)
@@ -108,9 +108,9 @@ def lost_before(since: Since, record: TopicRecord) -> int:
 def after_cut(
     since: Since, record: TopicRecord, ahead: OffsetJump | None, *, first_epoch: int = 0
 ) -> OffsetJump | None:
-    """Return where logs go on that were last written before the machine ended, added to ``ahead``.
+    """Return the jump of logs that were last written before the machine crashed, added to ``ahead``.
 
-    At most UNSYNCED_RECORDS_MAX records were shown or acknowledged above what was synced; at fsync none.
+    At most UNSYNCED_RECORDS_MAX records above the synced end were delivered or acknowledged; at fsync none.
     ``first_epoch`` is the lowest epoch of logs opened since then; 0, as on one host, derives it from the
     incarnation.
     """
@@ -137,7 +137,7 @@ def outcome_of(name: str, done: Future[HostedPartition]) -> HostedPartition | Da
 
 
 def follow_recovery(hosted: HostedPartition) -> None:
-    """On the loop: store what a long recovery found, so that no other reads it again; tell of damage."""
+    """On the loop: store the result of a long recovery, so that no other repeats it; report damage."""
     log = hosted.log
     if log is None:
         return

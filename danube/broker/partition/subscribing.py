@@ -59,7 +59,7 @@ def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
     if hole is not None and value > hole.start:
         raise OffsetOutOfRange(
             f"offset {value} of {hosted.name} is of a history that is gone",
-            why=f"what is here ends at {hole.start} and goes on at {hole.end}: it was put back from a copy",
+            why=f"records end at {hole.start} and go on at {hole.end}: the log was restored from a copy",
             hint=f"start at {hole.start} or {hole.end}, or at earliest or latest",
             start=hole.start,
             end=hole.end,
@@ -109,7 +109,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
     hosted.read_metadata()  # settings may have been stored for it a moment ago
     kind = request.start
     if hosted.cursors is not None and (hosted.cursors.damage or name in hosted.cursors.lost):
-        kind = "earliest"  # its cursor may be what was lost: repeat rather than skip
+        kind = "earliest"  # its cursor may be lost: repeat records rather than skip them
     elif request.epoch and not _may_be_lost(hosted, request.epoch):
         raise SubscriptionNotFound(
             f"subscription {name!r} of {hosted.name} was deleted",

@@ -1,13 +1,13 @@
 """Lease of this broker: until when it may serve, in two words of memory that its processes share.
 
-Writer:   the controller, after each renewal of the broker's registration: the lease's time, counted from
-          before it asked.  The leader counts from after it granted, so the word ends first.
+Writer:   the controller, after each renewal of the broker's registration: the lease's end, counted from
+          before the request.  The leader counts from after the grant, so the word ends first.
 Readers:  the workers, in every turn that writes or answers: one comparison.  A process that was paused
           finds out at its next turn.
-Again:    ``registration`` is another number after each new registration, stored before the time is.  It says
-          that the one before may have ended, however short that was, so what is owned has to be looked at
-          again; ``end_ns`` alone does not tell a worker that slept through it.
-Crash:    a controller that dies renews nothing; the word ends by itself.  The next one goes on with it.
+Again:    ``registration`` changes with each new registration, and is stored before the time.  The former
+          registration may have ended, so workers check their ownership again.  ``end_ns`` alone does not
+          show this to a worker that slept meanwhile.
+Crash:    a dead controller renews nothing, so the lease ends by itself.  The next controller continues it.
 
 Made before the processes are forked; a store and a load of eight aligned bytes are never torn.
 """

@@ -2,9 +2,9 @@
 
 Beside the native port there may be a Unix socket for each worker (danube/host/local_socket.py).
 
-SO_REUSEPORT lets the kernel spread connections over the workers.  The supervisor keeps every socket
-open, so connections that wait in the backlog of a dead worker are accepted by its replacement; once it is
-told to stop it closes them, as no worker is replaced any more.
+SO_REUSEPORT lets the kernel spread connections over the workers.  The supervisor keeps every socket open, so
+the replacement of a dead worker accepts the connections in its backlog.  When the supervisor stops it closes
+the sockets, because no worker is replaced any more.
 """
 
 from __future__ import annotations

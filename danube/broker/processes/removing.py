@@ -55,5 +55,5 @@ def put_aside(directory: Path, data_dir: Path) -> None:
     _log.error(
         "a directory of no known topic is put aside", **facts,
         why="the metadata has never given its topic's id, so it lost its end or is another broker's",
-        hint="`danube inspect` shows what the files hold; delete the directory if nobody needs it",
+        hint="`danube inspect` shows the files' content; delete the directory if it is not needed",
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Passing of connections to the worker that owns their partition.
 
-The kernel deals connections out without knowing what they are for, and what a connection asks of a partition
-that another worker owns crosses two rings.  So before it has opened anything, a connection is passed to the
-owner of the first partition that it asks for, unless that one holds enough already: as many connections as
-this worker, or more than so many fair shares of all.
+The kernel distributes connections without knowing their partitions, and requests for a partition of another
+worker cross two rings.  So before a connection has opened anything, it is passed to the owner of the first
+partition that it names.  It is not passed if the owner has enough connections: as many as this worker, or
+more than a number of fair shares of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions that this worker asks partitions' owners for an operation of its own.
+"""Requests that this worker sends to partitions' owners for an operation of its own.
 
 One session without a socket: its ADMIN frames go through the router like a client's, to this worker's
 shard or over a ring, and the answers come back by correlation.

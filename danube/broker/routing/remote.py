@@ -8,11 +8,11 @@
     SESSION_GONE     u64 connection id
     METADATA         empty: read the metadata log again
 
-A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is
-released only after the turn's write.  A full ring makes the sending side stop reading that socket.
-Batches for consumers elsewhere are copied once into the tail, however many consumers get them; where
-the tail was overwritten before it was read, the consumer's handle is closed and its client subscribes
-again, so that nothing is lost and the order stays.
+A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is released
+only after the turn's write.  A full ring makes the sending side stop reading that socket.  Batches for
+consumers of other workers are copied once into the tail, for any number of consumers.  If the tail was
+overwritten before it was read, the consumer's handle is closed and its client subscribes again, so no record
+is lost and the order stays.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class RemoteSessions:
         return bool(self._outgoing or self._notices)
 
     def flush(self) -> bool:
-        """Put what sessions have to say into the rings; True when some ring was full."""
+        """Put the sessions' output into the rings; return True if some ring was full."""
         while self._notices and self._channel.send(
             self._notices[0][0], self._notices[0][1], (self._notices[0][2],)
         ):

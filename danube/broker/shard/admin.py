@@ -36,7 +36,7 @@ NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reas
 
 
 def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
-    """Carry out one request; the value is what the RESULT frame holds."""
+    """Carry out one request; return the value for the RESULT frame."""
     operation = _OPERATIONS.get(request.op)
     if operation is None:
         raise InvalidArgument(
@@ -55,7 +55,7 @@ def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 
 def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Return where the parts of the partition lie, and what is not off this host yet."""
+    """Return the bytes of the partition in each tier, and those that are only on this host."""
     log, tier = hosted.log, hosted.tier
     local = {"partition": hosted.name, "local_bytes": log.local_bytes if log is not None else 0}
     return local | (tier.statistics() if tier is not None else {"tiered": False})
@@ -134,9 +134,10 @@ def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: i
 
 
 def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Settle acks and nacks that name no consumer, whichever has the records in flight.
+    """Settle acks and nacks that name no consumer, for any consumer that has the records in flight.
 
-    What is not in flight or is settled already is left as it is, and so is a non-reliable subscription.
+    Records that are not in flight or are settled already are left unchanged, and so is a non-reliable
+    subscription.
     """
     acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[NackedRecord], "nacks")
     if len(acks) % _RANGE_BYTES:
@@ -150,7 +151,7 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
 def settle(
     hosted: HostedPartition, core: HoledSubscription, acks: bytes, nacks: list[NackedRecord], now_ns: int
 ) -> None:
-    """Ack ranges (uint64[n][2] as bytes) and nack records, whoever has them in flight."""
+    """Ack ranges (uint64[n][2] as bytes) and nack records, for any consumer that has them in flight."""
     if acks:
         acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2), now_ns)
         hosted.counters.add("acks_in", acked.acked)
@@ -168,8 +169,8 @@ def answered_later(
 ) -> bool:
     """Begin an operation that waits for others; False if it is none, and nothing was done.
 
-    ``seal``: below which offset all is sealed.  ``install_staged``: what became of objects that a job made
-    of the partition's, by what the mover says: ``installed``, ``waiting`` or ``refused``, and why.
+    ``seal``: the end offset of sealed records.  ``install_staged``: outcomes of objects that a job made of
+    the partition's, as the mover reports them: ``installed``, ``waiting`` or ``refused``, and why.
     ``accept_loss``: open holes are given up; FetchPending until a manifest says so.
     """
     args = request.args
@@ -224,7 +225,7 @@ def _name(args: dict[str, Any]) -> str:
     return name
 
 
-# These are answered when what they changed is on disk.
+# These are answered when their changes are on disk.
 CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
 
 _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {

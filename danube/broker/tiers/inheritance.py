@@ -1,23 +1,23 @@
-"""Opening a partition that another host owned before: which records count, and where its log goes on.
+"""Opening a partition that another host owned before: which records count, and where its log continues.
 
 Blocking; the mover runs it before the partition is opened, because it alone speaks to the store.  Every
 step can be repeated, and a crash between two of them loses nothing:
 
-1.  A local directory is *continued* where it is the one that the reservation was made for and nobody has
-    named a hole over it since.  Only that one has every record that was given.  Where somebody else
-    owned the partition in between, a manifest under the new epoch keeps it from naming one later.  One that
-    the end of the machine may have taken records from is not continued, though its owner comes back:
-    somebody may have seen their offsets.  After metadata was lost (:mod:`danube.core.placement.recovered`)
-    the reservation is nobody's, and none is continued.
+1.  A local directory is *continued* if the reservation was made for it and no hole was named over it since.
+    Only this directory has every record.  If another broker owned the partition in between, a manifest
+    under the new epoch keeps that broker from naming a hole later.  A directory that may have lost records
+    in a crash of the machine is not continued, because consumers may have seen their offsets.  After
+    metadata was lost (:mod:`danube.core.placement.recovered`) the reservation has no broker, so no directory
+    is continued.
 2.  Any other local directory is set aside below ``returning``, for its tail to come back
     (:mod:`danube.broker.mover.returning`).  It is never appended to.
-3.  A manifest under the new epoch fences the former owner.  Where that one may have given offsets that the
-    store does not have, it names them as a hole.  Nothing is appended before it is in force.
-4.  A directory is made of what the store keeps, beside its place, and put there whole: an empty log that
-    numbers on behind all that may have been given, the producers and the cursors.
+3.  A manifest under the new epoch fences the former owner.  It names a hole for offsets that the former
+    owner may have given and the store does not have.  No record is appended before it is in force.
+4.  A directory is made from the store's content beside its final path, and then renamed: an empty log that
+    continues behind all given offsets, the producers and the cursors.
 
-The file ``owner`` in a partition's directory says whose it is: under which epochs, without a break, this
-broker has appended to it.
+The file ``owner`` in a partition's directory names its broker and the consecutive epochs in which this broker
+has appended.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class KeptOwner(msgspec.Struct, frozen=True):
 class Heir(NamedTuple):
     """Broker that opens the partition: ``owner`` has the epoch of its log, ``epoch`` is the ownership's.
 
-    ``reservation`` is what the metadata knows at that epoch.  ``incarnation`` is that of its worker.  The
+    ``reservation`` is the metadata's reservation at that epoch.  ``incarnation`` is that of its worker.  The
     last writes of incarnations before ``lost_before`` may have been lost with the machine.
     """
 
@@ -130,9 +130,9 @@ def continues(kept: KeptOwner | None, holds: bool, heir: Heir, manifest: Manifes
 
 
 def inherit(store: ObjectStore, heir: Heir, data_dir: Path, now_us: int) -> Inherited:
-    """Make the partition's directory what the log is to be opened from.
+    """Prepare the partition's directory from which the log is to be opened.
 
-    Raises Fenced where a newer owner is at work, what the store raises, StoreDamaged, StorageFailed.
+    Raises Fenced if there is a newer owner, errors of the store, StoreDamaged, StorageFailed.
     """
     try:
         return _inherit(store, heir, data_dir, now_us)

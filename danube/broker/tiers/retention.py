@@ -1,7 +1,7 @@
-"""Retention of a partition in two tiers: what has expired, and what may leave this host.
+"""Retention of a partition in two tiers: expired segments, and segments that may leave this host.
 
-Expired: older than the topic's retention, or more than it.  It is deleted in both tiers, uploaded or not.
-Evictable: sealed here and, verified, in the store.  It leaves when local retention says so.
+Expired segments are above the topic's retention by age or size.  They are deleted in both tiers, uploaded or
+not.  Evictable segments are sealed here and verified in the store.  They are deleted here by local retention.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ NONE_EXPIRED: Final = Expired(0, "")
 def expired_end(
     manifest: Manifest | None, start: int, log: Log, policy: TopicPolicy, now_us: int, *, confirmed: bool
 ) -> Expired:
-    """How far records have expired; NONE_EXPIRED when none at or above ``start`` has.
+    """Return the end of the expired records; NONE_EXPIRED if none at or above ``start`` has expired.
 
-    Whole segments from the front: older than ``retention_ms``, or beyond ``retention_bytes`` or
-    ``retention_segments`` that are not written any more (both of the tiers together).  What is in no file
-    and no object expires with what lies before it; only a ``confirmed`` manifest, one that was read from the
-    store, can tell that.
+    Whole segments expire, from the front: those older than ``retention_ms``, or beyond ``retention_bytes`` or
+    ``retention_segments`` of completed segments (both tiers together). Offsets in no file and no object
+    expire with the records before them; only a ``confirmed`` manifest, one that was read from the store, can
+    show that.
     """
     if not (policy.expires and (policy.retention_ms or policy.retention_bytes or policy.retention_segments)):
         return NONE_EXPIRED
@@ -105,7 +105,7 @@ class _Over:
 
 
 def _nowhere(manifest: Manifest, end: int, base_offset: int) -> bool:
-    """Whether neither tier has ``end .. base_offset``, behind what has expired, and no disk may either."""
+    """Whether no tier and no other disk has ``end .. base_offset``, behind the expired records."""
     if not 0 < end < base_offset or manifest.plan(end, base_offset):
         return False
     return not any(one.open and one.start < base_offset and end < one.end for one in manifest.all_holes())
@@ -126,7 +126,7 @@ def verified(segment: StoredSegment, manifest: Manifest) -> bool:
 
 
 class LocalRetention(NamedTuple):
-    """Bounds of what stays on this host although the store has it too; 0 is no limit."""
+    """Bounds of data that stays on this host although the store has it too; 0 is no limit."""
 
     ms: int = 0
     size_bytes: int = 0

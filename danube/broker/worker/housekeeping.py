@@ -161,7 +161,7 @@ class Housekeeping:
             self._worker.shard.wake(hosted)
 
     def _retain_local(self, hosted: HostedPartition, now_us: int) -> int | None:
-        """Delete what has expired; return where the log begins then, None if nothing expires."""
+        """Delete expired records; return the new start of the log, or None if nothing expires."""
         log, policy = hosted.log, hosted.policy
         bounds = (policy.retention_ms, policy.retention_bytes, policy.retention_segments)
         if log is None or not policy.expires or not any(bounds):
@@ -180,7 +180,7 @@ class Housekeeping:
         return log.start
 
     def _sweep_directories(self) -> None:
-        """Open what this worker owns, so that it recovers and expires; remove what was deleted."""
+        """Open this worker's partitions, so that they recover and expire; remove deleted ones."""
         worker = self._worker
         root, witnesses = worker.data_dir / "partitions", worker.data_dir / WITNESSES
         places = (root, witnesses) if worker.cluster is None else (root,)
@@ -218,9 +218,10 @@ class Housekeeping:
         return found
 
     def _remove_deleted(self, directories: list[tuple[int, Path]]) -> None:
-        """Remove what belongs to a deleted topic.  In a cluster not before the copy of the metadata is whole.
+        """Remove the directories of deleted topics.  In a cluster only when the copy of the metadata is
+        whole.
 
-        A power cut may have taken its end, and with it a topic whose records are on the disk.
+        A power cut may have cut the end of the copy, and with it a topic whose records are on the disk.
         """
         worker = self._worker
         if not directories or self._stopped:

@@ -1,8 +1,9 @@
 """Places for connections: how many one worker holds, over all doors, after the log's descriptors.
 
-Every connection is a descriptor, and a process may open only so many.  Half of them are the log's in any
-case (:mod:`danube.wal.segments.descriptors`), a few are for all else, and the rest are places for
-connections. Whoever comes when they are taken is told so and closed, while segments can still roll.
+Every connection needs a descriptor, and the number of descriptors is limited.  Half of them are reserved for
+the log (:mod:`danube.wal.segments.descriptors`), a few for other uses, and the rest are places for
+connections.  If no place is free, a new connection gets an error and is closed, while segments can still
+roll.
 """
 
 from __future__ import annotations

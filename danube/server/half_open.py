@@ -46,9 +46,9 @@ def unsent_bytes(descriptor: int) -> int:
 
 
 def gone(raw: Any) -> bool:
-    """Whether the kernel repeats what it sent, and has heard nothing for GONE_MS.
+    """Return whether the kernel repeats sent data and has received nothing for GONE_MS.
 
-    A peer that only does not read is asked with probes, which are no repetitions, and answers them.
+    A peer that merely does not read gets window probes, which are no repetitions, and answers them.
     """
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False

@@ -33,7 +33,7 @@ class RequestStream:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
     def take(self, data: memoryview, ended: bool) -> None:
-        """Bytes came; raises for what is no message, and where the servicer does not keep up."""
+        """Take received bytes; raises if they are no message, and if the servicer does not keep up."""
         messages = self._assembler.take(data, ended)
         check_framing(self._assembler)
         for message in messages:

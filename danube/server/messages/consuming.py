@@ -1,13 +1,13 @@
 """Subscribe, ReceiveMessages, Ack and Nack: gRPC consumers on this worker.
 
-A consumer id is derived from topic, subscription and consumer name and kept in the metadata, so it is
-valid on every worker and after every restart.  What a worker holds for it is a handle at the owner of
-the partition, bound to one connection: when the connection or the stream goes, the handle is closed and
-what it held is delivered again.  Records go out as fast as the client's windows open: the owner gets
-credit only for what the stream has taken.  Clients take all that comes and keep it, so where records are
-shared the owner lets acks say how much of that credit can be used.
+A consumer id is derived from topic, subscription and consumer name and kept in the metadata, so it is valid
+on every worker and after every restart.  A worker holds a handle for it at the owner of the partition, bound
+to one connection.  When the connection or the stream ends, the handle is closed and its records are delivered
+again.  Records are sent as fast as the client's windows open: the owner gets credit only for records that the
+stream has taken.  Clients take all messages and keep them, so on shared subscriptions the owner limits the
+credit by the acks.
 
-Acks of one turn are settled together, one request for each subscription, whoever holds the record.
+Acks of one turn are settled together, one request for each subscription, for any consumer of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Enums of the data protos and the words of the core, both ways.
 
-A proto3 enum arrives with any number in it.  A dispatch strategy that is not known means NonReliable,
-which promises nothing that is not kept; a subscription type that is not known is refused, because
-guessing who gets the records would be worse.
+A proto3 enum may have any number.  An unknown dispatch strategy means NonReliable, which promises the least.
+An unknown subscription type is refused, because a guess could deliver records to the wrong consumers.
 """
 
 from __future__ import annotations

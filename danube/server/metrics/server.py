@@ -1,8 +1,8 @@
 """HTTP for metrics: one request on a connection, ``GET`` or ``HEAD`` of ``/metrics``, and nothing else.
 
-Bounds: connections, the head of a request, the time until it is there, and the time that a client takes to
-read the answer.  Whoever exceeds one is told where that is possible, and cut.  It runs in a process of its
-own, so whatever clients do here no worker notices.
+Bounds: connections, the head of a request, the time until it is complete, and the time that a client takes to
+read the answer.  A client that exceeds one gets an error if possible, and its connection is closed.  The
+server runs in its own process, so its clients never delay a worker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A thread that answers the broker while a program that uses the blocking client is busy with something else.
 
-A blocking client reads its sockets only within its calls.  The broker asks a session that says nothing by a
-PING and ends it where no answer comes, because a process that hangs must not keep records from others; a
-handler that takes minutes is no such process.  So this thread looks four times within that time.  A process
-that is stopped, or that never lets another thread run, answers nothing, and that is right.
+A blocking client reads its sockets only within its calls.  The broker sends a PING to a silent session, and
+ends the session if no answer comes, because a hanging process must not keep records from others.  A handler
+that takes minutes is not a hanging process.  So this thread polls the sockets four times within that time.  A
+process that is stopped, or that never lets another thread run, sends no answer, which is correct.
 """
 
 from __future__ import annotations

@@ -279,8 +279,8 @@ class BlockingConnection:
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Move bytes until ``condition`` holds (True) or time is up (False).
 
-        A signal's handler may raise anywhere in here.  So the lock is held by ``with`` alone, nobody sleeps
-        with it, and who sleeps for all has taken nothing from a socket.
+        A signal's handler may raise anywhere in here.  So the lock is held by ``with`` alone, no thread
+        sleeps with it, and the thread that sleeps for all has read nothing from a socket.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         me = threading.get_ident()
@@ -292,7 +292,7 @@ class BlockingConnection:
                     self.flush()
                     if condition():
                         return True
-                    self.flush()  # what the condition asked the broker for, such as more records
+                    self.flush()  # send the requests of the condition, such as one for more records
                     left_s = READ_TURN_S if deadline is None else deadline - time.monotonic()
                     if left_s <= 0:
                         return False
@@ -371,7 +371,7 @@ class BlockingConnection:
         }, wait_s
 
     def _end_turn(self, readable: list[tuple[BlockingLink, Any]]) -> None:
-        """Take what came, and run what is due."""
+        """Handle received bytes, and run due timers."""
         for link, sock in readable:
             if link.socket is sock:
                 link.read()

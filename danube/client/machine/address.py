@@ -119,11 +119,12 @@ def refuse_http2(first: memoryview) -> None:
 
 
 def let_go(descriptor: int) -> None:
-    """Put a socket that is at its end where the parent's was, so that the connection is the parent's alone.
+    """Replace the parent's socket by a dead one under the same number, so that only the parent has the
+    connection.
 
-    The number stays taken, because an event loop and a socket object may still know it and would close
-    what has it next.  Neither shutdown() nor a selector may be asked: a connection and an epoll set are
-    shared with the parent.
+    The number stays in use, because an event loop and a socket object may still hold it and would close its
+    next user.  Neither shutdown() nor a selector may be called: the connection and the epoll set are shared
+    with the parent.
     """
     try:
         end, other = socket.socketpair()

@@ -1,11 +1,11 @@
-"""The brokers that one client speaks to: *home*, where it asks, and the owners of what it has open.
+"""The brokers of one client: *home*, which answers lookups, and the owners of its open partitions.
 
-A broker on its own never names another one, and then there is only home.  In a cluster a lookup says
-where each partition is served, and OwnerMoved if it went; its producer or consumer goes there.  When a
-connection to an owner is lost it comes home and asks again: whichever broker answers there knows the next
-owner, or keeps the question until there is one.
+A broker on its own never names another one; then there is only home.  In a cluster a lookup names the broker
+of each partition, and OwnerMoved names a new one; the producer or consumer then connects there.  When a
+connection to an owner is lost, the partition returns to home and sends its lookup again.  Any broker at home
+knows the next owner, or keeps the request until there is one.
 
-No socket lives here: the shell dials and drops what it is told to.
+There is no socket here: the shell dials and closes connections on request.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Producers whose sequences the application gives, so that another process can take up their work.
+"""Producers whose sequences the application gives, so that another process can continue their work.
 
-A plain producer opens anew whenever its process starts, and its numbers start at 0 again.  A job that
-may be killed at any moment and run again wants the opposite: the same name, the same numbers, and to
-be told how many of its records are stored.  That is what resuming an epoch answers, in this process or
-a later one; what was missing is which epoch.
+A plain producer opens anew whenever its process starts, and its numbers start at 0 again.  A job that may be
+killed and repeated needs the opposite: the same name, the same numbers, and the count of its stored records.
+Resuming an epoch gives that count, in this process or a later one.  This module decides which epoch to
+resume.
 
-Work comes in *rounds* (the batches of a stream; 0 for a job that has only one), and the epoch says
-which: of one name, it is congruent to the round modulo ROUNDS, above every earlier epoch and above the
-clock (which keeps it above what the partition has forgotten).  So the epoch that the partition knows
-tells which round it was in: the same, whose next sequence is how much of it is stored; an earlier one,
-which is left behind; a later one, and then this process is the one that came too late.
+Work comes in *rounds* (the batches of a stream; 0 for a job that has only one), and the epoch encodes the
+round.  The epoch is congruent to the round modulo ROUNDS, above every earlier epoch of the name, and above
+the clock, so that it is above forgotten epochs.  The epoch that the partition knows thus names its round.  If
+it is this round, the next sequence is the count of stored records.  If it is an earlier one, a new epoch
+follows.  If it is a later one, this process came too late.
 
 Rounds beyond ROUNDS need a name of their own for every ROUNDS of them, see :func:`round_name`.
 """
@@ -48,10 +48,10 @@ def epoch_of_round(round_number: int, known_epoch: int, now_s: int) -> int:
 
 
 class NumberedPartition(PartitionProducer):
-    """Sends numbered batches to one partition; ``stored`` is how many records of the round it has.
+    """Sends numbered batches to one partition; ``stored`` is the number of its records of the round.
 
-    Whatever breaks the numbering ends it: the broker knows what is stored, and the next to open under
-    the same name and round is told.
+    An error in the numbering ends it.  The broker knows the stored records and reports them to the next
+    process that opens under the same name and round.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def _forgotten(partition: str, stored: int, expected: int) -> SequenceGap:
     return SequenceGap(
         f"{partition} holds fewer records of this producer than it acknowledged",
         why=f"it has {stored}, this process had answers for {expected}",
-        hint="run the job again: it goes on at what is stored",
+        hint="run the job again: it continues after the stored records",
         stored=stored,
         expected=expected,
     )

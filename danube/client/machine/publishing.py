@@ -9,9 +9,9 @@ numbers may have changed in between; only then is it stamped anew (rare, and one
               Wait for the answers to what is out, then open with a new epoch and send on.
     closed, failed
 
-After a lost connection or a moved owner the producer resumes its epoch and sends every un-answered
-batch again, in order and with its old sequence: the broker answers what it has with the old offset.
-An owner that knows less than was acknowledged gets them in a new epoch.
+After a lost connection or a moved owner the producer resumes its epoch and sends every un-answered batch
+again, in order and with its old sequence.  For a stored batch the broker answers with the old offset.  An
+owner that knows fewer batches than were acknowledged gets them in a new epoch.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Outgoing(Reply):
         self.body = encoded.body
         self.record_count = encoded.record_count
         self.size = wire.FRAME_HEADER_BYTES + encoded.size
-        self.order = 0  # in which it was given to the partition, whatever its sequence becomes
+        self.order = 0  # position in the order of sending, whatever its sequence becomes
         self.correlation = 0  # 0: not out on this connection
-        self.sent = False  # under this epoch: it may be in the log, so its number is taken
-        self.group: Any = None  # whose records they are, where someone wants to be told
+        self.sent = False  # under this epoch: it may be in the log, so its number is in use
+        self.group: Any = None  # the call that waits for these records, if any
 
     def on_answer(self, kind: int, flags: int, body: memoryview) -> None:
         self.partition.on_published(self, flags, wire.decode_published(body))
@@ -354,7 +354,7 @@ class PartitionProducer:
         # Without a connection on_connected() comes when there is one.
 
     def _reopen(self, error: DanubeError) -> None:
-        """Resume after a pause, where ``error`` points to; what is out is sent again then."""
+        """Resume after a pause, at the broker of ``error``; unanswered batches are sent again then."""
         if self._retry is not None or self._state in (State.CLOSED, State.FAILED):
             return
         if self._state is State.SETTLING:

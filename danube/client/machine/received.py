@@ -102,9 +102,9 @@ def take_batch(
 ) -> ReceivedBatch:
     """Copy the batch at ``position`` out of the receive buffer and check all of it.
 
-    ``compacted``: its topic keeps only the latest record of each key.
-    Raises Damage where a checksum differs and ProtocolError for what is not a batch; the caller
-    drops the connection and nothing of the batch is seen by the application.
+    ``compacted``: its topic keeps only the latest record of each key.  Raises Damage if a checksum differs,
+    and ProtocolError if the bytes are no batch.  The caller then drops the connection, and the application
+    sees no record of the batch.
     """
     header = read_header(view, position)
     end = position + header.size

@@ -172,7 +172,7 @@ class Handles:
             del self._owners[number]
 
     def clear(self) -> None:
-        """The connection is gone, and with it what the numbers meant."""
+        """Forget all handles; called when the connection is lost, which ends their meaning."""
         self._owners.clear()
         self._of.clear()
 
@@ -181,8 +181,8 @@ BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000
 CLUSTER_ATTEMPTS_MAX = 3
 REQUESTS_MAX = 10_000
-REFUSALS_MAX = 3  # then a request is no longer repeated: it may be what ends the connections
-SILENCE_NS = 10_000_000_000  # after so long a PING is sent, after as long again the broker is given up
+REFUSALS_MAX = 3  # then a request is no longer repeated: it may be the cause of the lost connections
+SILENCE_NS = 10_000_000_000  # then a PING is sent; after as long again the connection counts as lost
 
 _PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
 _PING = int(Kind.PING)
@@ -348,7 +348,7 @@ class Session(Timers):
             self.brokers.fail(error)
 
     def _last_words(self) -> list[Callable[[DanubeError], None]]:
-        """Whom to tell that there will be no further connection; each of them ends by itself."""
+        """Return the parts to inform that no connection follows; each of them ends by itself."""
         requests = [one for one in self._awaited.values() if isinstance(one, Request)]
         requests += self._waiting
         self._awaited.clear()

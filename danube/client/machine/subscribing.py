@@ -1,15 +1,15 @@
 """The receiving half of one partition: credit, prefetched batches, and acknowledgements merged into ranges.
 
-Credit is counted as the broker counts it: a delivery takes its records and the bytes of its
-batches.  When half of the window was handled by the application the broker gets it back in one frame;
-what it was handed counts as handled when it asks for more.  Without a fixed ``prefetch_records`` the
-window follows the application's pace (:mod:`danube.core.dispatch.consumer_window`), so slow handlers do not
-hoard records that others could have had, and fast ones never wait.
+Credit is counted as the broker counts it: a delivery takes its records and the bytes of its batches.  When
+the application has handled half of the window, the broker gets that credit back in one frame.  Records count
+as handled when the application requests the next ones.  Without a fixed ``prefetch_records`` the window
+follows the application's pace (:mod:`danube.core.dispatch.consumer_window`), so slow handlers do not hoard
+records that others could have had, and fast ones never wait.
 
-After a lost connection or a moved owner the consumer subscribes again under the same name:
-batches that were prefetched and not yet handed out are dropped (the broker sends them again),
-acknowledgements that were not sent are kept and sent then.  sync_acks() and close() wait for that, or
-fail: an acknowledgement that the broker may not have is never told as done.
+After a lost connection or a moved owner the consumer subscribes again under the same name: batches that were
+prefetched and not yet handed out are dropped (the broker sends them again), acknowledgements that were not
+sent are kept and sent then.  sync_acks() and close() wait for that, or fail: they never report success for an
+acknowledgement that the broker may not have.
 """
 
 from __future__ import annotations

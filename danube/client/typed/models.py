@@ -110,7 +110,7 @@ def schema_of(given: Any) -> Schema[Any]:
 
 
 def codec_of(schema: Schema[Any]) -> Codec | None:
-    """The codec of a schema's model or definition; None if only the registry knows what values are."""
+    """Return the codec of a schema's model or definition; None if only the registry describes the values."""
     if schema.definition is not None:
         return codec_of_definition(schema.schema_type, definition_bytes(schema.definition))
     model = schema.model
@@ -165,7 +165,7 @@ def registered_codec(pinned: SchemaVersion, resolve: bool) -> Codec:
 
 
 def decoded(decode: Decode, payload: bytes, **facts: Any) -> Any:
-    """The value, or PayloadInvalid that says what is wrong; the payload itself is left as it is."""
+    """Return the value, or PayloadInvalid with the reason; the payload is not changed."""
     try:
         return decode(payload)
     except DanubeError:

@@ -53,9 +53,9 @@ def check_version() -> None:
 
 
 def prepare_environment(java_home: Path | None = None) -> None:
-    """Set what Spark's processes read from the environment, where it is not set yet.
+    """Set environment variables that Spark's processes read, unless they are set already.
 
-    Workers must be this very Python: the one on PATH may have no pyarrow.
+    Workers must use the Python of the driver: the one on PATH may have no pyarrow.
     """
     if SUBMITTED not in os.environ:
         os.environ["JAVA_HOME"] = str(java_home or find_java())

@@ -94,11 +94,11 @@ class Selection(NamedTuple):
 
 
 def pieces_of(selection: Selection) -> tuple[list[Piece], list[Lost]]:
-    """The segments that hold a selection's records, each record once, and what none holds.
+    """Return the segments that hold a selection's records, each record once, and the lost ranges.
 
-    Where two places hold the same records the first place is read.  Lost is what lies below every
-    place's start or between segments; not what lies behind the last one, and not offsets of which a
-    manifest says that they were never given to a record.
+    If two places hold the same records, the first place is read.  Offsets below every place's start or
+    between segments are lost.  Offsets behind the last segment are not, and neither are offsets that a
+    manifest names as unused.
     """
     pieces: list[Piece] = []
     lost: list[Lost] = []
@@ -237,7 +237,7 @@ class _Packer:
         self._selection = selection
 
     def add(self, piece: Piece) -> None:
-        """Put a piece behind what is there, cut where the split is full."""
+        """Append a piece, cut where the split is full."""
         while True:
             room = self._target - self._bytes
             if piece.bytes <= room + self._target * _SLACK or piece.end - piece.start == 1:
@@ -299,7 +299,7 @@ def refuse_lost(lost: Sequence[Lost]) -> None:
     raise kind(
         f"records {first.start} to {first.end} of {first.topic} partition {first.partition} are gone{more}",
         why=first.why,
-        hint="failOnDataLoss=false reads what is left, and counts what is not",
+        hint="failOnDataLoss=false reads the remaining records and counts the lost ones",
         topic=first.topic,
         partition=first.partition,
         start=first.start,

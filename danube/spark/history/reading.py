@@ -78,7 +78,7 @@ def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) ->
         if not losses.allowed:
             raise OffsetOutOfRange(
                 f"{count} of the records {run.start} to {run.end} of {where} cannot be read",
-                why=why, hint="failOnDataLoss=false reads what is left, and counts what is not",
+                why=why, hint="failOnDataLoss=false reads the remaining records and counts the lost ones",
                 topic=run.topic, partition=run.partition, start=run.start, end=run.end,
             )  # fmt: skip
         losses.note(Skipped(where, 0, run.start, run.end, f"{count} of these: {why}"))

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from danube.spark.history.reading import enable_logging, freeze_heap
 from danube.spark.travelling import Travelling, covered
 
-WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two looks at what came back
+WAVE_TASKS_PER_SLOT: Final = 16  # tasks between two checks of the results
 
 _numbers = count(1)
 Work = Callable[[Any], bytes]

@@ -1,9 +1,9 @@
-"""Rows that a partition holds from an earlier attempt: what comes again must be what is stored.
+"""Rows that a partition holds from an earlier attempt: repeated rows must equal the stored ones.
 
-A task passes over as many rows as its partition has of it.  That is right only while they are the same rows
-in the same order.  Every batch says in its mark (:mod:`danube.core.batch.row_mark`) which rows of the task
-the log has up to it, and the last batch of a task that came to its end says that too.  So a job that comes
-with other rows, or cut into other tasks, fails before it sends anything behind them.
+A task skips as many rows as its partition has of it.  That is correct only if they are the same rows in the
+same order.  The mark of every batch (:mod:`danube.core.batch.row_mark`) is a digest of the task's rows up to
+its end, and the last batch of a completed task is marked as last.  So a job with other rows, or with another
+division into tasks, fails before it sends a row behind them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Arrow batches into topics, every row once: what the sink and the replay have in common.
+"""Publishing Arrow batches to topics, every row once; for the sink and the replay.
 
-A task publishes under one producer name and round to as many topics and partitions as its rows name.
-In each partition its rows are numbered from 0 in the order in which they come; those that the partition
-holds already, from an earlier attempt, are passed over, and all of them are compared with what is stored
-before one is sent behind them (:mod:`danube.spark.sink.passed_over`).  So the same rows in the same order
-give the same log, whatever was killed in between.  Where a row goes must therefore follow from the row and
-its place alone: the key's hash, or, without a key, blocks of ROWS_TOGETHER rows that go round.
+A task publishes under one producer name and round to all topics and partitions that its rows name.  In each
+partition its rows are numbered from 0 in their order.  Rows that the partition holds from an earlier attempt
+are skipped; they are compared with the stored ones before a row is sent behind them
+(:mod:`danube.spark.sink.passed_over`). So the same rows in the same order give the same log, whatever was
+killed meanwhile.  A row's partition must therefore follow from the row and its position alone: the key's
+hash, or, without a key, blocks of ROWS_TOGETHER rows in rotation.
 
-Payloads are not copied but into the batch that is sent.  No Spark in here.
+Payloads are copied only into the batch that is sent.  This module does not need Spark.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Progress(msgspec.Struct):
 class Publisher:
     """Publishes the rows of one task.
 
-    ``spread`` (the task's number) is where rows without a key begin.  ``partition`` takes all rows, whatever
-    they say.  ``ends``: who comes again under the name has the same rows and no others.  ``repeated``: this
-    may be who comes again, so partitions in which it has no row are looked at, too.
+    ``spread`` (the task's number) selects the first partition of rows without a key.  ``partition`` takes all
+    rows, whatever partition they name.  ``ends``: a repetition under the name has the same rows and no
+    others.  ``repeated``: this may be a repetition, so partitions without a row of it are checked, too.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class _Topic:
         digest.add(rows.slice(before))
 
     def _check_more(self, index: int) -> None:
-        """Rows come behind what is stored: refused where an earlier attempt had come to its end."""
+        """Refuse rows behind the stored ones if an earlier attempt had completed."""
         known = self._known.pop(index, None)
         if known is not None and self._ends:
             check_more(known, self.producer.name, self.producer.stored_batches(index)[0])

@@ -71,9 +71,9 @@ def _stage_merges(task: CompactTask, uploader: Uploader, work: Path) -> list[Sta
 
 
 def _stage_keys(task: CompactTask, uploader: Uploader, work: Path) -> list[Staged]:
-    """All groups with the keys of all of them: the newest record of a key may be in the last one.
+    """Stage all groups with the keys of all of them: the newest record of a key may be in the last group.
 
-    What was compacted before and would stay as it is needs no new object.
+    A compacted group that would not change needs no new object.
     """
     latest = LatestKeys(task.keys_max)
     ranges = [[_at_hand(task, uploader, entry, work) for entry in group] for group in task.groups]
@@ -118,7 +118,7 @@ def _uploaded(
     if (entry.base_offset, entry.end_offset, entry.chain_hash) != told or (
         entry.record_count + done.removed_count != held
     ):
-        raise Damage("what was compacted does not follow from what the manifest says of its sources")
+        raise Damage("the compacted segment does not fit its sources in the manifest")
     if uploader.upload(target, resumed=True) is None:
         raise local_failure(target, FileNotFoundError(2, "it has gone"))
     return entry

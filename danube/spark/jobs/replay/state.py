@@ -24,7 +24,7 @@ _SIZE_MAX: Final = 64 << 20
 
 
 class ReplayState(msgspec.Struct):
-    """``work``: hash of what was asked for; ``partitions`` of the target topic, 0 for files.
+    """``work``: hash of the options; ``partitions`` of the target topic, 0 for files.
 
     ``history``: the one that the lanes' offsets were found in, see :mod:`danube.spark.history.selecting`.
     """

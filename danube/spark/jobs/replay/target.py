@@ -146,7 +146,7 @@ def columns_kept(target: Target) -> list[str]:
 
 
 class Throttle:
-    """Holds a lane to so many records and payload bytes a second; what went too fast is waited for."""
+    """Limits a lane to a number of records and payload bytes a second, by waiting."""
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
 A type is a module with three functions:
 
 ``examine(text: bytes) -> Definition``
-    parse a stranger's definition; raises SchemaInvalid (what, why with line or path, hint).  Runs in the
+    parse an untrusted definition; raises SchemaInvalid (what, why with line or path, hint).  Runs in the
     limited child only.
 ``compare(reader: Definition, writer: Definition, checks: Checks) -> list[Difference]``
-    every reason why ``reader`` cannot read what ``writer`` wrote; empty when it can.  Also in the child.
+    every reason why ``reader`` cannot read records of ``writer``; empty if it can.  Also in the child.
 ``validator(definition: Definition) -> Validator``
     built in a worker from a definition that passed ``examine``; one for each version, kept.
 """

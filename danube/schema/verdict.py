@@ -1,12 +1,11 @@
-"""One definition judged: it parses, and what it breaks of the promises to older versions.
+"""Verdict on one definition: whether it parses, and which promises to older versions it breaks.
 
 This is the work of the limited child (:mod:`danube.schema.limited.child`); the registry asks for it through
 :func:`danube.schema.limited.door.run`.
 
-A type speaks of reader and writer, a caller of old and new.  The promise *backward* is that the new
-version reads what an older one wrote, *forward* that an older one reads what the new one writes.  So that
-a type can say it once, its messages and hints name the two sides as "the reader" and "the writer", and
-these words are replaced here.
+Types use the words reader and writer; callers use old and new.  The promise *backward* is that the new
+version reads records of an older one, *forward* that an older one reads records of the new one.  So the
+messages and hints of a type say "the reader" and "the writer", and these words are replaced here.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Avro object container files as payloads: a header with the writer's schema, then blocks of datums.
 
-The writer's schema comes with the payload, so it is a stranger's: it is read with smaller limits than a
-definition, it must resolve to the topic's version, and what became of it is remembered by its text.
-Blocks are inflated up to a bound that holds for the whole payload.
-Source: Avro specification 1.12, "Object Container Files".
+The writer's schema comes with the payload, so it is untrusted: it is read with smaller limits than a
+definition and must resolve to the topic's version.  The result is cached by its text.  Blocks are inflated up
+to a bound that holds for the whole payload.  Source: Avro specification 1.12, "Object Container Files".
 
 Snappy blocks of Avro container files, inflated up to a bound.
 
-A block is raw Snappy data and four bytes, the big-endian CRC-32 of what it inflates to.
-Source: Snappy's "format description" and Avro specification 1.12, "Required Codecs".
+A block is raw Snappy data and four bytes, the big-endian CRC-32 of the inflated data.  Source: Snappy's
+"format description" and Avro specification 1.12, "Required Codecs".
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Container:
         self._writers: OrderedDict[bytes, tuple[Step, bool] | str] = OrderedDict({text: self._own})
 
     def check(self, payload: bytes) -> str | None:
-        """None when every datum is of a schema that the version reads, else what is wrong."""
+        """Return None if the version can read the schema of every datum, else the fault."""
         try:
             self._check(payload)
         except Broken as broken:

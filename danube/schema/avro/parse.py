@@ -200,7 +200,7 @@ NESTING_MAX: Final = 64
 FIXED_BYTES_MAX: Final = 8 * 1024 * 1024
 
 _COMPLEX: Final = ("record", "error", "enum", "fixed", "array", "map", "union")
-# One value for each, so that what is done once for every type is not done once for every field.
+# One object for each type, so that work for a type is not repeated for every field.
 _PLAIN: Final = {kind: Primitive(kind) for kind in PRIMITIVES}
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 # A library marks its own output with such keys and would then trust the rest unread.

@@ -1,11 +1,11 @@
-"""Walks over one Avro datum and says whether it is a value of its schema, building nothing.
+"""Checks whether one Avro datum is a value of its schema, without building objects.
 
 A decoder builds objects, and a payload of 8 MiB can ask for gigabytes of them: a record of fifty null
 fields and one boolean takes one byte.  A walk takes no memory, its time is bounded by the payload's
 length, and its depth by ``DEPTH_MAX``.  Source: Avro specification 1.12, "Data Serialization".
 
 A schema becomes a step: a function of (data, position, levels left) that returns the position after the
-value.  It raises ``Broken`` for what is no value, IndexError when the data ends inside one.
+value.  It raises ``Broken`` if the bytes are no value, IndexError if the data ends inside one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Broken(ValueError):
 
 
 def walk_to_end(step: Step, data: bytes, name: str = "") -> str | None:
-    """None when ``data`` is exactly one datum, else what is wrong and where."""
+    """Return None if ``data`` is exactly one datum, else the fault and its position."""
     try:
         end = walk(step, data, 0)
     except Broken as broken:

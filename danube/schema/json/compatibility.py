@@ -7,10 +7,10 @@ an object schema that lists properties writes these, what its patterns and what 
 ``additionalProperties`` or ``unevaluatedProperties`` allow, and nothing else; and ``format``, like titles,
 descriptions, defaults and examples, promises nothing.
 
-How: the writer's schemas that hold at once (``$ref``, ``allOf``) are taken together, and each assertion of
-the reader must follow from them.  Where it does not, the writer's alternatives are tried one by one.
-Recursive schemas are compared by assuming what is being proven, for values inside the value only.
-The work is bounded by STEPS_MAX comparisons.
+The writer's schemas that hold at once (``$ref``, ``allOf``) are taken together, and each assertion of the
+reader must follow from them.  If it does not, the writer's alternatives are tried one by one.  Recursive
+schemas are compared by assuming the pair under proof, for values inside the value only.  The work is bounded
+by STEPS_MAX comparisons.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Diff
 
 
 def validator(definition: Definition) -> Callable[[bytes], str | None]:
-    """The check of payloads: None, or what is wrong and at which JSON pointer of the payload."""
+    """Return the check of payloads: it returns None, or the fault and its JSON pointer in the payload."""
     value = decode(definition.text, "definition")
     if definition.compiled:
         cost = msgspec.json.decode(definition.compiled, type=Cost)

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 READY: Final = b"R"
 CPU_SECONDS: Final = 2
-MEMORY_BYTES: Final = 256 * 1024 * 1024  # above what the interpreter and the library take
-LIFE_SECONDS: Final = 20.0  # ends a child whose parent is gone
+MEMORY_BYTES: Final = 256 * 1024 * 1024  # in addition to the memory of the interpreter and the library
+LIFE_SECONDS: Final = 20.0  # ends a child whose parent has ended
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # A small definition of each type, and how many descriptors it may have open (0, 1 and 2 are the pipes).

@@ -1,8 +1,8 @@
-"""The door to the limited child: what a broker may ask about a stranger's definition, and what it costs.
+"""The door to the limited child: requests about untrusted definitions, within bounds.
 
-Called in a worker's thread; blocks.  At most ``CHILDREN_MAX`` children of one process run at a time,
-outcomes are remembered by the hash of what was asked, and versions to compare with are handed over in
-portions, so that a subject with many versions costs more children and never a larger one.
+Called in a worker's thread; blocks.  At most ``CHILDREN_MAX`` children of one process run at a time, outcomes
+are cached by the hash of the request.  Versions to compare with are sent in portions, so a subject with many
+versions needs more children, never a larger one.
 """
 
 from __future__ import annotations

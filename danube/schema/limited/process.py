@@ -183,7 +183,7 @@ def _costs(what: str, *, why: str = "") -> SchemaInvalid:
     return SchemaInvalid(
         f"the definition costs {what} to compile",
         why=why,
-        hint="make it smaller, or split what is recursive or deeply nested",
+        hint="make it smaller, or split recursive and deeply nested parts",
     )
 
 

@@ -321,8 +321,8 @@ class FetchPending(Unavailable):
         **facts: Any,
     ) -> None:
         super().__init__(what, **facts)
-        self.ready = ready or (lambda: True)  # whether it is worth asking again
-        self.cause = cause  # what keeps the bytes from coming, where that is known
+        self.ready = ready or (lambda: True)  # whether a retry may succeed
+        self.cause = cause  # the reason that the bytes do not arrive, if it is known
 
 
 class LimitExceeded(CallerError):

@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 SLOW_LIST: Final = ROOT / "tests" / "slow.txt"
 QUICK_CALL_S: Final = 1.0  # of processor, for one test
 QUICK_TIMEOUT_S: Final = 30  # by the wall, on a machine that others use too
+SPARK_TIMEOUT_S: Final = 900  # a Java virtual machine starts several times slower on a small, shared machine
 # Mark: how the names of its files begin.
 MARKED: Final = {
     "quick": ("tests/golden/", "tests/stories/", "tests/unit/config/", "tests/unit/core/"),
@@ -53,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(mark)
         if item.get_closest_marker("quick") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(QUICK_TIMEOUT_S, func_only=True))
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     if config.option.quick:
         kept = [item for item in items if item.get_closest_marker("quick")]
         config.hook.pytest_deselected(items=[item for item in items if not item.get_closest_marker("quick")])

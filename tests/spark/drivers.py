@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.broker_process import ROOT, alive, descendants, die_with_parent, wait_until
+from tests.broker_process import ROOT, BrokerFailed, alive, descendants, die_with_parent, wait_until
 from tests.spark.conftest import TUNING
 
+DRIVER_S = 600.0  # a driver works within 25 s here; one that has ended is noticed at once
 QUICK = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": TUNING}
 
 
@@ -28,6 +30,18 @@ def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
+
+
+def wait_for_driver(
+    driver: subprocess.Popen[bytes], condition: Callable[[], bool], what: str, output: Path
+) -> None:
+    """Until ``condition`` holds; BrokerFailed, with the end of the driver's output, where it cannot any more."""
+    deadline_s = time.monotonic() + DRIVER_S
+    while not condition():
+        if (ended := driver.poll() is not None) or time.monotonic() > deadline_s:
+            why = f"the driver ended with {driver.returncode}" if ended else f"not within {DRIVER_S} s"
+            raise BrokerFailed(f"{why}: {what}\n{output.read_text(errors='replace')[-4000:]}")
+        time.sleep(0.05)
 
 
 def kill_tree(driver: subprocess.Popen[bytes]) -> None:
@@ -66,7 +80,12 @@ def shell_environment() -> dict[str, str]:
 def submit(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``spark-submit words``; ``environment`` goes over shell_environment()."""
     quick = ["--conf", f"spark.driver.extraJavaOptions={TUNING}", "--conf", "spark.ui.enabled=false"]
-    return subprocess.run(
-        [str(spark_home() / "bin" / "spark-submit"), *quick, *words],
-        capture_output=True, text=True, cwd=ROOT, env={**shell_environment(), **environment}, timeout=250,
-    )  # fmt: skip
+    try:
+        return subprocess.run(
+            [str(spark_home() / "bin" / "spark-submit"), *quick, *words],
+            capture_output=True, text=True, cwd=ROOT, env={**shell_environment(), **environment},
+            timeout=DRIVER_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        output = (error.stderr or b"").decode(errors="replace")
+        raise BrokerFailed(f"spark-submit did not end within {DRIVER_S} s\n{output[-4000:]}") from None

@@ -15,16 +15,15 @@ pytest.importorskip("pyarrow.parquet")
 
 import pyarrow.parquet as pq
 
-from tests.broker_process import BrokerFailed, die_with_parent, free_port, wait_until
+from tests.broker_process import die_with_parent, free_port
 from tests.spark.conftest import TUNING, why_not
-from tests.spark.drivers import shell_environment, spark_home, submit
+from tests.spark.drivers import shell_environment, spark_home, submit, wait_for_driver
 from tests.spark.stored_history import stored_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 TOPIC = "/default/orders"
 RECORDS = 4 * 5 * 20
-START_S = 90
 
 
 class Cluster:
@@ -56,13 +55,7 @@ class Cluster:
                 env=shell_environment(), start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         self._processes.append(started)
-
-        def serves() -> bool:
-            if started.poll() is not None:
-                raise BrokerFailed(f"{role} ended: {log.read_text()[-2000:]}")
-            return ready in log.read_text()
-
-        wait_until(serves, START_S, f"{role} serves")
+        wait_for_driver(started, lambda: ready in log.read_text(), f"{role} serves", log)
 
     def stop(self) -> None:
         for process in reversed(self._processes):

@@ -26,7 +26,7 @@ from danube.wal.tier.manifest import EntryFlag, Manifest
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 TOPIC = "/default/moving"
 QUIET = {  # the mover itself merges and compacts nothing

@@ -12,7 +12,7 @@ import pytest
 from danube import sync
 from tests.broker_process import ROOT, BrokerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 pytest.importorskip("pyspark")
 
 EXAMPLE = ROOT / "docs" / "spark-example.md"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 import danube.sync
 from danube.spark.history.decode import COLUMNS
 from danube.spark.source.schema import COLUMNS as SPARK_COLUMNS
-from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
+from tests.broker_process import ROOT, BrokerProcess, wait_until
+from tests.spark.drivers import kill_tree, start_driver, wait_for_driver
 from tests.spark.history import PARTED, TOPIC, Journal, digest_of_frame, publish
 from tests.spark.stream_reader import started
 
@@ -258,7 +257,6 @@ def test_the_live_tail_comes_from_the_broker(spark: Any, process: BrokerProcess,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
     spark: Any, broker: Callable[..., BrokerProcess], tmp_path: Path, checkpoint: str
 ) -> None:
@@ -272,12 +270,12 @@ def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
         target=publish, args=(running, journal, random.Random(9)), kwargs={"rounds": 40}
     )
     sender.start()
-    child = start_reader(words, tmp_path / "driver.log")
+    output = tmp_path / "driver.log"
+    driver = start_driver("tests.spark.stream_reader", words, output)
     try:
-        wait_until(lambda: commits(checkpoint) >= 3, 150, "some micro-batches")
+        wait_for_driver(driver, lambda: begun(checkpoint) >= 2, "a second micro-batch", output)
     finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        kill_tree(driver)
     taken = rows_in(spark, out)
     sender.join(90)
     assert not sender.is_alive()
@@ -288,21 +286,9 @@ def test_a_stream_whose_driver_is_killed_loses_and_repeats_nothing(
     assert digest_of_frame(spark.read.parquet(str(out))) == journal.digest()
 
 
-def start_reader(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.stream_reader", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-
-
-def commits(checkpoint: str) -> int:
-    folder = Path(checkpoint) / "commits"
+def begun(checkpoint: str) -> int:
+    """Micro-batches whose offsets are chosen; all but the last one are committed."""
+    folder = Path(checkpoint) / "offsets"
     return sum(name.name.isdigit() for name in folder.iterdir()) if folder.is_dir() else 0
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,12 +34,13 @@ from danube.spark.jobs.replay import target as replay_target
 from danube.spark.jobs.replay.state import ReplayState, load_state, save_state
 from danube.spark.jobs.replay.target import LaneRange, Target, Throttle, file_name, producer_name, write_lane
 from danube.spark.sink.publishing import PublishOptions
-from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
+from tests.broker_process import BrokerProcess, wait_until
+from tests.spark.drivers import DRIVER_S, kill_tree, start_driver, wait_for_driver
 
 pytest.importorskip("pyarrow")
 import pyarrow.parquet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SOURCE = "/default/source"
 COUNT = 30_000
@@ -268,19 +267,19 @@ def test_a_driver_that_was_killed(
     """Twice half-way by SIGKILL; the state it left is used, or lost."""
     client.admin.create_topic(topic, partitions=PARTITIONS)
     slow = {**given, "maxRecordsPerSecond": "6000", "batchBytes": "1KiB", "processes": "2"}
+    output = tmp_path / "output"
     for share in (COUNT // 5, COUNT // 2):
         stop_at = max(share, sum(ends(client, topic)) + 1)  # the first kill may have come late
-        driver = start_driver(slow, tmp_path)
-        wait_until(
-            lambda stop_at=stop_at, driver=driver: (
-                sum(ends(client, topic)) >= stop_at or driver.poll() is not None
-            ),
-            60,
-            "the replay publishes",
-        )
-        assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait(10)
+        driver = start_replay(slow, output)
+        try:
+            wait_for_driver(
+                driver,
+                lambda stop_at=stop_at: sum(ends(client, topic)) >= stop_at,
+                "the replay publishes",
+                output,
+            )
+        finally:
+            kill_tree(driver)
         if not kept:
             Path(given["state"]).unlink()
     assert 0 < sum(ends(client, topic)) < COUNT
@@ -290,31 +289,24 @@ def test_a_driver_that_was_killed(
     assert digest(contents(client, topic)) == digest(sent)
 
 
-def start_driver(given: dict[str, str], tmp_path: Path) -> subprocess.Popen[bytes]:
+def start_replay(given: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
     words = ["--local"]
     for name, value in given.items():
         words += ["--" + "".join(f"-{one.lower()}" if one.isupper() else one for one in name), value]
-    with (tmp_path / "output").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "danube.spark.jobs.replay.replay", *words],
-            cwd=ROOT,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+    return start_driver("danube.spark.jobs.replay.replay", words, output)
 
 
 def test_a_target_that_was_killed(
     given: dict[str, str], topic: str, other: BrokerProcess, tmp_path: Path, sent: Sent
 ) -> None:
+    output = tmp_path / "output"
     with danube.sync.connect(other.address) as there:
         there.admin.create_topic(topic, partitions=PARTITIONS, durability="fsync")
-        driver = start_driver({**given, "to": other.address, "maxRecordsPerSecond": "10000"}, tmp_path)
-        wait_until(lambda: sum(ends(there, topic)) > COUNT // 4, 60, "the replay publishes")
+        driver = start_replay({**given, "to": other.address, "maxRecordsPerSecond": "10000"}, output)
+        wait_for_driver(driver, lambda: sum(ends(there, topic)) > COUNT // 4, "the replay publishes", output)
     other.kill()
     other.start()
-    assert driver.wait(90) == 0, (tmp_path / "output").read_text()[-2000:]
+    assert driver.wait(DRIVER_S) == 0, output.read_text()[-4000:]
     with danube.sync.connect(other.address) as there:
         assert digest(contents(there, topic)) == digest(sent)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,13 @@ import danube.sync
 from danube.client.blocking.client import Client
 from danube.core.batch.checksum import content_hash
 from danube.errors import DanubeError, InvalidArgument, RecordTooLarge
-from tests.broker_process import BrokerProcess, wait_until
+from tests.broker_process import BrokerProcess
 
 pytest.importorskip("pyspark")
 from danube.spark.jobs.replay import replay
-from tests.spark.drivers import QUICK, kill_tree, start_driver
+from tests.spark.drivers import QUICK, kill_tree, start_driver, wait_for_driver
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SOURCE = "/default/two-partitions"
 COUNT = 30_000
@@ -113,18 +111,18 @@ def test_a_driver_that_was_killed(spark: Any, client: Client, given: dict[str, s
     given["where"] = CHOSEN
     words = words_of({**given, "maxRecordsPerSecond": "2000", "batchBytes": "1KiB"})
     words += ["--master", "local[2]", *(f"--conf={name}={value}" for name, value in QUICK.items())]
-    driver = start_driver("danube.spark.jobs.replay.replay", words, tmp_path / "output")
-    wait_until(partial(reached, client, topic, total // 3, driver), 150, "the replay publishes")
-    assert driver.poll() is None, (tmp_path / "output").read_text()[-2000:]
-    kill_tree(driver)
+    output = tmp_path / "output"
+    driver = start_driver("danube.spark.jobs.replay.replay", words, output)
+    try:
+        wait_for_driver(
+            driver, lambda: sum(ends(client, topic)) >= total // 3, "the replay publishes", output
+        )
+    finally:
+        kill_tree(driver)
     assert total // 3 <= sum(ends(client, topic)) < total
     report = replay.run(given, spark)
     assert total // 3 <= report.counts["passed_over"] < total
     assert digest(contents(client, topic)) == digest(expected)
-
-
-def reached(client: Client, topic: str, count: int, driver: subprocess.Popen[bytes]) -> bool:
-    return sum(ends(client, topic)) >= count or driver.poll() is not None
 
 
 def words_of(given: dict[str, str]) -> list[str]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import danube.sync
-from tests.broker_process import BrokerProcess, wait_until
+from tests.broker_process import BrokerProcess
 
 pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, PySparkException
 
 from tests.spark import stream_driver
-from tests.spark.drivers import kill_tree, start_driver
+from tests.spark.drivers import kill_tree, start_driver, wait_for_driver
 from tests.spark.sink_source import Failing
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -153,18 +151,15 @@ def test_a_stream_whose_driver_was_killed(
     client.admin.create_topic(topic, partitions=2)
     output = tmp_path / "output"
     driver = start_driver("tests.spark.stream_driver", [*words, str(tmp_path / "warehouse")], output)
-    wait_until(partial(reached, client, topic, 5000, driver), 150, "the stream publishes")
-    assert driver.poll() is None, output.read_text()[-2000:]
-    kill_tree(driver)
+    try:
+        wait_for_driver(driver, lambda: ends(client, topic) >= 5000, "the stream publishes", output)
+    finally:
+        kill_tree(driver)
     assert 4000 < ends(client, topic) < 16_000, "within the second batch or later"
     query = stream_driver.started(session, *words)
     query.awaitTermination()
     assert query.exception() is None
     assert payloads(client, topic) == once(4000, 4)
-
-
-def reached(client: Any, topic: str, count: int, driver: subprocess.Popen[bytes]) -> bool:
-    return ends(client, topic) >= count or driver.poll() is not None
 
 
 def lines_in(directory: Path, files: int, lines: int) -> Path:

@@ -18,7 +18,7 @@ from tests.spark.conftest import why_not
 from tests.spark.drivers import spark_home, submit
 from tests.spark.stored_history import stored_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def danube(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         env=given,
         cwd=ROOT,
-        timeout=100,
+        timeout=300,
     )
 
 

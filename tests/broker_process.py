@@ -1,13 +1,13 @@
 """A real broker in a process of its own, for tests, benchmarks and the crash checker.
 
-The broker leads its own session and process group.  It dies with the thread that started it
-(PR_SET_PDEATHSIG), so nothing is left even when the test runner itself is killed with SIGKILL.
+The broker leads its own session and process group.  It dies with the thread that started it, or with the
+process where a fork server starts it (PR_SET_PDEATHSIG): nothing is left even when the test runner itself is
+killed with SIGKILL.
 Only processes of that group and their descendants are ever signalled.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
@@ -22,14 +22,15 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-READY_TIMEOUT_S = 60.0  # a first start compiles kernels
+from tests import fork_server
+from tests.fork_server import ROOT as ROOT
+from tests.fork_server import die_with_parent as die_with_parent
+
+READY_TIMEOUT_S = 180.0  # a first start compiles kernels, and a shared machine is slow for minutes
 STOP_TIMEOUT_S = 15.0
 _PORTS_FROM = 10_240
 _RUNNERS_MAX = 8
 _ports: tuple[int, Iterator[int]] | None = None  # of the process with this id
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class BrokerFailed(Exception):
@@ -62,11 +63,6 @@ def free_port() -> int:
                 continue
             return port
     raise BrokerFailed("no free loopback port")
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that forked it ends; for ``preexec_fn``."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def descendants(pid: int) -> list[int]:
@@ -126,7 +122,7 @@ class BrokerProcess:
         self.admin_port = free_port()
         self.output_path = self.data_dir.parent / f"{self.data_dir.name}.output"
         self.ready: dict[str, Any] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: fork_server.Process | None = None
 
     @property
     def address(self) -> str:
@@ -192,14 +188,8 @@ class BrokerProcess:
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
         with self.output_path.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
+            self._process = fork_server.popen(
+                command, environment=environment, stdout=output, stderr=subprocess.STDOUT
             )
         return self
 
@@ -272,6 +262,7 @@ class BrokerProcess:
         if self._process is None:
             return
         pids = self._own_pids()
+        fork_server.note_killed(pids[1:])
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for pid in pids:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.broker_process import ROOT, die_with_parent
+from tests import fork_server
+from tests.broker_process import ROOT
 
 TIMEOUT_S = 300.0
 
@@ -55,14 +56,13 @@ class Child:
     ) -> None:
         command = [*python, str(ROOT / script), role, json.dumps(options)]
         self.role = role
-        self._process = subprocess.Popen(
+        self._process = fork_server.popen(
             command,
+            environment=os.environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            preexec_fn=die_with_parent,
             start_new_session=leads_session,
-            bufsize=0,
         )
         self._pending = b""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ from danube.cluster.control.door import ControllerClient
 from danube.cluster.links.tls import TlsFiles
 from danube.cluster.raft.engine import Members
 from danube.errors import DanubeError
-from tests.broker_process import ROOT, die_with_parent, free_port, wait_until
+from tests import fork_server
+from tests.broker_process import ROOT, free_port, wait_until
 
 HEARTBEAT_MS = 100
 METADATA = "metadata"
@@ -47,7 +47,7 @@ class MemberProcess:
         self.tls = tls
         self.socket_path = str(data_dir.parent / f"{data_dir.name}.sock")
         self.output_path = data_dir.parent / f"{data_dir.name}.output"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: fork_server.Process | None = None
 
     @property
     def pid(self) -> int:
@@ -84,10 +84,9 @@ class MemberProcess:
                 "DANUBE_CLUSTER__CA_FILE": self.tls.ca_file,
             }
         with self.output_path.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = fork_server.popen(
                 [*self.prefix, sys.executable, "-m", "tests.cluster_process"],
-                cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True,
-                preexec_fn=die_with_parent,
+                cwd=ROOT, environment=environment, stdout=output, stderr=output,
             )  # fmt: skip
 
     def kill(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import marks
+from tests import fork_server, marks, processor_seconds
 from tests.broker_process import BrokerProcess, Brokers
 from tests.cloud_servers import azure_server as azure_server
 from tests.cloud_servers import google_server as google_server
@@ -65,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seed", default=str(_SEED), help="of everything random: a number, or 'random' to search"
     )
+    parser.addoption("--exec", action="store_true", help="fork no process of a test: start each as users do")
+    parser.addoption("--processor", metavar="FILE", help="write the processor time of each test there")
     parser.addoption("--quick", action="store_true", help="only tests that are marked quick (tests/marks.py)")
 
 
@@ -72,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that runs this in the background lets it, and all that it starts, ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(marks)
+    config.pluginmanager.register(processor_seconds)
+    if not config.option.exec:
+        fork_server.enable()
     if config.option.seed == "random":
         config.option.seed = str(random.SystemRandom().randrange(2**32))  # processes of the run get it too
     given = config.option.seed
@@ -79,6 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Two runs of one tree tell the same; what searches for faults says so.
     settings.register_profile("danube", deadline=None, print_blob=True, derandomize=given == str(_SEED))
     settings.load_profile("danube")
+
+
+def pytest_unconfigure() -> None:
+    fork_server.disable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -18,11 +18,17 @@ from typing import Any
 import pytest
 
 import danube
+from tests import fork_server
 from tests.broker_cluster import BrokerCluster
-from tests.broker_process import BrokerProcess, die_with_parent
+from tests.broker_process import BrokerProcess
 
 SCRIPTS = Path(__file__).parent / "python"
 OFFICIAL = Path(__file__).resolve().parents[2] / ".venv-official"
+CLIENT = fork_server.Interpreter(
+    (str(OFFICIAL / "bin/python"), "-E", "-s", "-W", "error::ResourceWarning"),
+    imports=("danube", "grpc.aio"),
+    kernels=False,
+)
 FAST = {"base_redelivery_delay_ms": 10, "max_redelivery_delay_ms": 2_000, "ack_timeout_ms": 30_000}
 
 
@@ -68,20 +74,16 @@ class Scenario:
         trusted = {} if certificates is None else {"SCENARIO_CERTIFICATES": str(certificates)}
         self.broker = process
         topic = f"/default/{script}-{name}".replace("_", "-")
-        command = [
-            *(str(OFFICIAL / "bin/python"), "-E", "-s", "-W", "error::ResourceWarning"),
-            *(str(SCRIPTS / f"{script}.py"), name, f"{scheme}://{process.grpc_address}", topic),
-        ]
+        words = [str(SCRIPTS / f"{script}.py"), name, f"{scheme}://{process.grpc_address}", topic]
         with self.output_path.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
+            self._process = fork_server.popen(
+                [*CLIENT.command, *words],
                 cwd=folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                preexec_fn=die_with_parent,
-                env={**os.environ, **trusted},
-                text=True,
+                environment={**os.environ, **trusted},
+                interpreter=CLIENT,
             )
 
     def wait(self, fulfil: Callable[[str], None] | None = None) -> list[str]:
@@ -91,14 +93,13 @@ class Scenario:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the scenario has no pipes")
         for line in process.stdout:
-            if line.startswith("#"):
-                remarks.append(line)
+            if line.startswith(b"#"):
+                remarks.append(line.decode())
                 continue
             if fulfil is None:
-                raise AssertionError(f"nobody is there for the wish {line}")
+                raise AssertionError(f"nobody is there for the wish {line!r}")
             fulfil(json.loads(line)["wish"])
-            process.stdin.write("{}\n")
-            process.stdin.flush()
+            process.stdin.write(b"{}\n")
         code = process.wait(90)
         assert code == 0, self.output_path.read_text()[-3_000:] + self.broker.output_tail(2_000)
         return remarks

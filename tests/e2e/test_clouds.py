@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.broker_process import ROOT, wait_until
 from tests.cloud_servers import ACCOUNT_KEY, GOOGLE_SECRET, CloudServer
 from tests.e2e.test_tiering import TIERED, TOPIC, payload, publish, read, wait_evicted
@@ -19,10 +19,8 @@ LARGE, SMALL = 4_000, 500  # records of a segment that goes up in parts, and of 
 
 
 def danube(environment: dict[str, str], *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "danube", *words], capture_output=True, text=True, cwd=ROOT, timeout=120,
-        env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "danube", *words]
+    done = fork_server.run(command, environment={**os.environ, **environment}, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     return done.stdout
 

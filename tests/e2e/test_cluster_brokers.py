@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerFailed, BrokerProcess, free_port, wait_until
 
 
 def danube(*words: str, code: int = 0) -> Any:
     """Run a command; what it prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "danube", *words, "-o", "json"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = fork_server.run([sys.executable, "-m", "danube", *words, "-o", "json"], cwd=ROOT)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout) if done.stdout.strip().startswith(("{", "[")) else None
 
@@ -52,11 +50,9 @@ def test_three_brokers_share_their_topics(cluster: BrokerCluster) -> None:
     wait_until(listed, 10, "the topic is known on another host")
     found = status(two)
     assert len(found["voters"]) == 3 and found["leader_id"] in found["voters"]
-    shown = subprocess.run(
-        [sys.executable, "-c", "from danube.cli.upstream.admin import main; main()", "--endpoint",
-         f"http://{one.admin_address}", "cluster", "status"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    code = "from danube.cli.upstream.admin import main; main()"
+    words = ["--endpoint", f"http://{one.admin_address}", "cluster", "status"]
+    shown = fork_server.run([sys.executable, "-c", code, *words], cwd=ROOT)
     assert f"Leader: {found['leader_id']}" in shown.stdout, shown.stderr
     controller = controller_of(one)
     leases = cluster.leases()

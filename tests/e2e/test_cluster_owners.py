@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from danube import sync
 from danube.core.batch.columns import encode
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from tests import fork_server
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 
@@ -81,7 +81,7 @@ def test_commands_of_any_broker_reach_the_owner(tmp_path: Path) -> None:
 def run(module: str, *words: str) -> str:
     """One of the commands that official tools have; what it prints."""
     code = f"from danube.cli.upstream.{module} import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-c", code, *words], cwd=ROOT)
     assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
     return done.stdout
 

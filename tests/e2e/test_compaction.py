@@ -9,6 +9,7 @@ from typing import Any
 
 from danube import sync
 from danube.server.proto import DanubeApi_pb2 as pb
+from tests import fork_server
 from tests.broker_process import ROOT, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
 
@@ -34,9 +35,7 @@ Record = tuple[int, str, bytes]
 
 
 def cli(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "danube", *words], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    done = fork_server.run([sys.executable, "-m", "danube", *words], cwd=ROOT)
     assert done.returncode == 0 or not check, done.stderr + done.stdout
     return done
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from danube import sync
 from danube.errors import AlreadyRunning
+from tests import fork_server
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import ROOT, BrokerFailed, BrokerProcess, alive, free_port, wait_until
 from tests.e2e.side_by_side import Bench, beside
@@ -167,10 +167,9 @@ def test_a_taken_port_stops_the_start_and_without_one_nothing_is_served(
     assert process.statistics()["addresses"]["metrics"] == f"127.0.0.1:{port}"
     wait_until(lambda: f"http://127.0.0.1:{port}/metrics" in process.output_tail(), 20, "the banner")
     admin = "from danube.cli.upstream.admin import main; main()"
-    listed = subprocess.run(
-        [sys.executable, "-c", admin, "brokers", "list", "--output", "json"],
-        capture_output=True, text=True, cwd=ROOT, timeout=60,
-        env={**os.environ, "DANUBE_ADMIN_ENDPOINT": f"http://{process.admin_address}"},
+    listed = fork_server.run(
+        [sys.executable, "-c", admin, "brokers", "list", "--output", "json"], cwd=ROOT,
+        environment={**os.environ, "DANUBE_ADMIN_ENDPOINT": f"http://{process.admin_address}"},
     )  # fmt: skip
     assert json.loads(listed.stdout)[0]["metrics_addr"] == f"http://127.0.0.1:{port}", listed.stderr
     second = broker(start=False, arguments=["--metrics-port", str(port)])

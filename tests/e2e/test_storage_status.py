@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from danube import sync
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, free_port, wait_until
 from tests.fakes.s3_proxy import Fault, S3Proxy
 from tests.s3_server import S3Server
@@ -78,16 +78,11 @@ def test_a_dead_endpoint_at_the_start_is_told_with_what_is_at_risk(
     process.start()  # now it meets segments of an earlier life
     check_exposed(asked(process.address))
     check_exposed(refused(process.address, "the connection was refused"))
-    told = subprocess.run(
-        [sys.executable, "-m", "danube", "storage", "status", "-s", process.address, "-o", "json"],
-        capture_output=True, text=True, cwd=ROOT, timeout=60,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "danube", "storage", "status", "-s", process.address]
+    told = fork_server.run([*command, "-o", "json"], cwd=ROOT)
     assert told.returncode == 0, told.stderr
     check_exposed(json.loads(told.stdout))
-    plain = subprocess.run(
-        [sys.executable, "-m", "danube", "storage", "status", "-s", process.address],
-        capture_output=True, text=True, cwd=ROOT, timeout=60,
-    )  # fmt: skip
+    plain = fork_server.run(command, cwd=ROOT)
     assert plain.returncode == 0 and TOPIC in plain.stdout
     assert "the object store s3://bucket/prefix does not answer: " in plain.stderr
 

@@ -21,6 +21,7 @@ from danube.errors import WrongState
 from danube.server.proto import DanubeApi_pb2 as pb
 from danube.wal.log.cursors import read_cursor_file
 from danube.wal.segments.segment import LogIdentity
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.e2e.grpc_parts import DanubeCalls
 
@@ -33,9 +34,7 @@ TIERED = {
 
 
 def cli(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "danube", *words], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    done = fork_server.run([sys.executable, "-m", "danube", *words], cwd=ROOT)
     assert done.returncode == 0 or not check, done.stderr
     return done
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from click.testing import CliRunner
 import danube
 from danube.cli.main import root
 from danube.errors import DanubeError, PayloadInvalid, SchemaIncompatible, SchemaInvalid, SchemaNotFound
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess
 
 AVRO_1 = {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}]}
@@ -53,15 +53,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def process(broker: BrokerProcess, *words: str, stdin: str = "") -> str:
     """A command as a process of its own."""
-    result = subprocess.run(
-        [sys.executable, "-m", "danube", *words],
-        input=stdin.encode(),
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DANUBE_SERVICE_URL": broker.address},
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr.decode()
-    return result.stdout.decode() + result.stderr.decode()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DANUBE_SERVICE_URL": broker.address}
+    command = [sys.executable, "-m", "danube", *words]
+    result = fork_server.run(command, environment=environment, given=stdin)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
 
 
 def command(broker: BrokerProcess, *words: str, exit_code: int = 0) -> str:

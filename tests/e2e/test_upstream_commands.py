@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, free_port
 
 TIMEOUT_S = 60.0
@@ -30,7 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DANUBE_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
 class Commands:
@@ -40,13 +41,7 @@ class Commands:
         self.process = process
 
     def run(self, module: str, *words: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", MAIN.format(module), *words],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=environment(DANUBE_ADMIN_ENDPOINT=f"http://{self.process.admin_address}"),
-        )
+        done = run_with(module, words, DANUBE_ADMIN_ENDPOINT=f"http://{self.process.admin_address}")
         assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 
@@ -73,11 +68,10 @@ class Consumer:
 
     def __init__(self, process: BrokerProcess, *words: str) -> None:
         command = [sys.executable, "-c", MAIN.format("cli"), "consume"]
-        self._process = subprocess.Popen(
+        self._process = fork_server.popen(
             [*command, "-s", f"http://{process.grpc_address}", *words],
             stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
+            environment=environment(),
         )
         self.lines: list[str] = []
         self._came = threading.Condition()
@@ -88,7 +82,7 @@ class Consumer:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._came:
-                self.lines.append(line.rstrip("\n"))
+                self.lines.append(line.decode().rstrip("\n"))
                 self._came.notify_all()
 
     def until(self, wanted: str, count: int = 1) -> None:
@@ -341,13 +335,8 @@ def test_a_consumer_goes_on_after_the_broker_started_again(tmp_path: Path, consu
 
 
 def run_with(module: str, words: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN.format(module), *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment(**more),
-    )
+    command = [sys.executable, "-c", MAIN.format(module), *words]
+    return fork_server.run(command, environment=environment(**more))
 
 
 def test_over_tls(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from danube import sync
+from tests import fork_server
 from tests.broker_process import ROOT
 
 TOPIC = "/default/verified"
@@ -22,9 +23,7 @@ ROUNDS = 5
 
 
 def danube(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "danube", *words], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    return fork_server.run([sys.executable, "-m", "danube", *words], cwd=ROOT)
 
 
 def verified(exit_code: int, *words: str) -> dict[str, Any]:

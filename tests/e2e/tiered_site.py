@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from danube import sync
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, alive, descendants, wait_until
 from tests.e2e.side_by_side import Bench
 from tests.fakes.s3_proxy import Request, S3Proxy
@@ -134,10 +134,8 @@ class Site:
 
     def danube(self, *words: str, exit_code: int = 0) -> str:
         """One command with the store's settings, past the proxy."""
-        done = subprocess.run(
-            [sys.executable, "-m", "danube", *words], capture_output=True, text=True, cwd=ROOT, timeout=120,
-            env={**os.environ, **self.store}, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "danube", *words]
+        done = fork_server.run(command, environment={**os.environ, **self.store}, cwd=ROOT)
         assert done.returncode == exit_code, done.stdout[-3_000:] + done.stderr[-2_000:]
         return done.stdout
 

@@ -35,7 +35,7 @@ def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.
 def wait_for_driver(
     driver: subprocess.Popen[bytes], condition: Callable[[], bool], what: str, output: Path
 ) -> None:
-    """Until ``condition`` holds; BrokerFailed, with the end of the driver's output, where it cannot any more."""
+    """Wait for ``condition``; BrokerFailed tells why in vain, with the end of the driver's output."""
     deadline_s = time.monotonic() + DRIVER_S
     while not condition():
         if (ended := driver.poll() is not None) or time.monotonic() > deadline_s:

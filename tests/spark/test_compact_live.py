@@ -23,6 +23,7 @@ from danube.spark.jobs.compact import compact
 from danube.spark.jobs.compact import live as compact_live
 from danube.wal.segments.segment import LogIdentity
 from danube.wal.tier.manifest import EntryFlag, Manifest
+from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.s3_server import S3Server
 
@@ -41,10 +42,8 @@ PER_SEAL = 50
 
 
 def cli(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "danube", *words],
-        capture_output=True, text=True, cwd=ROOT, timeout=200, env={**os.environ, **environment},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "danube", *words]
+    return fork_server.run(command, environment={**os.environ, **environment}, cwd=ROOT)
 
 
 class Live:

@@ -5,14 +5,13 @@ Two implementations, chosen by machine:
 ``plain``    x86-64 only.  ``memoryview.cast("Q")[i]`` copies 8 aligned bytes with one ``mov``.  The
              processor keeps loads in order with loads and stores in order with stores (TSO), so a plain
              load acquires and a plain store releases.  It costs 35 ns from Python.
-``kernels``  any machine with Numba: LLVM's atomic instructions on the word's address, 100 to 150 ns.
+``kernels``  any machine with LLVM: its atomic instructions on the word's address, 100 to 150 ns.
 
 The one order that TSO does not keep is a store before a later load of another word; ``fence`` is for
-that (the sleeping protocol of :mod:`danube.ipc.bell` needs it).  Without Numba it is an uncontended lock:
+that (the sleeping protocol of :mod:`danube.ipc.bell` needs it).  On x86-64 it is an uncontended lock:
 taking it is a ``lock cmpxchg``, which is a full barrier on x86.
 
-A word here has a single writer, except where ``fetch_add`` is used.  Values are 0 .. 2**64-1; callers
-mask their sums with ``WORD_MASK``.
+A word here has a single writer.  Values are 0 .. 2**64-1; callers mask their sums with ``WORD_MASK``.
 """
 
 from __future__ import annotations
@@ -86,20 +85,11 @@ class Words:
         self.store(index, value)
         return value
 
-    def fetch_add(self, index: int, amount: int) -> int:
-        """Add to a word that has several writers; returns the value before.  Needs Numba."""
-        kernels = load_kernels()
-        if not 0 <= index < len(self._view):
-            raise IndexError(index)
-        if not self._address:
-            self._address = kernels["address"](self._view.cast("B"))
-        return int(kernels["fetch_add"](self._address + 8 * index, amount & WORD_MASK))
-
 
 def load_kernels() -> dict[str, Callable[..., Any]]:
-    """Compile the Numba implementation once per process tree: the supervisor calls it before forking.
+    """Make them once per process tree: the supervisor calls it before forking.
 
-    Raises ImportError if Numba is missing, which only x86-64 can do without.
+    Raises ImportError if llvmlite is missing, which only x86-64 can do without.
     """
     global fence, read_fence
     if not _kernels:
@@ -110,61 +100,17 @@ def load_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def _compile_kernels() -> dict[str, Callable[..., Any]]:
-    """Numba functions over addresses: load, store, fetch_add, fence and the address of a buffer."""
+    """Functions over addresses: load, store, fence and the address of a buffer."""
     import numpy
-    from llvmlite import ir
-    from numba import njit, types
-    from numba.extending import intrinsic
 
-    word = ir.IntType(64)
+    from danube.core.kernels.words import compile_words
 
-    @intrinsic
-    def load_word(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], word.as_pointer())
-            return builder.load_atomic(pointer, "acquire", 8)
-
-        return types.uint64(types.uint64), generate
-
-    @intrinsic
-    def store_word(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], word.as_pointer())
-            builder.store_atomic(arguments[1], pointer, "release", 8)
-            return context.get_dummy_value()
-
-        return types.void(types.uint64, types.uint64), generate
-
-    @intrinsic
-    def add_word(typing_context: Any, address: Any, amount: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], word.as_pointer())
-            return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-        return types.uint64(types.uint64, types.uint64), generate
-
-    @intrinsic
-    def full_fence(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.fence("seq_cst")
-            return context.get_dummy_value()
-
-        return types.void(), generate
-
-    # Numba passes the typing context itself.
-    load = njit("uint64(uint64)", nogil=True)(lambda address: load_word(address))  # type: ignore[call-arg]
-    store = njit("void(uint64, uint64)", nogil=True)(
-        lambda address, value: store_word(address, value)  # type: ignore[call-arg]
-    )
-    fetch_add = njit("uint64(uint64, uint64)", nogil=True)(
-        lambda address, amount: add_word(address, amount)  # type: ignore[call-arg]
-    )
-    fence_all = njit("void()", nogil=True)(lambda: full_fence())  # type: ignore[call-arg]
+    words = compile_words()
 
     def address(memory: memoryview) -> int:
         return int(numpy.frombuffer(memory, dtype=numpy.uint8).ctypes.data)
 
-    return {"load": load, "store": store, "fetch_add": fetch_add, "fence": fence_all, "address": address}
+    return {"load": words.load, "store": words.store, "fence": words.fence, "address": address}
 
 
 def choose() -> str:
@@ -174,5 +120,5 @@ def choose() -> str:
     try:
         load_kernels()
     except ImportError as error:
-        broken("this processor reorders memory and Numba is missing", error=str(error))
+        broken("this processor reorders memory and llvmlite is missing", error=str(error))
     return "kernels"

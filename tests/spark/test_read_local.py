@@ -17,7 +17,6 @@ pytest.importorskip("pyarrow")
 import danube.sync
 from danube.core import kernels
 from danube.core.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
-from danube.core.batch.joined import load_kernels
 from danube.errors import Damage, OffsetOutOfRange
 from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.options import read_options
@@ -96,12 +95,13 @@ def test_every_record_comes_once_and_as_it_was_sent(stored: tuple[Path, Journal]
 
 def test_the_twins_of_the_kernels_give_the_same(stored: tuple[Path, Journal], monkeypatch: Any) -> None:
     data, journal = stored
-    monkeypatch.setattr("danube.spark.history.reading.load_kernels", kernels.unload)
+    monkeypatch.setattr("danube.core.kernels.load", kernels.unload)
     try:
         assert digest_of_batches(read_all(data)) == journal.digest()
         assert not kernels.available
     finally:
-        load_kernels()
+        monkeypatch.undo()
+        kernels.load()
 
 
 @pytest.mark.parametrize("split_bytes", [1, 3_000, 1 << 30])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from danube.broker.processes.compiler import KernelCompiler
 from danube.broker.processes.lease import SharedLease
 from danube.broker.processes.unbroken import ALWAYS, Since
 from danube.config.loading import Started
@@ -45,7 +46,7 @@ class SupervisorSettings:
     mover_drain_timeout_ms: int = 2_000  # after the workers have ended
     ring_bytes: int = 0
     tail_bytes: int = 0
-    progress: Callable[[str], None] | None = None  # one line per kernel that has to be compiled
+    progress: Callable[[str], None] | None = None  # lines about a start that is not like others
     on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
 
 
@@ -87,6 +88,7 @@ class WorkerContext:
     lease: SharedLease | None = None  # of the cluster; None on a single host
     unbroken_since: Since = ALWAYS
     passage: Passage | None = None  # for connections to other workers; None where there are none
+    compiler: KernelCompiler | None = None  # where kernels come from later; None where they are there
     _ready_bell: int
 
     @property
@@ -202,10 +204,13 @@ class MoverContext:
     settings: SupervisorSettings
     start_count: int  # movers of this supervisor before this one
     pulse: Pulse
+    compiler: KernelCompiler | None = None  # as a worker has it
 
     def heartbeat(self) -> None:
         """Note that the mover is alive: at least every second."""
         self.pulse.beat()
+        if self.compiler is not None:
+            self.compiler.take()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 It imports nothing that starts a thread and serves no client.  Order of a start: lock the data directory,
 load the kernels (so that all workers share their code), reserve the shared memory, open the sockets,
-number the workers on disk, fork.  Order of a replacement: the old process is killed and **reaped**, a
+number the workers on disk, fork.  Where there are no kernels yet, they are compiled beside the workers
+(danube.broker.processes.compiler).  Order of a replacement: the old process is killed and **reaped**, a
 new incarnation is on disk, the peers are told, and only then is the new one forked.  So at any time at
 most one process can append to a worker's partitions.
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.processes import process, unbroken
+from danube.broker.processes.compiler import KernelCompiler
 from danube.broker.processes.contexts import (
     DrainSignal,
     MetricsContext,
@@ -147,6 +149,7 @@ class Supervisor:
         self._served_ns = 0  # since when all workers serve
         self._looked_ns = 0  # at the data directory
         self._metrics: SideProcess | None = None
+        self._compiler: KernelCompiler | None = None  # None where kernels are there, or never will be
         self._metrics_address = ""
         self._count = settings.workers or usable_cores()
         self._started_at_us = wall_us()
@@ -198,7 +201,7 @@ class Supervisor:
     def _prepare(self) -> None:
         process.raise_descriptor_limit()
         _tell_strangers(self._settings.data_dir)
-        _load_kernels(self._settings.progress)
+        self._compiler = _load_kernels(self._settings.progress)
         settings = self._settings
         ports = {"native": settings.native_port, **settings.extra_ports}
         self._listeners = open_listeners(settings.host, ports, self._count, settings.local_socket)
@@ -227,7 +230,7 @@ class Supervisor:
             return main(
                 MoverContext(
                     listener=side.listener, drain=drain, settings=settings, start_count=side.start_count,
-                    pulse=side.pulse,
+                    pulse=side.pulse, compiler=self._compiler,
                 )
             )  # fmt: skip
 
@@ -274,6 +277,8 @@ class Supervisor:
         for worker in self._workers:
             self._start(worker, self._tick_ns)
         self._turn_sides(self._tick_ns)
+        if self._compiler is not None:
+            self._compiler.start(self._become_child)
         self._write_pid()
         self._write_state()
 
@@ -295,6 +300,8 @@ class Supervisor:
         paused_ns = max(0, now_ns - self._tick_ns - 2 * TICK_NS)
         self._tick_ns = now_ns
         self._reap(now_ns)
+        if self._compiler is not None:
+            self._compiler.turn()
         if self._stop_signals:
             self._stop(now_ns)
             return
@@ -375,6 +382,7 @@ class Supervisor:
             lease=self._controller_side.lease if self._controller_side is not None else None,
             unbroken_since=self._unbroken_since,
             passage=Passage(worker.index, self._region.pairs) if self._region.pairs else None,
+            compiler=self._compiler,
             _ready_bell=self._ready_bell,
         )
         return self._told(lambda: self._worker_main(context), worker)
@@ -575,6 +583,8 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
         for side in self._sides:
             side.close()
+        if self._compiler is not None:
+            self._compiler.close()
         for worker in self._workers:
             if worker.pid:
                 os.waitpid(worker.pid, 0)
@@ -616,18 +626,25 @@ def _tell_strangers(data_dir: Path) -> None:
         _log.warning("not Danube's, and left alone", count=len(found), files=shown)
 
 
-def _load_kernels(progress: Callable[[str], None] | None) -> None:
-    """Before the fork, so that all workers share the code; libraries must not start threads meanwhile."""
+def _load_kernels(progress: Callable[[str], None] | None) -> KernelCompiler | None:
+    """Before the fork, so that all workers share the code; libraries must not start threads meanwhile.
+
+    Where kernels have to be compiled first, return who does it while the workers serve.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from danube.core import kernels
 
-    report = kernels.load(progress)
-    if not report.available:
+    report = kernels.load_kept()
+    compiler = None
+    if report.reason:
         _log.warning("running without compiled kernels", why=report.reason)
-    elif report.warning:
-        _log.warning("kernels will be compiled again at the next start", why=report.warning)
+    elif not report.available:
+        compiler = KernelCompiler()
+        if progress is not None:
+            progress("compiling kernels beside the broker, once on this machine; until then it is slower")
     _log.debug("shared memory", atomics=atomics.choose())
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         _log.debug("threads exist before the fork", threads=threads)
+    return compiler

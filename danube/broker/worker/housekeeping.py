@@ -111,6 +111,8 @@ class Housekeeping:
 
     def _second(self) -> None:
         worker = self._worker
+        if worker.context.compiler is not None:
+            worker.context.compiler.take()
         doors = worker.doors.values()
         for door in doors:
             door.sweep(worker.loop.time())

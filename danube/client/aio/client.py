@@ -451,8 +451,8 @@ def seconds_as_ns(seconds: float, what: str) -> int:
 def load_kernels() -> bool:
     """Encode and check batches by machine code in this process; for programs that send or read millions.
 
-    To be called once, before anything is sent: importing Numba takes 0.6 s, and the first time on a
-    machine compiling some 10 s more.  Lists of small payloads are then encoded in half the time.
+    To be called once, before anything is sent: it takes 0.1 s, and the first time on a machine some 20 s in
+    which Numba compiles them.  Lists of small payloads are then encoded in half the time.
     False if Numba cannot be used or DANUBE_KERNELS=off is set; all else works the same.
     """
     return kernels.load().available

@@ -416,7 +416,7 @@ def check_published(batch: memoryview, max_record_bytes: int) -> BatchHeader:
     inflated would stop every consumer that needs part of it.
     """
     if kernels.available:
-        sound = kernels.column_kernels().batch_is_sound
+        sound = kernels.compiled.batch_is_sound
         if sound(np.frombuffer(batch, np.uint8), max_record_bytes):
             return unpack_header(batch)
     header = read_header(batch)
@@ -442,7 +442,7 @@ def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes:
     if len(data) < header.size:
         raise ProtocolError("batch is cut", size=header.size, present=len(data))
     if kernels.available:
-        sound = kernels.column_kernels().columns_are_sound
+        sound = kernels.compiled.columns_are_sound
         if sound(np.frombuffer(data, np.uint8), max_record_bytes):
             return
     layout_of(header)

@@ -2,7 +2,7 @@
 
 :class:`BatchTable` holds the headers of consecutive batches as arrays and where all their columns lie.
 Joining reads the batches where they are; the result is in Arrow's layout (offsets and bytes, a validity
-bitmap).  By kernels where they are loaded (:func:`load_kernels`), else by numpy.
+bitmap).  By kernels where they are loaded (danube.core.kernels), else by numpy.
 
 The columns of one stored batch in Arrow's layout, where they lie.
 
@@ -12,7 +12,6 @@ arithmetic on arrays pays off for many small batches; for one large batch it wou
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,20 +41,9 @@ _NONE: Final = -1
 if HEADER.itemsize != HEADER_BYTES:
     raise ImportError("the table of danube.core.batch.format is the format")
 
-_kernel: Any = None
-
-
-def load_kernels() -> bool:
-    """Compile the kernels of this module and of danube.core.kernels, or take them from the cache."""
-    global _kernel
-    report = kernels.load(more=("joining",))
-    if report.available:
-        _kernel = import_module("danube.core.kernels.joining")
-    return report.available
-
 
 def _kernels() -> Any:
-    return _kernel if kernels.available else None
+    return kernels.compiled if kernels.available else None
 
 
 class VariableColumn(NamedTuple):

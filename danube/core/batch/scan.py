@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +64,11 @@ def scan(
     end = len(buffer) if end is None else min(end, len(buffer))
     if not kernels.available or start >= end:
         return scan_twin(buffer, start, end, expected_offset)
-    return _scan_with_kernel(kernels.batch_kernels(), buffer, start, end, expected_offset)
+    return _scan_with_kernel(kernels.compiled, buffer, start, end, expected_offset)
 
 
 def _scan_with_kernel(
-    batch: ModuleType, buffer: Data, start: int, end: int, expected_offset: int | None
+    batch: Any, buffer: Data, start: int, end: int, expected_offset: int | None
 ) -> ScanResult:
     octets = np.frombuffer(buffer, np.uint8)
     expected = -1 if expected_offset is None else expected_offset

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,10 +64,10 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
     view = BatchView(batch, header)
     if header.flags & _FLAG_SELECTED:
         _ = view.offset_deltas  # raises where they do not ascend
-    return _select_with_kernels(kernels.batch_kernels(), view, indexes)
+    return _select_with_kernels(kernels.compiled, view, indexes)
 
 
-def _select_with_kernels(batch: ModuleType, view: BatchView, indexes: NDArray[np.int64]) -> bytes:
+def _select_with_kernels(batch: Any, view: BatchView, indexes: NDArray[np.int64]) -> bytes:
     header, source = view.header, view.layout
     columns = np.frombuffer(view.columns, np.uint8)
     variable = [
@@ -186,7 +185,7 @@ def ring_hashes(batch: Data, header: BatchHeader) -> NDArray[np.uint64]:
         return ring_hashes_twin(view)
     layout = view.layout
     hashes = np.empty(header.record_count, np.uint64)
-    found = kernels.batch_kernels().ring_hashes(
+    found = kernels.compiled.ring_hashes(
         np.frombuffer(view.columns, np.uint8),
         layout.key_validity,
         layout.key_offsets,

@@ -14,7 +14,6 @@ A key that has no record in the window may be forgotten at any time; it is then 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,8 +39,8 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def cursor_kernels() -> Any:
-    """danube.core.kernels.cursor, or None while the twins are to be used."""
-    return sys.modules["danube.core.kernels.cursor"] if kernels.available else None
+    """The kernels, or None while the twins are to be used."""
+    return kernels.compiled if kernels.available else None
 
 
 class KeyTable:

@@ -353,7 +353,7 @@ class ServerConnection(ControlSide):
             return start
         data = buffer[start:end].tobytes()
         found, told = np.empty((3, _TOGETHER_MAX), np.int64), np.empty(7, np.int64)
-        kernels.http2_kernels().scan_calls(
+        kernels.compiled.scan_calls(
             np.frombuffer(data, np.uint8), self.last_stream_id, self._frame_bytes_max, found, told
         )
         taken, opened, block, block_end, count, total, largest = told.tolist()

@@ -1,14 +1,17 @@
 """Compiled kernels on disk, so that only the first start on a machine compiles them.
 
-One file holds one kernel for one signature, one processor and one version of Python and Numba::
+One file holds all kernels for one processor and one version of Python, Numba and LLVM::
 
     position  size  field
            0    32  SHA-256 of the sources' digest and the rest of the file
-          32     n  the compiled result, as numba.core.serialize writes it
+          32     4  size of the head, little-endian
+          36     n  head: JSON with the names of the kernels, and whether checksums are fast
+        36+n     m  object file (danube.core.kernels.linking)
 
 Reader:  a file whose digest differs (damaged, cut, empty, or made from other sources) is passed over.
 Writer:  a temporary file is renamed over the old one.  Processes may write the same file at once.
-Errors:  no error leaves this module.  Where nothing can be written each start compiles again.
+Errors:  no error leaves this module but those of pack() and unpack().  Where nothing can be written each
+start compiles again.
 
 The folders are tried in order: NUMBA_CACHE_DIR alone where it is set; else the one beside the sources, which
 an image may have filled and mounted read-only, the user's cache folder, and a private temporary one.
@@ -17,18 +20,62 @@ an image may have filled and mounted read-only, the user's cache folder, and a p
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sys
 import tempfile
 from functools import lru_cache
-from typing import Any, Final
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
 
 _DIGEST_BYTES: Final = 32
+_HEAD_START: Final = 36
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _PRIVATE: Final = stat.S_IRWXU
 # Constants of these are compiled into kernels as well.
-_SOURCES_BESIDE: Final = ("../batch/format.py", "../../limits.py")
+_SOURCES_BESIDE: Final = ("../batch/format.py", "../http2/frames.py", "../../limits.py")
+
+
+class Compiled(NamedTuple):
+    """All kernels: an object file, and what is in it."""
+
+    names: list[str]
+    fast_checksum: bool  # by the processor's instruction
+    code: bytes
+
+
+def switched_off() -> bool:
+    """Return whether the environment wants no kernels."""
+    return os.environ.get("DANUBE_KERNELS", "").lower() == "off"
+
+
+def pack(compiled: Compiled) -> bytes:
+    """Return what is kept of compiled kernels."""
+    head = json.dumps({"names": compiled.names, "fast_checksum": compiled.fast_checksum}).encode()
+    body = len(head).to_bytes(4, "little") + head + compiled.code
+    return _digest(body) + body
+
+
+def unpack(content: bytes) -> Compiled:
+    """Return what pack() was given; ValueError where the content is damaged or of other sources."""
+    if content[:_DIGEST_BYTES] != _digest(content[_DIGEST_BYTES:]):
+        raise ValueError("compiled kernels are damaged, or were made from other sources")
+    end = _HEAD_START + int.from_bytes(content[_DIGEST_BYTES:_HEAD_START], "little")
+    return Compiled(**json.loads(content[_HEAD_START:end]), code=content[end:])
+
+
+def read() -> bytes | None:
+    """Return the first content that a folder has for this machine, undamaged and of a trusted user."""
+    name = _file_name()
+    return next((found for folder in folders() if (found := _read(folder, name)) is not None), None)
+
+
+def write(content: bytes) -> bool:
+    """Keep content in the first folder that takes it; False where none does."""
+    name = _file_name()
+    return any(_write(folder, name, content) for folder in folders())
 
 
 def folders() -> list[str]:
@@ -50,10 +97,7 @@ def folders() -> list[str]:
 
 @lru_cache(maxsize=1)
 def sources_digest() -> bytes:
-    """Return a digest of every file whose code or constants may be part of a kernel.
-
-    Numba would compare only the file that a kernel stands in; a kernel also contains parts of others.
-    """
+    """Return a digest of every file whose code or constants may be part of a kernel."""
     names = sorted(name for name in os.listdir(_HERE) if name.endswith(".py"))
     digest = hashlib.sha256()
     for name in [*names, *_SOURCES_BESIDE]:
@@ -62,56 +106,28 @@ def sources_digest() -> bytes:
     return digest.digest()
 
 
-class KernelCache:
-    """The cache of one kernel, as numba's dispatcher calls it (numba.core.caching._Cache)."""
+def _file_name() -> str:
+    """Name everything besides the sources that decides how kernels are compiled."""
+    binding: Any = import_module("llvmlite.binding")
+    made_for = (
+        sys.implementation.cache_tag,
+        object.__basicsize__,
+        _numba_releases(),
+        import_module("llvmlite").__version__,
+        binding.get_process_triple(),
+        os.environ.get("NUMBA_CPU_NAME", "") or binding.get_host_cpu_name(),
+        os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten(),
+    )
+    return f"all.{hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]}.kernels"
 
-    cache_path: str | None = None  # of the folder that the kernel came from or went to
 
-    def __init__(self, numba: Any, function: Any) -> None:
-        self._numba = numba
-        self._name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled result for these argument types, or None."""
-        try:
-            # Numba's own cache calls refresh(), which imports all that compiling needs, too.
-            self._numba.core.runtime.rtsys.initialize(target_context)
-            name = self._file_name(signature, target_context.codegen())
-            for folder in folders():
-                body = _read(folder, name)
-                if body is not None:
-                    payload = self._numba.core.serialize.loads(body)
-                    found = self._numba.core.compiler.CompileResult._rebuild(target_context, *payload)
-                    self.cache_path = folder
-                    return found
-        except Exception:  # whatever Numba meets in there: compiling is always right
-            return None
-        return None
-
-    def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep a compiled result in the first folder that takes it."""
-        if result.lifted or result.library.has_dynamic_globals:
-            return  # contains addresses of this process
-        try:
-            name = self._file_name(signature, result.codegen)
-            body = self._numba.core.serialize.dumps(result._reduce())
-        except Exception:
-            return
-        self.cache_path = next((folder for folder in folders() if _write(folder, name, body)), None)
-
-    def flush(self) -> None:
-        """Forget nothing: files of other versions are replaced when they are needed."""
-
-    enable = disable = flush
-
-    def _file_name(self, signature: Any, codegen: Any) -> str:
-        made_for = (
-            sys.implementation.cache_tag,
-            self._numba.__version__,
-            *codegen.magic_tuple(),
-            str(signature),
-        )
-        return f"{self._name}.{hashlib.sha256(repr(made_for).encode()).hexdigest()[:16]}.kernel"
+def _numba_releases() -> list[str]:
+    """Names of Numba's releases where it is installed: asking itself would import it, for 0.7 s."""
+    spec = find_spec("numba")
+    if spec is None or not spec.origin:
+        return []
+    place = os.path.dirname(os.path.dirname(spec.origin))
+    return sorted(name for name in os.listdir(place) if name.startswith("numba-"))
 
 
 def _digest(body: bytes) -> bytes:
@@ -124,7 +140,7 @@ def _trusted(owner: int) -> bool:
 
 
 def _read(folder: str, name: str) -> bytes | None:
-    """Return the body of an undamaged file of a trusted user."""
+    """Return the content of an undamaged file of a trusted user."""
     try:
         with open(os.path.join(folder, name), "rb") as file:
             if not _trusted(os.fstat(file.fileno()).st_uid):
@@ -132,11 +148,10 @@ def _read(folder: str, name: str) -> bytes | None:
             content = file.read()
     except OSError:
         return None
-    body = content[_DIGEST_BYTES:]
-    return body if content[:_DIGEST_BYTES] == _digest(body) else None
+    return content if content[:_DIGEST_BYTES] == _digest(content[_DIGEST_BYTES:]) else None
 
 
-def _write(folder: str, name: str, body: bytes) -> bool:
+def _write(folder: str, name: str, content: bytes) -> bool:
     try:
         os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
         if not _trusted(os.lstat(folder).st_uid):
@@ -146,7 +161,7 @@ def _write(folder: str, name: str, body: bytes) -> bool:
         return False
     try:
         with open(descriptor, "wb") as file:
-            file.write(_digest(body) + body)
+            file.write(content)
         os.replace(temporary, os.path.join(folder, name))
     except OSError:
         _remove(temporary)

@@ -131,9 +131,3 @@ def finished(checksum: Any) -> Any:
 def crc32c(data: Any, start: Any, end: Any) -> Any:
     """CRC32C of ``data[start:end]``; the caller knows that this lies inside."""
     return finished(advanced(START, data.ctypes.data + start, end - start))
-
-
-def crc32c_of(data: memoryview) -> int:
-    """CRC32C of a contiguous buffer, writable or not."""
-    octets = np.frombuffer(data, np.uint8)
-    return int(crc32c(octets, 0, len(octets)))

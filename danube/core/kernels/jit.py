@@ -1,9 +1,8 @@
 """The one door to Numba: a decorator, a few machine instructions, and plain Python without it.
 
 ``@jit("int64(const uint8[::1], int64)")`` registers a kernel for that one signature; ``const``
-before an array type accepts read-only arrays as well.  Kernels release the GIL and check no bounds (their
-callers or they themselves do); compiled ones are kept on disk (danube.core.kernels.cache).  They are compiled
-by :func:`compile_all`, or on the first call where nobody did.
+before an array type accepts read-only arrays as well.  Kernels check no bounds (their callers or they
+themselves do) and run without the GIL.  danube.core.kernels.compiling compiles what is registered.
 
 Where Numba cannot be imported, or DANUBE_KERNELS=off is in the environment, ``jit`` returns the function as
 it is and :data:`reason` says why.
@@ -11,13 +10,12 @@ it is and :data:`reason` says why.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, TypeVar, cast
 
-from danube.core.kernels.cache import KernelCache
+from danube.core.kernels.cache import switched_off
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -34,7 +32,7 @@ intrinsic: Any = None
 reason = ""
 hardware_crc = False
 try:
-    if os.environ.get("DANUBE_KERNELS", "").lower() == "off":
+    if switched_off():
         reason = "switched off by DANUBE_KERNELS=off"
     else:
         numba = import_module("numba")
@@ -44,7 +42,7 @@ try:
 except Exception as error:  # an accelerator that is broken in whatever way must not stop the program
     reason = f"numba cannot be imported: {str(error) or type(error).__name__}"
 
-_registered: list[tuple[Any, Any]] = []
+registered: list[tuple[Any, Any]] = []
 _CONST: Final = re.compile(r"\bconst\s+")
 
 
@@ -54,9 +52,9 @@ def jit(signature: str) -> Callable[[_Function], _Function]:
         return lambda function: function
 
     def register(function: _Function) -> _Function:
-        dispatcher = numba.njit(nogil=True, boundscheck=False)(function)
-        dispatcher._cache = KernelCache(numba, function)  # Numba's own ends the program where it cannot write
-        _registered.append((dispatcher, _arguments(signature)))
+        # Without counted references: a kernel owns no memory, and its code needs nothing of Numba.
+        dispatcher = numba.njit(boundscheck=False, _nrt=False, no_cfunc_wrapper=True)(function)
+        registered.append((dispatcher, _arguments(signature)))
         return cast(_Function, dispatcher)
 
     return register
@@ -66,37 +64,7 @@ def inline(function: _Function) -> _Function:
     """A part of kernels, compiled into each that calls it; unchanged without Numba."""
     if reason:
         return function
-    return cast(_Function, numba.njit(nogil=True, boundscheck=False, inline="always")(function))
-
-
-def compile_all(progress: Callable[[str], None] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compile every registered kernel or load it from the cache; return the names of both kinds."""
-    compiled: list[str] = []
-    cached: list[str] = []
-    for number, (dispatcher, arguments) in enumerate(_registered, 1):
-        name = dispatcher.py_func.__name__
-        if arguments in dispatcher.overloads:  # by an earlier call, or for a kernel that calls it
-            cached.append(name)
-            continue
-        dispatcher.compile(arguments)
-        if dispatcher.stats.cache_hits.get(arguments):
-            cached.append(name)
-            continue
-        compiled.append(name)
-        if progress is not None:
-            progress(f"compiled kernel {name} ({number} of {len(_registered)}), for this and later starts")
-    for dispatcher, _ in _registered:
-        # Else an array of another kind, such as a writable one, would be compiled for while a worker serves.
-        dispatcher.disable_compile()
-    return tuple(compiled), tuple(cached)
-
-
-def unkept() -> bool:
-    """Return whether a compiled kernel could not be kept, so that the next start compiles it again."""
-    return any(
-        dispatcher._cache.cache_path is None and dispatcher.stats.cache_misses
-        for dispatcher, _ in _registered
-    )
+    return cast(_Function, numba.njit(boundscheck=False, _nrt=False, inline="always")(function))
 
 
 def _arguments(signature: str) -> tuple[Any, ...]:

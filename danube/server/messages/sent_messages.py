@@ -99,7 +99,7 @@ def read_together(datas: Sequence[bytes]) -> list[Lot] | None:
         return None
     joined = np.frombuffer(together, np.uint8)
     found = np.empty((5, count), np.int64)
-    run_count = kernels.message_kernels().scan_messages(joined, bounds, found)
+    run_count = kernels.compiled.scan_messages(joined, bounds, found)
     if not 0 < run_count * _RUN_MEAN_MIN <= count:
         return None
     if run_count == 1:
@@ -150,7 +150,7 @@ def _first_of_run(data: bytes) -> StreamMessage | None:
 
 
 def _columns(joined: NDArray[Any], found: NDArray[Any]) -> MessageColumns:
-    of_messages = kernels.message_kernels()
+    of_messages = kernels.compiled
     sums = np.empty(5, np.int64)
     of_messages.sum_up(found, sums)
     total, largest, latest_ms, varying, identified = sums.tolist()

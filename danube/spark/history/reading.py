@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from danube.core.batch.joined import load_kernels
+from danube.core import kernels
 from danube.errors import ObjectMissing, OffsetOutOfRange, TopicNotFound
 from danube.host import telemetry
 from danube.spark.history.decode import Decoder, Losses, Skipped
@@ -34,7 +34,7 @@ def read_split(
     split: Split, places: Sequence[AnyPlace], decoder: Decoder, losses: Losses, broker: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """The records of a split, run after run; what is lost is noted or raised."""
-    load_kernels()
+    kernels.load()
     fetcher = Fetcher(places)
     tail = Tail(broker) if broker else None
     try:

@@ -149,30 +149,9 @@ def test_words_hold_all_64_bits_whichever_way_they_are_reached(plain: bool) -> N
         assert words.load(3) == value
         assert int.from_bytes(memory[24:32], "little") == value
     assert words.add(3, 2) == 1, "sums wrap"
-    assert words.fetch_add(3, 5) == 1 and words.load(3) == 6
     assert bytes(memory[:24]) == bytes(24) and bytes(memory[32:]) == bytes(32)
     for outside in (8, 1000):
         with pytest.raises(IndexError):
             words.load(outside)
         with pytest.raises(IndexError):
             words.store(outside, 1)
-
-
-def test_fetch_add_loses_nothing_between_processes() -> None:
-    made = Region.create(1, tail_bytes=4096)
-    words = made.words(made.layout.tail_position(0), 64)
-    words.fetch_add(0, 0)  # compiled before the fork
-    children = []
-    for _ in range(3):
-        child = os.fork()
-        if child == 0:
-            try:
-                for _ in range(20_000):
-                    words.fetch_add(0, 1)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    assert words.load(0) == 60_000
-    made.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,37 +74,27 @@ class Examined(NamedTuple):
     reason: Stop
 
 
-_kernel: Any = None
-
-
 def warm_up() -> bool:
     """Load the kernels for this process; False if they cannot be had (the twins are used then)."""
-    global _kernel
-    from danube.core.kernels import jit
-
-    if not jit.reason:
-        import_module("danube.core.kernels.segment")
-    if kernels.load().available:
-        _kernel = import_module("danube.core.kernels.segment")
-    return _kernel is not None
+    return kernels.load().available
 
 
 def examine(data: NDArray[np.uint8], start: int, end: int) -> Examined:
     """Judge the batches in ``data[start:end]``; ``data`` is one-dimensional and contiguous."""
-    if _kernel is None or not kernels.available:
+    if not kernels.available:
         return examine_twin(data, start, end)
     table = np.empty((ROWS_MAX, _WORDS), np.int64)
     result = np.empty(3, np.int64)
-    _kernel.examine_batches(data, start, end, table, result)
+    kernels.compiled.examine_batches(data, start, end, table, result)
     count, stop, reason = result.tolist()
     return Examined(Rows._make(table[:count].T), stop, Stop(reason))
 
 
 def find(data: NDArray[np.uint8], start: int, end: int, least_offset: int) -> int:
     """Position of the next intact header at or above ``least_offset``, in steps of 8; -1 where none is."""
-    if _kernel is None or not kernels.available:
+    if not kernels.available:
         return find_twin(data, start, end, least_offset)
-    return int(_kernel.find_batch(data, start, end, least_offset))
+    return int(kernels.compiled.find_batch(data, start, end, least_offset))
 
 
 def examine_twin(data: NDArray[np.uint8], start: int, end: int) -> Examined:

@@ -12,19 +12,19 @@ import pytest
 from danube.core import kernels
 from danube.core.batch.columns import BatchView, encode, layout_of
 from danube.core.batch.format import HEADER_BYTES, padded, read_header, stamp
-from danube.core.batch.joined import BatchTable, SingleBatch, VariableColumn, load_kernels
+from danube.core.batch.joined import BatchTable, SingleBatch, VariableColumn
 from danube.core.batch.selection import select
 from danube.errors import Damage, ProtocolError
 
 
 @pytest.fixture(params=["kernels", "twins"], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "kernels" and not load_kernels():
+    if request.param == "kernels" and not kernels.load().available:
         pytest.skip("no kernels here")
     if request.param == "twins":
         kernels.unload()
     yield request.param
-    load_kernels()
+    kernels.load()
 
 
 def random_batch(source: random.Random, base: int) -> bytes:

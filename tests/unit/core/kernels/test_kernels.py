@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from danube.core.batch.columns import encode
 from danube.core.batch.format import stamp
 from danube.core.batch.scan import ScanResult, StopReason, scan, scan_twin
 from danube.core.kernels import cache, crc, jit
+from danube.core.kernels.cache import Compiled
 from danube.errors import InvalidArgument
 
 needs_kernels = pytest.mark.skipif(bool(jit.reason), reason=jit.reason)
@@ -137,16 +137,18 @@ def test_a_scan_refuses_headers_that_are_well_summed_and_malformed(kernels_or_tw
         assert _agreed(bytes(batch), 5)[1:] == (0, StopReason.BAD_HEADER), position
 
 
-@needs_kernels
-def test_the_checksum_kernel_is_crc32c_at_every_size_and_alignment(source: random.Random) -> None:
+def test_the_checksum_kernel_is_crc32c_at_every_size_and_alignment(
+    source: random.Random, with_kernels: None
+) -> None:
+    crc32c_of = kernels._checksum_by(kernels.compiled)
     data = source.randbytes(300_000)
     sizes = [*range(70), 191, 192, 575, 576, 577, 583, 6143, 6144, 6145, 6720, 39_000]
     sizes += [98_303, 98_304, 98_305, 98_880, 105_199, 250_001]
     for size in sizes:
         for start in (0, 1, 7):
             expected = google_crc32c.value(data[start : start + size])
-            assert crc.crc32c_of(memoryview(data)[start : start + size]) == expected
-            assert crc.crc32c_of(memoryview(bytearray(data))[start : start + size]) == expected
+            assert crc32c_of(memoryview(data)[start : start + size]) == expected
+            assert crc32c_of(memoryview(bytearray(data))[start : start + size]) == expected
 
 
 def test_the_table_steps_are_the_instructions(source: random.Random) -> None:
@@ -163,24 +165,23 @@ def test_the_table_steps_are_the_instructions(source: random.Random) -> None:
 
 @needs_kernels
 @pytest.mark.slow
-def test_without_the_instruction_the_kernel_steps_by_tables(tmp_path: Path) -> None:
+def test_without_the_instruction_the_kernel_steps_by_tables() -> None:
     code = """
 import google_crc32c
+import numpy
 from danube.core.kernels import jit
 jit.hardware_crc = False
 from danube.core.kernels import crc
 data = bytes(range(256)) * 500
 for size in (0, 1, 8, 9, 600, 7000, 12_345, 123_456):
-    assert crc.crc32c_of(memoryview(data[:size])) == google_crc32c.value(data[:size]), size
+    octets = numpy.frombuffer(data[:size], numpy.uint8)
+    assert crc.crc32c(octets, 0, size) == google_crc32c.value(data[:size]), size
 print(crc._word is jit.crc_word)
 """
-    # A cache of its own: the same kernel is compiled differently here.
-    assert _run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "False"
+    assert _run(code) == "False"
 
 
-@needs_kernels
-def test_text_is_valid_where_python_decodes_it(source: random.Random) -> None:
-    kernels_batch = importlib.import_module("danube.core.kernels.batch")
+def test_text_is_valid_where_python_decodes_it(source: random.Random, with_kernels: None) -> None:
     interesting = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xEC, 0xED]
     interesting += [0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
     texts = [bytes(octets) for size in range(4) for octets in itertools.product(interesting, repeat=size)]
@@ -195,7 +196,7 @@ def test_text_is_valid_where_python_decodes_it(source: random.Random) -> None:
         except UnicodeDecodeError:
             expected = False
         octets = np.frombuffer(text, np.uint8)
-        assert kernels_batch.text_is_valid(octets, 0, len(octets)) == expected, text
+        assert kernels.compiled.text_is_valid(octets, 0, len(octets)) == expected, text
         valid += expected
     assert 0 < valid < len(texts)
 
@@ -207,7 +208,7 @@ def test_loading_installs_the_checksum_kernel_and_unloading_removes_it() -> None
     before = kernels.available
     try:
         assert kernels.load().available
-        assert checksum._kernel is (crc.crc32c_of if jit.hardware_crc else None)
+        assert (checksum._kernel is not None) == jit.hardware_crc
         assert checksum.crc32c(data) == checksum.crc32c(memoryview(data)) == expected
         kernels.unload()
         assert checksum._kernel is None
@@ -257,7 +258,7 @@ import danube
 before = danube.core.kernels.available if hasattr(danube, "core") else False
 print(before, danube.load_kernels(), danube.core.kernels.available)
 """
-    expected = str(not jit.reason)
+    expected = str(kernels.load().available)
     assert _run(code) == f"False {expected} {expected}"
     assert _run(code, DANUBE_KERNELS="off") == "False False False"
 
@@ -268,15 +269,15 @@ import sys
 sys.modules["numba"] = None
 from danube.core import kernels
 from danube.core.kernels import batch, crc
-print(kernels.load().available, kernels.load().reason.startswith("numba cannot be imported"))
+print(kernels.load().available, kernels.load().reason)
 """
-    assert _run(code, DANUBE_KERNELS="") == "False True"
+    assert _run(code, DANUBE_KERNELS="") == "False numba is not installed"
 
 
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_starts_no_thread() -> None:
     code = """
-import json, os, threading
+import json, os, sys, threading
 import numpy  # whose OpenBLAS may start threads of its own
 from danube.core import kernels
 lines = []
@@ -288,37 +289,38 @@ pid = os.fork()
 if pid == 0:
     os._exit(0 if kernels.available else 1)
 _, status = os.waitpid(pid, 0)
-print(json.dumps([report.compiled, lines, again.compiled, threading.active_count(), started, status]))
+imported = "numba" in sys.modules
+print(json.dumps([lines, again.available, imported, threading.active_count(), started, status]))
 """
     _run(code, DANUBE_KERNELS="")  # fills the cache where nobody did before
-    compiled, lines, again, threads, started, status = json.loads(_run(code, DANUBE_KERNELS=""))
-    assert (compiled, lines, again) == ([], [], [])
+    lines, again, imported, threads, started, status = json.loads(_run(code, DANUBE_KERNELS=""))
+    assert (lines, again, imported) == ([], True, False)
     assert (threads, started, status) == (1, 0, 0)
 
 
 @needs_kernels
 @pytest.mark.slow
-def test_a_kernel_cached_before_a_source_changed_is_compiled_again(tmp_path: Path) -> None:
-    load = """
-compiled, cached = jit.compile_all()
-print(*compiled, "/", *cached, crc.crc32c_of(memoryview(b"123456789")) == 0xE3069283)
-"""
-    start = "from danube.core.kernels import cache, crc, jit"
-    _run(start + load)
-    assert _run(start + load) == "/ crc32c True"
-    changed = "\ncache.sources_digest = lambda: b'of other sources'"
+def test_kernels_kept_before_a_source_changed_are_compiled_again(tmp_path: Path) -> None:
     folder = {"NUMBA_CACHE_DIR": str(tmp_path)}  # this test's own, which it spoils
-    assert _run(start + changed + load, **folder) == "crc32c / True"
-    assert _run(start + changed + load, **folder) == "/ crc32c True"
-    assert _run(start + load, **folder) == "crc32c / True"
+    other = "from danube.core.kernels import cache\ncache.sources_digest = lambda: b'of other sources'\n"
+    compiled, kept = [["compiled kernel crc32c (1 of 1)"], True, True, ""], [[], False, True, ""]
+    assert json.loads(_run(LOAD_ONE, **folder)) == compiled
+    assert json.loads(_run(LOAD_ONE, **folder)) == kept
+    assert json.loads(_run(other + LOAD_ONE, **folder)) == compiled
+    assert json.loads(_run(other + LOAD_ONE, **folder)) == kept
+    assert json.loads(_run(LOAD_ONE, **folder)) == compiled
 
 
 LOAD_ONE = """
-import json, os
-from danube.core.kernels import cache, crc, jit
-compiled, cached = jit.compile_all()
-right = crc.crc32c_of(memoryview(b"123456789")) == 0xE3069283
-print(json.dumps([compiled, cached, right, jit.unkept()]))
+import json, sys
+import numpy
+from danube.core import kernels
+from danube.core.kernels import compiling
+compiling.MODULES = ("crc",)
+lines = []
+report = kernels.load(lines.append)
+right = kernels.compiled.crc32c(numpy.frombuffer(b"123456789", numpy.uint8), 0, 9) == 0xE3069283
+print(json.dumps([lines, "numba" in sys.modules, right, report.warning]))
 """
 
 
@@ -327,10 +329,13 @@ def _load_one(folder: Path) -> list[Any]:
     return found
 
 
+CONTENT = cache.pack(Compiled(["crc32c"], True, b"code of a kernel"))
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "of other sources", "a folder", "gone"])
 def test_a_damaged_cache_file_is_passed_over(damage: str, tmp_path: Path) -> None:
-    assert cache._write(str(tmp_path), "k.kernel", b"code of a kernel")
-    file = tmp_path / "k.kernel"
+    assert cache._write(str(tmp_path), "k.kernels", CONTENT)
+    file = tmp_path / "k.kernels"
     content = bytearray(file.read_bytes())
     file.unlink()
     if damage == "a folder":
@@ -339,24 +344,36 @@ def test_a_damaged_cache_file_is_passed_over(damage: str, tmp_path: Path) -> Non
         content[len(content) // 2] ^= damage == "flipped"
         content[0] ^= damage == "of other sources"
         file.write_bytes(b"" if damage == "empty" else content[: len(content) - (damage == "cut")])
-    assert cache._read(str(tmp_path), "k.kernel") is None
+    assert cache._read(str(tmp_path), "k.kernels") is None
+
+
+def test_kernels_come_out_of_the_cache_as_they_went_in() -> None:
+    compiled = cache.unpack(CONTENT)
+    assert compiled == (["crc32c"], True, b"code of a kernel")
+    with pytest.raises(ValueError, match="damaged"):
+        cache.unpack(CONTENT[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        cache.unpack(b"")
 
 
 @needs_kernels
 @pytest.mark.slow
-def test_a_cache_that_numba_cannot_read_is_compiled_again(tmp_path: Path) -> None:
-    assert _load_one(tmp_path) == [["crc32c"], [], True, False]
-    (kept,) = (tmp_path / "danube").glob("crc.crc32c.*.kernel")
-    kept.write_bytes(cache._digest(b"no pickle") + b"no pickle")
-    assert _load_one(tmp_path) == [["crc32c"], [], True, False]
-    assert _load_one(tmp_path) == [[], ["crc32c"], True, False], "it took the place of what cannot be read"
+@pytest.mark.parametrize("code", [b"no object file", b""])
+def test_a_cache_that_cannot_be_linked_is_compiled_again(code: bytes, tmp_path: Path) -> None:
+    compiled, kept = [["compiled kernel crc32c (1 of 1)"], True, True, ""], [[], False, True, ""]
+    assert _load_one(tmp_path) == compiled
+    (file,) = (tmp_path / "danube").glob("all.*.kernels")
+    file.write_bytes(cache.pack(Compiled(["crc32c"], True, code)))
+    assert _load_one(tmp_path) == compiled
+    assert _load_one(tmp_path) == kept, "it took the place of what cannot be linked"
 
 
 @needs_kernels
 @pytest.mark.slow
 def test_without_a_folder_to_write_kernels_are_compiled_each_time(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert _load_one(tmp_path / "file") == [["crc32c"], [], True, True]
+    warning = "no cache folder can be written; NUMBA_CACHE_DIR names one that can"
+    assert _load_one(tmp_path / "file") == [["compiled kernel crc32c (1 of 1)"], True, True, warning]
 
 
 def test_folders_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -380,13 +397,13 @@ def test_folders_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_code_of_another_user_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache._write(str(tmp_path), "k.kernel", b"code")
-    assert cache._read(str(tmp_path), "k.kernel") == b"code"
+    assert cache._write(str(tmp_path), "k.kernels", CONTENT)
+    assert cache._read(str(tmp_path), "k.kernels") == CONTENT
     own = os.stat(tmp_path).st_uid
     monkeypatch.setattr(cache, "_trusted", lambda owner: owner != own)
-    assert cache._read(str(tmp_path), "k.kernel") is None
-    assert not cache._write(str(tmp_path), "other.kernel", b"code")
-    assert [one.name for one in tmp_path.iterdir()] == ["k.kernel"]
+    assert cache._read(str(tmp_path), "k.kernels") is None
+    assert not cache._write(str(tmp_path), "other.kernels", CONTENT)
+    assert [one.name for one in tmp_path.iterdir()] == ["k.kernels"]
 
 
 def test_a_full_disk_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,42 +411,87 @@ def test_a_full_disk_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    assert not cache._write(str(tmp_path), "k.kernel", b"code")
+    assert not cache._write(str(tmp_path), "k.kernels", CONTENT)
     assert list(tmp_path.iterdir()) == []
 
 
 @needs_kernels
-def test_a_numba_that_fails_in_any_way_leaves_the_twins() -> None:
+def test_a_numba_that_fails_in_any_way_leaves_the_twins(tmp_path: Path) -> None:
     code = """
 from danube.core import kernels
-from danube.core.kernels import jit
-def fail(progress): raise RuntimeError("cannot cache function")
-jit.compile_all = fail
+from danube.core.kernels import compiling
+def fail(progress): raise RuntimeError("cannot compile")
+compiling.compile_all = fail
 report = kernels.load()
-print(report.available, kernels.available, "RuntimeError: cannot cache function" in report.reason)
+print(report.available, kernels.available, "RuntimeError: cannot compile" in report.reason)
 """
-    assert _run(code, DANUBE_KERNELS="") == "False False True"
+    assert _run(code, DANUBE_KERNELS="", NUMBA_CACHE_DIR=str(tmp_path)) == "False False True"
 
 
 def test_a_numba_that_breaks_while_it_is_imported_leaves_the_twins(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise AttributeError('module numpy has no attribute bool8')")
     code = "import danube, danube.core.kernels as k; print(danube.load_kernels(), k.load().reason)"
     found = _run(code, DANUBE_KERNELS="", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")
-    assert found == "False numba cannot be imported: module numpy has no attribute bool8"
+    assert found.startswith("False kernels cannot be compiled: ImportError: numba cannot be imported: ")
+    assert found.endswith("module numpy has no attribute bool8")
 
 
-@needs_kernels
-def test_nothing_is_compiled_while_a_worker_serves() -> None:
-    """A writable array is taken as the read-only one that the kernel was compiled for."""
-    assert kernels.load().available
-    batch = kernels.batch_kernels()
-    called: tuple[Any, ...] = (batch.text_is_valid, batch.check_offsets, batch.check_attributes, crc.crc32c)
-    before = [len(kernel.overloads) for kernel in called]
+def test_a_kernel_takes_what_it_was_made_for(with_kernels: None) -> None:
+    """A writable array is taken as the read-only one that the kernel was made for, and others are refused."""
+    scan_batches, text_is_valid = kernels.compiled.scan_batches, kernels.compiled.text_is_valid
     data = np.zeros(64, np.uint8)
-    assert data.flags.writeable
-    assert batch.text_is_valid(data, 0, 64) and batch.check_offsets(data, 0, 1, 0, 64) == -1
-    assert batch.check_attributes(data, 0, 8, 1) is not None
-    assert crc.crc32c(data, 0, 9) == google_crc32c.value(bytes(9))
-    assert [len(kernel.overloads) for kernel in called] == before
-    with pytest.raises(TypeError):
-        crc.crc32c(np.zeros(8, np.float64), 0, 8)
+    readable = np.frombuffer(bytes(64), np.uint8)
+    rows, result = np.zeros((4, 4), np.int64), np.zeros(3, np.int64)
+    for octets in (data, readable, data.view(np.memmap)):
+        assert text_is_valid(octets, 0, 64) is True
+        assert scan_batches(octets, 0, 64, -1, rows, result) is None
+    assert text_is_valid(data, np.int64(0), np.uint8(64)) is True
+    refused: tuple[tuple[Any, ...], ...] = (
+        (data, 0),
+        (data, 0, 64, 1),
+        (bytes(64), 0, 64),
+        (None, 0, 64),
+        (data.astype(np.int8), 0, 64),
+        (data.astype(np.float64), 0, 64),
+        (data.reshape(8, 8), 0, 64),
+        (np.zeros(128, np.uint8)[::2], 0, 64),
+        (data, "0", 64),
+        (data, 0.5, 64),
+    )
+    for arguments in refused:
+        with pytest.raises(TypeError):
+            text_is_valid(*arguments)
+    with pytest.raises(OverflowError):
+        text_is_valid(data, 0, 1 << 63)
+    for bad in (rows.astype(">i8"), rows.T, rows.astype(np.uint64), rows[0]):
+        with pytest.raises(TypeError, match="scan_batches"):
+            scan_batches(data, 0, 64, -1, bad, result)
+    read_only = result.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError, match="scan_batches"):
+        scan_batches(data, 0, 64, -1, rows, read_only)
+
+
+def test_kernels_count_references_right(with_kernels: None) -> None:
+    data = np.zeros(64, np.uint8)
+    before = [sys.getrefcount(one) for one in (data, None, True, TypeError)]
+    for _ in range(1000):
+        kernels.compiled.text_is_valid(data, 0, 64)
+        kernels.compiled.seal(np.zeros(104, np.uint8))
+        with pytest.raises(TypeError):
+            kernels.compiled.text_is_valid(data, 0, None)
+    after = [sys.getrefcount(one) for one in (data, None, True, TypeError)]
+    assert all(abs(one - other) < 100 for one, other in zip(before, after, strict=True))
+
+
+def test_kernels_that_compute_wrongly_are_not_used(
+    with_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = cache.read()
+    if content is None:
+        pytest.skip("no cache folder can be written")
+    before = kernels.compiled
+    monkeypatch.setattr(kernels, "_CHECKED", (b"123456789", 1))
+    with pytest.raises(ValueError, match="wrong checksum"):
+        kernels.install(content)
+    assert kernels.compiled is before

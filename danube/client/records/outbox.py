@@ -550,7 +550,8 @@ def _after_fork_in_child() -> None:
         outbox.disown()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)  # after the sessions, which are imported above
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)  # after the sessions, which are imported above
 
 
 def _nothing() -> None:

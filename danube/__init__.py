@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from danube.client.aio.client import load_kernels as load_kernels
     from danube.client.aio.consumer import Consumer as Consumer
     from danube.client.aio.producer import Producer as Producer
-    from danube.client.aio.typed_consumer import TypedConsumer as TypedConsumer
-    from danube.client.aio.typed_producer import TypedProducer as TypedProducer
+    from danube.client.aio.typed import TypedConsumer as TypedConsumer
+    from danube.client.aio.typed import TypedProducer as TypedProducer
     from danube.client.machine.ack import Ack as Ack
     from danube.client.machine.admin import SubscriptionInfo as SubscriptionInfo
     from danube.client.machine.admin import TopicDescription as TopicDescription
@@ -49,8 +49,8 @@ _MODULE_BY_NAME = {
     "TopicDescription": "danube.client.machine.admin",
     "TopicInfo": "danube.client.machine.admin",
     "TopicSchema": "danube.client.machine.schema_plans",
-    "TypedConsumer": "danube.client.aio.typed_consumer",
-    "TypedProducer": "danube.client.aio.typed_producer",
+    "TypedConsumer": "danube.client.aio.typed",
+    "TypedProducer": "danube.client.aio.typed",
     "Violation": "danube.client.machine.schema_plans",
     "connect": "danube.client.aio.client",
     "load_kernels": "danube.client.aio.client",

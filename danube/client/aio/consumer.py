@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
+from collections.abc import AsyncIterator
+from typing import Self
 
 from danube.client.aio.connection import Connection
+from danube.client.aio.contexts import Context
 from danube.client.machine.reply import Reply, all_settled
 from danube.client.machine.subscribing import CLOSE_TIMEOUT_NS
+from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import Batch, Message
 from danube.client.records.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
+from danube.errors import ClosedError, InvalidArgument, OperationTimeout
 
 CLOSE_WAIT_S = CLOSE_TIMEOUT_NS / 1e9 + 1.0  # acks that are pending have a deadline of their own
 
@@ -44,65 +46,25 @@ class _Messages:
                 await self._connection.wait(inbox.arrival())
 
 
-class Consumer:
+class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
     """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
 
+    _use = "use it in `async with client.consumer(...)`"
+
     def __init__(self, connection: Connection, options: ConsumerOptions) -> None:
-        self._connection = connection
-        self._options = options
-        self._inbox: Inbox[Message, Batch] | None = None
-        self._closed = False
-        self._message_cls: Callable[..., Message] = Message
-        self._batch_cls: Callable[..., Batch] = Batch
+        super().__init__(connection, options)
+        self._message_cls, self._batch_cls = Message, Batch
 
-    @property
-    def topic(self) -> str:
-        return self._options.topic
-
-    @property
-    def subscription(self) -> str:
-        return self._options.subscription
-
-    @property
-    def name(self) -> str:
-        return self._options.name
-
-    @property
-    def active(self) -> bool:
-        """False for a failover standby that was given no partition when it subscribed."""
-        return any(partition.active for partition in self._box.partitions)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def waits_for(self) -> DanubeError | None:
-        """Why the broker cannot send the next records now, where it has said so: an object of the store is
-        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
-        return self._box.waits_for
-
-    @property
-    def _box(self) -> Inbox[Message, Batch]:
-        self._connection.session.check_usable()
-        if self._inbox is None:
-            raise ClosedError(
-                "the consumer is closed" if self._closed else "the consumer is not open",
-                hint="use it in `async with client.consumer(...)`",
-            )
-        return self._inbox
-
-    async def open(self) -> Consumer:
+    async def open(self) -> Self:
         """Subscribe to every partition; done by ``async with``."""
-        if self._inbox is None:
-            if self._closed:
-                raise ClosedError("the consumer is closed", hint="make a new one")
+        if self._open_box is None:
+            self._check_openable()
             plan = open_consumer(self._connection.session, self._options, self._message_cls, self._batch_cls)
             inbox = await self._connection.run(plan)
             if self.closed:
                 inbox.close()
                 raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
-            self._inbox = inbox
+            self._open_box = inbox
         return self
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -162,7 +124,7 @@ class Consumer:
 
         Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
         """
-        inbox, self._inbox = self._inbox, None
+        inbox, self._open_box = self._open_box, None
         self._closed = True
         if inbox is not None:
             replies = inbox.close()
@@ -172,23 +134,6 @@ class Consumer:
             except OperationTimeout:
                 pass  # no ack is at stake; the connection's end closes it at the broker
             raise_lost(replies)
-
-    async def __aenter__(self) -> Consumer:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        try:
-            await self.close()
-        except DanubeError as failure:
-            error.add_note(f"danube: acknowledgements may be lost: {failure}")
-
-    def __repr__(self) -> str:
-        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"
 
 
 def raise_lost(replies: list[Reply]) -> None:

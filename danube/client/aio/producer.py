@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from danube.client.aio.connection import Connection
+from danube.client.aio.contexts import Context
 from danube.client.aio.waiting import Waiting, Wakeups
 from danube.client.machine.ack import Ack
 from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Reply, all_settled
 from danube.client.records.group import SendFuture
+from danube.client.records.handles import Handle
 from danube.client.records.outbox import Outbox, Part, acks_of
 from danube.client.records.records import Attributes
 from danube.client.records.setup import ProducerOptions, open_producer
@@ -52,50 +53,28 @@ async def _settled(reply: Reply) -> None:
         await Waiting(reply, Wakeups(asyncio.get_running_loop()))
 
 
-class Producer:
+class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
     """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``async with``."""
 
+    _kind = "producer"
+    _use = "use it in `async with client.producer(...)`"
+    _close_failed = "the producer also failed to deliver"
+
     def __init__(self, connection: Connection, options: ProducerOptions) -> None:
-        self._connection = connection
-        self._options = options
-        self._outbox: Outbox | None = None
-        self._closed = False
+        super().__init__(connection, options)
         self._linger_s = options.linger_us / 1e6
 
-    @property
-    def topic(self) -> str:
-        return self._options.topic
-
-    @property
-    def name(self) -> str:
-        return self._options.name
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def _box(self) -> Outbox:
-        self._connection.session.check_usable()
-        if self._outbox is None:
-            raise ClosedError(
-                "the producer is closed" if self._closed else "the producer is not open",
-                hint="use it in `async with client.producer(...)`",
-            )
-        return self._outbox
-
-    async def open(self) -> Producer:
+    async def open(self) -> Self:
         """Find or make the topic and open every partition; done by ``async with``."""
-        if self._outbox is None:
-            if self._closed:
-                raise ClosedError("the producer is closed", hint="make a new one")
+        if self._open_box is None:
+            self._check_openable()
             box = await self._connection.run(open_producer(self._connection.session, self._options))
             if self.closed:
                 box.close()
                 raise ClosedError("the producer was closed while it was opened", hint="make a new one")
             box.when_group = self._schedule
             box.when_full = self._connection.flush
-            self._outbox = box
+            self._open_box = box
         return self
 
     def _schedule(self) -> None:
@@ -106,8 +85,8 @@ class Producer:
             loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        if self._outbox is not None:
-            self._outbox.end_turn()
+        if self._open_box is not None:
+            self._open_box.end_turn()
             self._connection.flush()
 
     async def send(
@@ -187,7 +166,7 @@ class Producer:
 
         Raises Overloaded when ``max_in_flight_bytes`` are not acknowledged: ``await ready()``.
         """
-        outbox = self._outbox
+        outbox = self._open_box
         if outbox is None:
             outbox = self._box
         group, index = outbox.add(payload, key, attributes)
@@ -223,7 +202,7 @@ class Producer:
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
-        box, self._outbox = self._outbox, None
+        box, self._open_box = self._open_box, None
         self._closed = True
         if box is None:
             return
@@ -241,23 +220,6 @@ class Producer:
         if failure is not None:
             raise failure
         raise_first(failures)
-
-    async def __aenter__(self) -> Producer:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.close()
-            return
-        try:
-            await self.close()
-        except DanubeError as failure:
-            error.add_note(f"danube: the producer also failed to deliver: {failure}")
-
-    def __repr__(self) -> str:
-        return f"<Producer {self.name!r} of {self.topic}>"
 
 
 def raise_first(failures: list[BaseException]) -> None:

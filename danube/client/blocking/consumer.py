@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from danube.client.aio.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.blocking.connection import BlockingConnection
+from danube.client.blocking.contexts import Context
 from danube.client.machine.reply import Plan
+from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
 from danube.client.records.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, DanubeError, InvalidArgument
+from danube.errors import ClosedError, InvalidArgument
 
 
 class Message(BaseMessage, eq=False):
@@ -84,59 +86,19 @@ class Batch(BaseBatch):
         self._settle(error)
 
 
-class Consumer:
+class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):
     """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
 
+    _use = "use it in `with client.consumer(...)`"
+
     def __init__(self, connection: BlockingConnection, options: ConsumerOptions) -> None:
-        self._connection = connection
-        self._options = options
-        self._inbox: Inbox[Message, Batch] | None = None
-        self._closed = False
-        self._message_cls: Callable[..., Message] = Message
-        self._batch_cls: Callable[..., Batch] = Batch
+        super().__init__(connection, options)
+        self._message_cls, self._batch_cls = Message, Batch
 
-    @property
-    def topic(self) -> str:
-        return self._options.topic
-
-    @property
-    def subscription(self) -> str:
-        return self._options.subscription
-
-    @property
-    def name(self) -> str:
-        return self._options.name
-
-    @property
-    def active(self) -> bool:
-        """False for a failover standby that was given no partition when it subscribed."""
-        return any(partition.active for partition in self._box.partitions)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def waits_for(self) -> DanubeError | None:
-        """Why the broker cannot send the next records now, where it has said so: an object of the store is
-        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
-        return self._box.waits_for
-
-    @property
-    def _box(self) -> Inbox[Message, Batch]:
-        self._connection.session.check_usable()
-        if self._inbox is None:
-            raise ClosedError(
-                "the consumer is closed" if self._closed else "the consumer is not open",
-                hint="use it in `with client.consumer(...)`",
-            )
-        return self._inbox
-
-    def open(self) -> Consumer:
+    def open(self) -> Self:
         """Subscribe to every partition; done by ``with``."""
-        if self._inbox is None:
-            if self._closed:
-                raise ClosedError("the consumer is closed", hint="make a new one")
+        if self._open_box is None:
+            self._check_openable()
             try:
                 self._connection.run(self._opening())
             except BaseException:  # also a signal's, behind the last answer
@@ -145,14 +107,14 @@ class Consumer:
         return self
 
     def _undo_open(self) -> None:
-        inbox, self._inbox = self._inbox, None
+        inbox, self._open_box = self._open_box, None
         if inbox is not None:
             self._connection.leave(inbox.close)
 
     def _opening(self) -> Plan[None]:
         session = self._connection.session
-        self._inbox = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
-        for partition in self._inbox.partitions:
+        self._open_box = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
+        for partition in self._open_box.partitions:
             partition.shell = self._connection
         if self._closed:
             raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
@@ -229,27 +191,10 @@ class Consumer:
 
         Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
         """
-        inbox, self._inbox = self._inbox, None
+        inbox, self._open_box = self._open_box, None
         self._closed = True
         if inbox is not None:
             with self._connection.lock:
                 replies = inbox.close()
             self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_WAIT_S)
             raise_lost(replies)
-
-    def __enter__(self) -> Consumer:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except DanubeError as failure:
-            error.add_note(f"danube: acknowledgements may be lost: {failure}")
-
-    def __repr__(self) -> str:
-        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from danube.client.aio.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
 from danube.client.blocking.connection import BlockingConnection
+from danube.client.blocking.contexts import Context
 from danube.client.machine.ack import Ack
 from danube.client.machine.reply import Plan, all_settled
 from danube.client.records.group import Group, SendFuture
+from danube.client.records.handles import Handle
 from danube.client.records.outbox import Outbox, Part, acks_of
 from danube.client.records.records import Attributes
 from danube.client.records.setup import ProducerOptions, open_producer
@@ -35,42 +36,17 @@ class BlockingSend(SendFuture):
         return self._ack()
 
 
-class Producer:
+class Producer(Handle[BlockingConnection, ProducerOptions, Outbox], Context):
     """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``with``."""
 
-    def __init__(self, connection: BlockingConnection, options: ProducerOptions) -> None:
-        self._connection = connection
-        self._options = options
-        self._outbox: Outbox | None = None
-        self._closed = False
+    _kind = "producer"
+    _use = "use it in `with client.producer(...)`"
+    _close_failed = "the producer also failed to deliver"
 
-    @property
-    def topic(self) -> str:
-        return self._options.topic
-
-    @property
-    def name(self) -> str:
-        return self._options.name
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def _box(self) -> Outbox:
-        self._connection.session.check_usable()
-        if self._outbox is None:
-            raise ClosedError(
-                "the producer is closed" if self._closed else "the producer is not open",
-                hint="use it in `with client.producer(...)`",
-            )
-        return self._outbox
-
-    def open(self) -> Producer:
+    def open(self) -> Self:
         """Find or make the topic and open every partition; done by ``with``."""
-        if self._outbox is None:
-            if self._closed:
-                raise ClosedError("the producer is closed", hint="make a new one")
+        if self._open_box is None:
+            self._check_openable()
             try:
                 self._connection.run(self._opening())
             except BaseException:  # also a signal's, behind the last answer
@@ -79,12 +55,12 @@ class Producer:
         return self
 
     def _undo_open(self) -> None:
-        box, self._outbox = self._outbox, None
+        box, self._open_box = self._open_box, None
         if box is not None:
             self._connection.leave(box.close)
 
     def _opening(self) -> Plan[None]:
-        self._outbox = yield from open_producer(self._connection.session, self._options)
+        self._open_box = yield from open_producer(self._connection.session, self._options)
         if self._closed:
             raise ClosedError("the producer was closed while it was opened", hint="make a new one")
 
@@ -153,8 +129,8 @@ class Producer:
     def _settle(self, group: Group) -> None:
         """Send the group if it has not left."""
         with self._connection.lock:
-            if self._outbox is not None and self._outbox.group is group:
-                self._outbox.flush_group()
+            if self._open_box is not None and self._open_box.group is group:
+                self._open_box.flush_group()
 
     def ready(self) -> None:
         """Wait until there is room for send_nowait."""
@@ -178,7 +154,7 @@ class Producer:
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
-        box, self._outbox = self._outbox, None
+        box, self._open_box = self._open_box, None
         self._closed = True
         if box is None:
             return
@@ -198,20 +174,3 @@ class Producer:
         if failure is not None:
             raise failure
         raise_first(failures)
-
-    def __enter__(self) -> Producer:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except DanubeError as failure:
-            error.add_note(f"danube: the producer also failed to deliver: {failure}")
-
-    def __repr__(self) -> str:
-        return f"<Producer {self.name!r} of {self.topic}>"

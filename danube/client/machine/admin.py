@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from danube.client.machine.paging import WHOLE, Page, asked, rest_of, whole_list
+from danube.client.machine.paging import WHOLE, answered, asked, page_of, rest_of, whole_list
 from danube.client.machine.reply import Plan
 from danube.client.machine.session import Session
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
-from danube.errors import InvalidArgument, ProtocolError
+from danube.errors import InvalidArgument
 from danube.ids import check_new_topic_name, check_topic_name
 
 STATUS_ROWS = 1_000  # of one request
@@ -58,6 +58,21 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[dict[str, Any]] = []
 
 
+class PolicyKeywords(TypedDict, total=False):
+    """Fields of a topic's policy that are given; see :class:`danube.core.partition.policy.TopicPolicy`."""
+
+    durability: str | None
+    retention_ms: int | None
+    retention_bytes: int | None
+    retention_segments: int | None
+    max_record_bytes: int | None
+    max_unacked: int | None
+    max_dispatch_rate: int | None  # records a second to each subscription of a partition; 0: no limit
+    cleanup: str | None  # delete, compact or compact_delete
+    tombstone_retention_ms: int | None
+    failure: FailurePolicy | dict[str, Any] | None
+
+
 def start_of(start: Start) -> tuple[str, int]:
     """A start position as (kind, value) on the wire: earliest, latest, offset or time (microseconds)."""
     if isinstance(start, str) and start in ("earliest", "latest"):
@@ -92,7 +107,7 @@ def failure_policy_of(failure: FailurePolicy | dict[str, Any] | None) -> Failure
     return checked
 
 
-def policy_fields(reliable: bool | None, durability: str | None, **fields: Any) -> dict[str, Any]:
+def policy_fields(reliable: bool | None, durability: str | None = None, **fields: Any) -> dict[str, Any]:
     """The given fields of a topic policy as they travel; what is None is left to the broker."""
     policy: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if "failure" in policy:
@@ -134,39 +149,61 @@ class AdminPlans:
         answer = yield self._session.request(Kind.LOOKUP, wire.Lookup(topic))
         return view_of(answer)
 
-    def create_topic(self, topic: str, partitions: int, policy: dict[str, Any]) -> Plan[TopicInfo]:
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int = 0,
+        reliable: bool | None = None,
+        **policy: Unpack[PolicyKeywords],
+    ) -> Plan[TopicInfo]:
+        """Make a topic; raise TopicExists when there is one.  ``policy``: see :class:`PolicyKeywords`."""
+        fields = policy_fields(reliable, **policy)
         check_new_topic_name(topic)
-        if policy.get("durability") == "memory" and "reliable" not in policy:
-            policy["reliable"] = False
-        _convert(policy, TopicPolicy).check()
+        if fields.get("durability") == "memory" and "reliable" not in fields:
+            fields["reliable"] = False
+        _convert(fields, TopicPolicy).check()
         yield self._session.admin(
-            "create_topic", repeatable=False, topic=topic, partitions=partitions, policy=policy
+            "create_topic", repeatable=False, topic=topic, partitions=partitions, policy=fields
         )
         return (yield from self.topic(topic))
 
     def delete_topic(self, topic: str) -> Plan[None]:
+        """Delete a topic and everything in it."""
         check_topic_name(topic)
         yield self._session.admin("delete_topic", repeatable=False, topic=topic)
 
-    def update_topic(self, topic: str, policy: dict[str, Any]) -> Plan[TopicInfo]:
+    def update_topic(self, topic: str, **policy: Unpack[PolicyKeywords]) -> Plan[TopicInfo]:
+        """Change the given fields of a topic's policy, which are those of create_topic()."""
+        fields = policy_fields(None, **policy)
         check_topic_name(topic)
-        yield self._session.admin("update_topic", topic=topic, policy=policy)
+        yield self._session.admin("update_topic", topic=topic, policy=fields)
         return (yield from self.topic(topic))
 
     def topic(self, topic: str) -> Plan[TopicInfo]:
+        """One topic with its policy."""
         answer = yield self._session.admin("topic", topic=topic)
         return topic_of(answer)
 
-    def list_topics(self, namespace: str | None, page: Page = WHOLE) -> Plan[list[TopicInfo]]:
+    def list_topics(
+        self, namespace: str | None = None, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> Plan[list[TopicInfo]]:
+        """Topics by name: of a namespace, with ``prefix``, behind ``after``, the first ``limit``; or all."""
+        page = page_of(after, limit, prefix)
         found = yield from whole_list(self._session, "list_topics", page, namespace=namespace)
         return [topic_of(one) for one in found]
 
     def describe_topic(self, topic: str) -> Plan[TopicDescription]:
+        """One topic, and the state of each of its partitions."""
         view: TopicInfo = yield from self.topic(topic)
         partitions = yield from self._of_partitions("describe_partition", view.partitions)
         return TopicDescription(topic=view, partitions=partitions)
 
-    def list_subscriptions(self, topic: str, page: Page = WHOLE) -> Plan[list[SubscriptionInfo]]:
+    def list_subscriptions(
+        self, topic: str, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> Plan[list[SubscriptionInfo]]:
+        """The topic's subscriptions by name; as many of them as list_topics() would tell."""
+        page = page_of(after, limit, prefix)
         view = yield from self.lookup(topic)
         by_name: dict[str, list[dict[str, Any]]] = {}
         op = "list_subscriptions"
@@ -179,41 +216,50 @@ class AdminPlans:
         return [_merged(name, by_name[name]) for name in sorted(by_name)[: page.limit]]
 
     def describe_subscription(self, topic: str, subscription: str) -> Plan[SubscriptionInfo]:
+        """One subscription with the state of each partition."""
         answers = yield from self._everywhere("describe_subscription", topic, subscription=subscription)
         return _merged(subscription, answers)
 
     def seek(self, topic: str, subscription: str, start: Start) -> Plan[None]:
+        """Move a subscription to "earliest", "latest", an offset, a datetime or ("time", microseconds)."""
         kind, value = start_of(start)
         yield from self._everywhere("seek", topic, subscription=subscription, kind=kind, value=value)
 
     def delete_subscription(self, topic: str, subscription: str) -> Plan[None]:
+        """Delete a subscription and its cursor on every partition."""
         yield from self._everywhere("delete_subscription", topic, subscription=subscription)
         yield self._session.admin("forget_subscription", topic=topic, subscription=subscription)
 
     def unblock(self, topic: str, subscription: str) -> Plan[None]:
+        """Let a subscription go on that a poison record blocks; the record is skipped."""
         yield from self._everywhere("unblock", topic, subscription=subscription)
 
     def set_failure_policy(
         self, topic: str, subscription: str, failure: FailurePolicy | dict[str, Any]
     ) -> Plan[None]:
+        """Change what happens to records of a subscription that are nacked or not acked in time."""
         policy = msgspec.to_builtins(failure_policy_of(failure))
         yield from self._everywhere("set_failure_policy", topic, subscription=subscription, failure=policy)
 
     def seal(self, topic: str) -> Plan[list[int]]:
+        """Seal what each partition has written so far; below which offset, in partition order."""
         answers = yield from self._everywhere("seal", topic)
         return [int(answer["sealed_end"]) for answer in answers]
 
     def open_holes(self, topic: str) -> Plan[list[dict[str, Any]]]:
+        """Offsets of each partition that only the disk of a broker that is away may hold."""
         answers = yield from self._everywhere("accept_loss", topic, dry_run=True)
         return [dict(answer) for answer in answers]
 
     def accept_loss(self, ends: Mapping[str, int]) -> Plan[list[dict[str, Any]]]:
+        """Give up the open holes of partitions (by name) that begin below an offset."""
         answers: list[dict[str, Any]] = []
         for partition, end in ends.items():
             answers += yield from self._of_partitions("accept_loss", [partition], end_offset=end)
         return answers
 
-    def storage_status(self, topic: str) -> Plan[dict[str, Any]]:
+    def storage_status(self, topic: str = "") -> Plan[dict[str, Any]]:
+        """Return where data lies, by topic (or of one), and the bytes and seconds not off the host yet."""
         answer = yield self._session.admin("storage_status", topic=topic, limit=STATUS_ROWS)
         found = dict(answer)
         while after := found.pop("after", None):
@@ -224,14 +270,15 @@ class AdminPlans:
             found["pending_seconds"] = max(found["pending_seconds"], answer["pending_seconds"])
         return found
 
-    def cluster(self, op: str, arguments: dict[str, Any]) -> Plan[Any]:
-        """An operation on brokers or on where partitions are; those that only read may be sent again."""
+    def cluster(self, /, op: str, **arguments: Any) -> Plan[Any]:
+        """Ask about a cluster's brokers, or have partitions moved: see ``danube brokers``."""
         if op == "brokers":
             return (yield from whole_list(self._session, op, WHOLE))
         answer = yield self._session.admin(op, repeatable=op in _CLUSTER_READS, **arguments)
         return answer
 
     def status(self) -> Plan[dict[str, Any]]:
+        """The broker's own account of itself."""
         answer = yield self._session.admin("status")
         return dict(answer)
 
@@ -254,23 +301,13 @@ class AdminPlans:
 
 
 def view_of(answer: Any) -> wire.TopicView:
-    try:
-        return msgspec.convert(answer, wire.TopicView)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(
-            "the broker described the topic in a way that is not understood", why=str(error)
-        ) from None
+    return answered(answer, wire.TopicView, "described the topic")
 
 
 def topic_of(answer: Any) -> TopicInfo:
     if isinstance(answer, str):
         return TopicInfo(topic=answer)
-    try:
-        return msgspec.convert(answer, TopicInfo)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(
-            "the broker described the topic in a way that is not understood", why=str(error)
-        ) from None
+    return answered(answer, TopicInfo, "described the topic")
 
 
 def _merged(subscription: str, facts: list[dict[str, Any]]) -> SubscriptionInfo:

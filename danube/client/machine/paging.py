@@ -1,12 +1,14 @@
-"""Lists that the broker answers in pages: which part is wanted, and the requests that bring it."""
+"""Answers of administration: their shape, and lists that come in pages."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from danube.client.machine.reply import Plan
 from danube.client.machine.session import Session
-from danube.errors import InvalidArgument
+from danube.errors import InvalidArgument, ProtocolError
 from danube.limits import PAGE_ENTRIES_MAX
 
 
@@ -19,6 +21,7 @@ class Page(NamedTuple):
 
 
 WHOLE = Page()
+S = TypeVar("S")
 
 
 def page_of(after: str, limit: int | None, prefix: str) -> Page:
@@ -56,3 +59,11 @@ def rest_of(
         answer = yield session.admin(op, partition, **more, **arguments)
         found += answer["entries"]
     return found
+
+
+def answered(answer: Any, shape: type[S], what: str) -> S:
+    """The broker's answer as the struct it should be; raises ProtocolError for another shape."""
+    try:
+        return msgspec.convert(answer, shape)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the broker {what} in a way that is not understood", why=str(error)) from None

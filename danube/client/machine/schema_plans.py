@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
-from danube.client.machine.paging import WHOLE, Page, whole_list
+from danube.client.machine.paging import WHOLE, answered, page_of, whole_list
 from danube.client.machine.reply import Plan
 from danube.client.machine.session import Session
-from danube.errors import InvalidArgument, ProtocolError, SchemaNotFound
+from danube.errors import InvalidArgument, SchemaNotFound
 from danube.ids import check_topic_name
 
 
@@ -103,7 +104,7 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
     schema_id: int = 0  # of the subject; 0 without one
 
 
-S = TypeVar("S")
+_ABOUT: Final = "answered about schemas"
 Definition = str | bytes | dict[str, Any] | list[Any]
 
 
@@ -140,17 +141,22 @@ class SchemaPlans:
         *,
         description: str = "",
         created_by: str = "",
-        tags: list[str] | None = None,
+        tags: Sequence[str] = (),
         compatibility: str = "",
     ) -> Plan[RegisteredSchema]:
-        """Register; a mode that is given holds for this very check, where the subject exists already."""
+        """Register a definition; the same definition again gives the version that holds it.
+
+        ``schema_type`` is bytes, string, number, avro, json_schema or protobuf.  ``compatibility``
+        sets the subject's mode first.  Raises SchemaInvalid or SchemaIncompatible (with every
+        violation, see :func:`danube.violations_of`).
+        """
         arguments: dict[str, Any] = {
             "subject": subject,
             "schema_type": schema_type,
             "definition": definition_bytes(definition),
             "description": description,
             "created_by": created_by,
-            "tags": list(tags or ()),
+            "tags": list(tags),
         }
         unset = bool(compatibility)
         if compatibility:
@@ -162,27 +168,35 @@ class SchemaPlans:
         answer = yield self._session.admin("schema.register", **arguments)
         if unset:
             yield from self.set_compatibility(subject, compatibility)
-        return answered(answer, RegisteredSchema)
+        return answered(answer, RegisteredSchema, _ABOUT)
 
-    def get(self, subject: str, version: int) -> Plan[SchemaVersion]:
+    def get(self, subject: str, version: int = 0) -> Plan[SchemaVersion]:
+        """One version (0: the latest) with its definition; raises SchemaNotFound."""
         answer = yield self._session.admin("schema.get", subject=subject, version=version)
-        return answered(answer, SchemaVersion)
+        return answered(answer, SchemaVersion, _ABOUT)
 
-    def get_by_id(self, schema_id: int, version: int) -> Plan[SchemaVersion]:
+    def get_by_id(self, schema_id: int, version: int = 0) -> Plan[SchemaVersion]:
+        """One version (0: the latest) of the subject with this id; raises SchemaNotFound."""
         answer = yield self._session.admin("schema.get", schema_id=schema_id, version=version)
-        return answered(answer, SchemaVersion)
+        return answered(answer, SchemaVersion, _ABOUT)
 
     def versions(self, subject: str) -> Plan[list[SchemaVersion]]:
+        """All versions of a subject, without their definitions."""
         found = yield from whole_list(self._session, "schema.versions", WHOLE, subject=subject)
-        return answered(found, list[SchemaVersion])
+        return answered(found, list[SchemaVersion], _ABOUT)
 
-    def subjects(self, page: Page = WHOLE) -> Plan[list[SubjectInfo]]:
+    def subjects(
+        self, *, after: str = "", limit: int | None = None, prefix: str = ""
+    ) -> Plan[list[SubjectInfo]]:
+        """All subjects by name, or those with a ``prefix``, behind ``after``, the first ``limit``."""
+        page = page_of(after, limit, prefix)
         found = yield from whole_list(self._session, "schema.subjects", page)
-        return answered(found, list[SubjectInfo])
+        return answered(found, list[SubjectInfo], _ABOUT)
 
     def check(
-        self, subject: str, schema_type: str, definition: Definition, compatibility: str
+        self, subject: str, schema_type: str, definition: Definition, *, compatibility: str = ""
     ) -> Plan[SchemaCheck]:
+        """Whether the definition could be the next version, by the subject's mode or the one given."""
         answer = yield self._session.admin(
             "schema.check",
             subject=subject,
@@ -190,10 +204,10 @@ class SchemaPlans:
             definition=definition_bytes(definition),
             compatibility=compatibility,
         )
-        return answered(answer, SchemaCheck)
+        return answered(answer, SchemaCheck, _ABOUT)
 
-    def diff(self, subject: str, old: int, new: int) -> Plan[SchemaDiff]:
-        """0 for ``new`` is the latest version, 0 for ``old`` the one before ``new``."""
+    def diff(self, subject: str, old: int = 0, new: int = 0) -> Plan[SchemaDiff]:
+        """Return the differences of two versions, in both directions (0: the latest and the one before)."""
         if not old or not new:
             numbers = sorted(one.version for one in (yield from self.versions(subject)))
             new = new or numbers[-1]
@@ -202,24 +216,37 @@ class SchemaPlans:
                 raise SchemaNotFound(f"subject {subject!r} has no version before {new}", subject=subject)
             old = old or older[-1]
         answer = yield self._session.admin("schema.diff", subject=subject, old=old, new=new)
-        return answered(answer, SchemaDiff)
+        return answered(answer, SchemaDiff, _ABOUT)
 
     def set_compatibility(self, subject: str, compatibility: str) -> Plan[str]:
+        """Set none, backward, forward, full or one of ``*_transitive``; returns the mode that holds."""
         answer = yield self._session.admin(
             "schema.set_compatibility", subject=subject, compatibility=compatibility
         )
         return str(answer["compatibility"])
 
     def delete_version(self, subject: str, version: int) -> Plan[None]:
+        """Delete one version; records that name it cannot be resolved any more."""
         yield self._session.admin("schema.delete_version", repeatable=False, subject=subject, version=version)
 
     def delete(self, subject: str) -> Plan[list[int]]:
+        """Delete a subject and all its versions; returns their numbers."""
         answer = yield self._session.admin("schema.delete", repeatable=False, subject=subject)
         return deleted_versions(answer)
 
     def configure_topic(
-        self, topic: str, subject: str | None, validation: str | None, validate_payload: bool | None
+        self,
+        topic: str,
+        *,
+        subject: str | None = None,
+        validation: str | None = None,
+        validate_payload: bool | None = None,
     ) -> Plan[TopicSchema]:
+        """Change the schema of a topic, and how records are checked; None leaves a setting as it is.
+
+        ``subject`` "" takes the subject away.  ``validation`` is none, warn or enforce;
+        ``validate_payload`` checks every record and not only its schema id.
+        """
         check_topic_name(topic)
         given: dict[str, Any] = {
             "subject": subject,
@@ -231,22 +258,13 @@ class SchemaPlans:
             topic=topic,
             **{name: value for name, value in given.items() if value is not None},
         )
-        return answered(answer, TopicSchema)
+        return answered(answer, TopicSchema, _ABOUT)
 
     def topic_schema(self, topic: str) -> Plan[TopicSchema]:
+        """Return the schema that a topic's records are checked against."""
         check_topic_name(topic)
         answer = yield self._session.admin("schema.topic", topic=topic)
-        return answered(answer, TopicSchema)
-
-
-def answered(answer: Any, shape: type[S]) -> S:
-    """The broker's answer as the struct it should be; raises ProtocolError for another shape."""
-    try:
-        return msgspec.convert(answer, shape)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(
-            "the broker answered about schemas in a way that is not understood", why=str(error)
-        ) from None
+        return answered(answer, TopicSchema, _ABOUT)
 
 
 def violations_of(error: BaseException) -> list[Violation]:

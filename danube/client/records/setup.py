@@ -24,15 +24,7 @@ from danube.errors import InvalidArgument, OperationTimeout, PolicyMismatch
 from danube.ids import check_label, check_topic_name
 from danube.limits import DELIVER_CREDIT_BYTES_MAX, MAX_UNACKED_LIMIT, MIB, PARTITIONS_MAX
 
-MODES = {
-    "shared": "shared",
-    "exclusive": "exclusive",
-    "failover": "failover",
-    "fail-over": "failover",
-    "fail_over": "failover",
-    "key_shared": "key_shared",
-    "key-shared": "key_shared",
-}
+MODES = ("shared", "exclusive", "failover", "key_shared")
 PREFETCH_BYTES = 8 * MIB
 PREFETCH_BYTES_MIN = 256 * 1024
 
@@ -74,7 +66,7 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
     linger_us: int = 0
     batch_bytes: int = BATCH_BYTES
     max_in_flight_bytes: int = IN_FLIGHT_BYTES
-    timeout_ns: int = 30_000_000_000
+    timeout_ns: int
     schema_id: int | None = None  # on every batch, where values have a schema
     schema_version: int | None = None
 
@@ -94,10 +86,20 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     failure: FailurePolicy | None
 
 
-def producer_options(topic: str, name: str | None, **options: Any) -> ProducerOptions:
-    """Check what can be checked without a broker."""
+def seconds_as_ns(seconds: float, what: str) -> int:
+    if not 0 < seconds <= 86_400:
+        raise InvalidArgument(f"{what} of {seconds} s is not valid", hint="seconds above 0, at most a day")
+    return int(seconds * 1e9)
+
+
+def producer_options(
+    topic: str, name: str | None, timeout_ns: int, *, timeout: float | None = None, **options: Any
+) -> ProducerOptions:
+    """Check what can be checked without a broker; ``timeout_ns`` holds where no ``timeout`` is given."""
     check_topic_name(topic)
-    made = ProducerOptions(topic=topic, name=name or f"producer-{uuid.uuid4().hex}", **options)
+    name = name or f"producer-{uuid.uuid4().hex}"
+    timeout_ns = timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout")
+    made = ProducerOptions(topic=topic, name=name, timeout_ns=timeout_ns, **options)
     check_label(made.name, "producer")
     if made.durability is not None:
         Durability.parse(made.durability)
@@ -111,22 +113,23 @@ def producer_options(topic: str, name: str | None, **options: Any) -> ProducerOp
 def consumer_options(
     topic: str,
     subscription: str,
-    *,
     mode: str,
-    start: Start,
-    name: str | None,
-    prefetch_records: int | None,
-    prefetch_bytes: int,
-    filters: Sequence[str],
-    max_unacked: int,
-    failure: FailurePolicy | dict[str, Any] | None,
+    *,
+    start: Start = "latest",
+    name: str | None = None,
+    prefetch_records: int | None = None,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    filters: Sequence[str] = (),
+    max_unacked: int = 0,
+    failure: FailurePolicy | dict[str, Any] | None = None,
 ) -> ConsumerOptions:
     """Check what can be checked without a broker."""
     check_topic_name(topic)
     check_label(subscription, "subscription")
     name = name or f"consumer-{uuid.uuid4().hex}"
     check_label(name, "consumer")
-    if mode not in MODES:
+    known_mode = mode.replace("-", "_").replace("fail_over", "failover")
+    if known_mode not in MODES:
         raise InvalidArgument(
             f"subscription mode {mode!r} is not known", hint="use shared, exclusive, failover or key_shared"
         )
@@ -140,7 +143,7 @@ def consumer_options(
         topic=topic,
         subscription=subscription,
         name=name,
-        mode=MODES[mode],
+        mode=known_mode,
         start=start_of(start),
         prefetch_records=prefetch_records,
         prefetch_bytes=prefetch_bytes,

@@ -6,18 +6,23 @@ Plans that both shells run, and the memory of the versions that a consumer has m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from danube.client.machine.received import Part, ReceivedBatch
 from danube.client.machine.reply import Plan
 from danube.client.machine.schema_plans import SchemaPlans, SchemaVersion, default_subject
 from danube.client.machine.session import Session
-from danube.client.typed.models import Codec, Decode, Schema, codec_of, decoded, registered_codec
-from danube.errors import DanubeError, SchemaInvalid, SchemaNotFound
+from danube.client.records.handles import B, ConsumerHandle, Handle, M, Shell
+from danube.client.records.outbox import Outbox
+from danube.client.records.setup import ConsumerOptions, ProducerOptions
+from danube.client.typed.models import Codec, Decode, Schema, codec_of, decoded, encoded, registered_codec
+from danube.errors import ClosedError, DanubeError, SchemaInvalid, SchemaNotFound
 
 VERSIONS_KEPT_MAX = 1_000  # a consumer of more versions than this forgets the oldest and asks again
 
+T = TypeVar("T")
 VersionKey = tuple[int, int]  # schema id, version; 0 for a record that names no version
 
 
@@ -150,3 +155,93 @@ class Decoding:
     def _key(self, batch: ReceivedBatch) -> VersionKey | None:
         schema_id = batch.schema_id if self._codec.needs_version else None
         return None if schema_id is None else (schema_id, batch.schema_version or 0)
+
+
+class Valued(Generic[T]):
+    """Value of a message beside its record."""
+
+    __slots__ = ()
+
+    @property
+    def value(self: Any) -> T:
+        """The decoded payload, None for a tombstone; decoded anew each time.  Raises PayloadInvalid."""
+        source = self._source
+        found = self._decoding.value(self.payload, self.offset, source.batch, self._index, source.topic)
+        return cast(T, found)
+
+
+class ValuedBatch(Generic[T]):
+    """Values of a batch beside its records."""
+
+    @cached_property
+    def values(self: Any) -> list[T]:
+        """The value of each record, None for a tombstone.
+
+        Raises PayloadInvalid for the first that cannot be decoded.
+        """
+        payloads, offsets = iter(self.payloads), iter(self.offsets.tolist())
+        return [
+            self._decoding.value(next(payloads), next(offsets), part.batch, index, self.topic)
+            for part in self._parts
+            for index in range(part.start, part.stop)
+        ]
+
+
+class BoundProducer(Handle[Shell, ProducerOptions, Outbox], Generic[Shell, T]):
+    """Producer of values, whichever client it belongs to."""
+
+    def __init__(self, connection: Shell, options: ProducerOptions, schema: Schema[T]) -> None:
+        super().__init__(connection, options)
+        self._schema = schema
+        self._bound: Bound | None = None
+
+    @property
+    def subject(self) -> str:
+        """The registry's subject that the batches name."""
+        return self._open_bound.subject
+
+    @property
+    def schema_id(self) -> int:
+        return self._open_bound.schema_id
+
+    @property
+    def schema_version(self) -> int:
+        return self._open_bound.version
+
+    @property
+    def _open_bound(self) -> Bound:
+        if self._bound is None:
+            raise ClosedError("the producer is not open", hint=self._use)
+        return self._bound
+
+    def _bind(self) -> Plan[None]:
+        """Register or find the schema, unless that is done."""
+        if self._bound is None and not self._closed:
+            options = self._options
+            self._bound = yield from bind_producer(self._connection.session, self._schema, options.topic)
+            options.schema_id, options.schema_version = self._bound.schema_id, self._bound.version
+
+    def _encoded(self, payload: T | bytes) -> bytes:
+        return encoded(self._open_bound.codec, payload)
+
+
+class BoundConsumer(ConsumerHandle[Shell, M, B], Generic[Shell, M, B, T]):
+    """Consumer of values, whichever client it belongs to."""
+
+    def __init__(self, connection: Shell, options: ConsumerOptions, schema: Schema[T]) -> None:
+        super().__init__(connection, options)
+        self._schema = schema
+        self._decoding: Decoding | None = None
+
+    def _bind(self, message: Callable[..., M], batch: Callable[..., B]) -> Plan[None]:
+        """Find out how values are decoded, unless that is done, and make messages and batches that do it."""
+        if self._decoding is None and not self._closed:
+            self._decoding = yield from bind_consumer(self._connection.session, self._schema)
+            self._message_cls = partial(message, _decoding=self._decoding)
+            self._batch_cls = partial(batch, self._decoding)
+
+    def _unknown(self, parts: Iterable[Part]) -> Plan[None] | None:
+        """The plan that fetches versions which the records name and which are not known yet."""
+        decoding = cast(Decoding, self._decoding)
+        missing = decoding.missing(parts)
+        return decoding.learn(missing) if missing else None

@@ -30,7 +30,7 @@ def test_send_nowait_where_no_loop_runs_leaves_nothing_behind(fake: FakeBroker) 
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no running event loop"):
             producer.send_nowait(b"nowhere")
-    assert producer._outbox is not None and producer._outbox.group is None
+    assert producer._open_box is not None and producer._open_box.group is None
     ack = loop.run_until_complete(asyncio.wait_for(producer.send(b"sent"), 5))
     assert ack.offset == 0
     loop.run_until_complete(client.close())

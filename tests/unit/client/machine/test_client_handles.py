@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from danube.client.machine.session import Handles
-from danube.client.records.open_handles import OpenHandles
+from danube.client.records.handles import OpenHandles
 
 
 class Thing:

@@ -1,47 +1,64 @@
-"""The asyncio consumer of values, and what it hands out."""
+"""Producer and consumer of values of the asyncio client, and what the consumer hands out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from functools import cached_property, partial
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Generic, Self, TypeVar, cast
 
 from danube.client.aio.connection import Connection
 from danube.client.aio.consumer import Consumer
+from danube.client.aio.producer import AwaitableSend, Producer
+from danube.client.machine.ack import Ack
 from danube.client.machine.received import Part
-from danube.client.records.message import BaseBatch, BaseMessage, Batch, Message
-from danube.client.records.setup import ConsumerOptions
-from danube.client.typed.binding import Decoding, bind_consumer
-from danube.client.typed.models import Schema
+from danube.client.records.message import Batch, Message
+from danube.client.records.records import Attributes
+from danube.client.typed.binding import BoundConsumer, BoundProducer, Decoding, Valued, ValuedBatch
 
 T = TypeVar("T")
 
 
-class TypedMessage(Message, Generic[T], eq=False, kw_only=True):
+class TypedProducer(BoundProducer[Connection, T], Producer):
+    """Sends values of one schema; bytes are sent as they are.  Made by ``client.producer(schema=...)``."""
+
+    async def open(self) -> Self:
+        """Register or find the schema, then open as every producer does; done by ``async with``."""
+        await self._connection.run(self._bind())
+        return await super().open()
+
+    async def send(
+        self, payload: T | bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> Ack:
+        """Encode and send one value and wait for its acknowledgement; raises PayloadInvalid."""
+        return await super().send(self._encoded(payload), key, attributes)
+
+    async def send_many(
+        self,
+        payloads: Any,
+        keys: Sequence[str | bytes | None] | None = None,
+        attributes: Sequence[Attributes | None] | Attributes | None = None,
+    ) -> list[Ack]:
+        """Encode all values, then send them; nothing is sent when one of them cannot be encoded."""
+        return await super().send_many([self._encoded(one) for one in payloads], keys, attributes)
+
+    def send_nowait(
+        self, payload: T | bytes, key: str | bytes | None = None, attributes: Attributes | None = None
+    ) -> AwaitableSend:
+        """Encode and send one value without waiting; raises PayloadInvalid and Overloaded."""
+        return super().send_nowait(self._encoded(payload), key, attributes)
+
+
+class TypedMessage(Message, Valued[T], eq=False, kw_only=True):
     """A message with its value."""
 
     _decoding: Decoding
 
-    @property
-    def value(self) -> T:
-        """The decoded payload, None for a tombstone; decoded anew each time.  Raises PayloadInvalid."""
-        return cast(T, value_of(self, self._decoding))
 
-
-class TypedBatch(Batch, Generic[T]):
+class TypedBatch(Batch, ValuedBatch[T]):
     """A batch with the values of its records."""
 
     def __init__(self, decoding: Decoding, *rest: Any) -> None:
         super().__init__(*rest)
         self._decoding = decoding
-
-    @cached_property
-    def values(self) -> list[T]:
-        """The value of each record, None for a tombstone.
-
-        Raises PayloadInvalid for the first that cannot be decoded.
-        """
-        return cast(list[T], values_of(self, self._decoding))
 
 
 class _TypedMessages(Generic[T]):
@@ -67,30 +84,18 @@ class _TypedMessages(Generic[T]):
         return cast(TypedMessage[T], message)
 
 
-class TypedConsumer(Consumer, Generic[T]):
+class TypedConsumer(BoundConsumer[Connection, Message, Batch, T], Consumer):
     """Receives values.  Made by ``client.consumer(schema=...)``."""
 
-    def __init__(self, connection: Connection, options: ConsumerOptions, schema: Schema[T]) -> None:
-        super().__init__(connection, options)
-        self._schema = schema
-        self._decoding: Decoding | None = None
-
-    async def open(self) -> TypedConsumer[T]:
+    async def open(self) -> Self:
         """Find out how values are decoded, then subscribe; done by ``async with``."""
-        if self._decoding is None and not self._closed:
-            plan = bind_consumer(self._connection.session, self._schema)
-            self._decoding = await self._connection.run(plan)
-            self._message_cls = partial(TypedMessage, _decoding=self._decoding)
-            self._batch_cls = partial(TypedBatch, self._decoding)
-        await super().open()
-        return self
+        await self._connection.run(self._bind(TypedMessage, TypedBatch))
+        return await super().open()
 
     async def _learn(self, parts: Iterable[Part]) -> None:
         """Fetch versions from the registry that the records name and that are not known yet."""
-        decoding = cast(Decoding, self._decoding)
-        missing = decoding.missing(parts)
-        if missing:
-            await self._connection.run(decoding.learn(missing))
+        if plan := self._unknown(parts):
+            await self._connection.run(plan)
 
     def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
         """Return an iterator that goes on after a cancelled or timed-out ``anext()``."""
@@ -109,22 +114,3 @@ class TypedConsumer(Consumer, Generic[T]):
         async for batch in super().batches(max_records, max_wait):
             await self._learn(batch._parts)
             yield cast(TypedBatch[T], batch)
-
-    async def __aenter__(self) -> TypedConsumer[T]:
-        return await self.open()
-
-
-def value_of(message: BaseMessage, decoding: Decoding) -> Any:
-    """The value of one record."""
-    source = message._source
-    return decoding.value(message.payload, message.offset, source.batch, message._index, source.topic)
-
-
-def values_of(batch: BaseBatch, decoding: Decoding) -> list[Any]:
-    """The value of each record of a batch."""
-    payloads, offsets = iter(batch.payloads), iter(batch.offsets.tolist())
-    return [
-        decoding.value(next(payloads), next(offsets), part.batch, index, batch.topic)
-        for part in batch._parts
-        for index in range(part.start, part.stop)
-    ]

@@ -1,0 +1,74 @@
+"""``client.admin`` and ``client.schemas`` of the asyncio client: each method runs the plan of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from danube.client.aio.connection import Connection
+from danube.client.machine.admin import AdminPlans
+from danube.client.machine.reply import Plan, described
+from danube.client.machine.schema_plans import SchemaPlans
+
+P = ParamSpec("P")
+Plans = TypeVar("Plans")
+T = TypeVar("T")
+
+
+class Running(Generic[Plans]):
+    """Plans, and the connection that they run on, which raises when there is none."""
+
+    def __init__(self, plans: Plans, live: Callable[[], Connection]) -> None:
+        self._plans = plans
+        self._live = live
+
+
+def awaited(
+    plan: Callable[Concatenate[Plans, P], Plan[T]],
+) -> Callable[Concatenate[Running[Plans], P], Coroutine[Any, Any, T]]:
+    """Return a method that runs the plan and returns its result."""
+
+    async def method(running: Running[Plans], /, *given: P.args, **named: P.kwargs) -> T:
+        return await running._live().run(plan(running._plans, *given, **named))
+
+    return described(method, plan)
+
+
+class Admin(Running[AdminPlans]):
+    """Topics, subscriptions and the broker's state: ``client.admin``."""
+
+    create_topic = awaited(AdminPlans.create_topic)
+    delete_topic = awaited(AdminPlans.delete_topic)
+    update_topic = awaited(AdminPlans.update_topic)
+    list_topics = awaited(AdminPlans.list_topics)
+    topic = awaited(AdminPlans.topic)
+    describe_topic = awaited(AdminPlans.describe_topic)
+    list_subscriptions = awaited(AdminPlans.list_subscriptions)
+    describe_subscription = awaited(AdminPlans.describe_subscription)
+    seek = awaited(AdminPlans.seek)
+    delete_subscription = awaited(AdminPlans.delete_subscription)
+    unblock = awaited(AdminPlans.unblock)
+    set_failure_policy = awaited(AdminPlans.set_failure_policy)
+    seal = awaited(AdminPlans.seal)
+    open_holes = awaited(AdminPlans.open_holes)
+    accept_loss = awaited(AdminPlans.accept_loss)
+    storage_status = awaited(AdminPlans.storage_status)
+    cluster = awaited(AdminPlans.cluster)
+    status = awaited(AdminPlans.status)
+
+
+class Schemas(Running[SchemaPlans]):
+    """Register, find and compare schemas; bind them to topics."""
+
+    register = awaited(SchemaPlans.register)
+    get = awaited(SchemaPlans.get)
+    get_by_id = awaited(SchemaPlans.get_by_id)
+    versions = awaited(SchemaPlans.versions)
+    subjects = awaited(SchemaPlans.subjects)
+    check = awaited(SchemaPlans.check)
+    diff = awaited(SchemaPlans.diff)
+    set_compatibility = awaited(SchemaPlans.set_compatibility)
+    delete_version = awaited(SchemaPlans.delete_version)
+    delete = awaited(SchemaPlans.delete)
+    configure_topic = awaited(SchemaPlans.configure_topic)
+    topic_schema = awaited(SchemaPlans.topic_schema)

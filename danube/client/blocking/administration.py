@@ -1,0 +1,74 @@
+"""``client.admin`` and ``client.schemas`` of the blocking client: each method runs the plan of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, Generic, ParamSpec, TypeVar
+
+from danube.client.blocking.connection import BlockingConnection
+from danube.client.machine.admin import AdminPlans
+from danube.client.machine.reply import Plan, described
+from danube.client.machine.schema_plans import SchemaPlans
+
+P = ParamSpec("P")
+Plans = TypeVar("Plans")
+T = TypeVar("T")
+
+
+class Running(Generic[Plans]):
+    """Plans, and the connection that they run on, which raises when there is none."""
+
+    def __init__(self, plans: Plans, live: Callable[[], BlockingConnection]) -> None:
+        self._plans = plans
+        self._live = live
+
+
+def waited(
+    plan: Callable[Concatenate[Plans, P], Plan[T]],
+) -> Callable[Concatenate[Running[Plans], P], T]:
+    """Return a method that runs the plan and returns its result."""
+
+    def method(running: Running[Plans], /, *given: P.args, **named: P.kwargs) -> T:
+        return running._live().run(plan(running._plans, *given, **named))
+
+    return described(method, plan)
+
+
+class Admin(Running[AdminPlans]):
+    """Topics, subscriptions and the broker's state: ``client.admin``."""
+
+    create_topic = waited(AdminPlans.create_topic)
+    delete_topic = waited(AdminPlans.delete_topic)
+    update_topic = waited(AdminPlans.update_topic)
+    list_topics = waited(AdminPlans.list_topics)
+    topic = waited(AdminPlans.topic)
+    describe_topic = waited(AdminPlans.describe_topic)
+    list_subscriptions = waited(AdminPlans.list_subscriptions)
+    describe_subscription = waited(AdminPlans.describe_subscription)
+    seek = waited(AdminPlans.seek)
+    delete_subscription = waited(AdminPlans.delete_subscription)
+    unblock = waited(AdminPlans.unblock)
+    set_failure_policy = waited(AdminPlans.set_failure_policy)
+    seal = waited(AdminPlans.seal)
+    open_holes = waited(AdminPlans.open_holes)
+    accept_loss = waited(AdminPlans.accept_loss)
+    storage_status = waited(AdminPlans.storage_status)
+    cluster = waited(AdminPlans.cluster)
+    status = waited(AdminPlans.status)
+
+
+class Schemas(Running[SchemaPlans]):
+    """Register, find and compare schemas; bind them to topics."""
+
+    register = waited(SchemaPlans.register)
+    get = waited(SchemaPlans.get)
+    get_by_id = waited(SchemaPlans.get_by_id)
+    versions = waited(SchemaPlans.versions)
+    subjects = waited(SchemaPlans.subjects)
+    check = waited(SchemaPlans.check)
+    diff = waited(SchemaPlans.diff)
+    set_compatibility = waited(SchemaPlans.set_compatibility)
+    delete_version = waited(SchemaPlans.delete_version)
+    delete = waited(SchemaPlans.delete)
+    configure_topic = waited(SchemaPlans.configure_topic)
+    topic_schema = waited(SchemaPlans.topic_schema)

@@ -1,0 +1,163 @@
+"""Clients, producers and consumers as their users hold them, whichever shell moves the bytes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
+
+from danube.client.machine.session import Session
+from danube.client.records.inbox import Inbox
+from danube.client.records.message import BaseBatch, BaseMessage
+from danube.client.records.setup import ConsumerOptions, ProducerOptions, seconds_as_ns
+from danube.errors import ClosedError, DanubeError
+from danube.host.allocator import keep_large_blocks
+
+_LOOK_AT: Final = 64
+
+
+class _Connected(Protocol):
+    @property
+    def session(self) -> Session: ...
+
+
+class _Closable(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+One = TypeVar("One", bound=_Closable)
+Shell = TypeVar("Shell", bound=_Connected)
+Options = TypeVar("Options", bound=ProducerOptions | ConsumerOptions)
+Box = TypeVar("Box")
+M = TypeVar("M", bound=BaseMessage)
+B = TypeVar("B", bound=BaseBatch)
+
+
+class OpenHandles(Generic[One]):
+    """Open producers and consumers of a client, which it closes when it is closed itself.
+
+    It forgets what was closed whenever it has doubled, so that each that is added costs the same.
+    """
+
+    __slots__ = ("_look_at", "_ones")
+
+    def __init__(self) -> None:
+        self._ones: list[One] = []
+        self._look_at = _LOOK_AT
+
+    def __len__(self) -> int:
+        return len(self._ones)
+
+    def add(self, one: One) -> None:
+        """Keep it until it is closed."""
+        if len(self._ones) >= self._look_at:
+            self._ones = [kept for kept in self._ones if not kept.closed]
+            self._look_at = max(_LOOK_AT, 2 * len(self._ones))
+        self._ones.append(one)
+
+    def take(self) -> list[One]:
+        """All that are kept, in their order; nothing is kept any more."""
+        taken, self._ones = self._ones, []
+        return taken
+
+
+class BaseClient(Generic[One]):
+    """A client without its connection: the session, and what is open."""
+
+    _called: ClassVar[str]  # in repr()
+
+    def __init__(
+        self, url: str, name: str, token: str, timeout: float, reconnect_timeout: float | None
+    ) -> None:
+        keep_large_blocks()
+        self._url = url
+        self._timeout_ns = seconds_as_ns(timeout, "timeout")
+        self._session = Session(
+            client=name or f"danube-python on {socket.gethostname()}",
+            token=token,
+            reconnect_timeout_ns=None if reconnect_timeout is None else int(reconnect_timeout * 1e9),
+            request_timeout_ns=self._timeout_ns,
+        )
+        self._closed = False
+        self._open: OpenHandles[One] = OpenHandles()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
+        return self._session.statistics.as_dict()
+
+    @property
+    def connected(self) -> bool:
+        return self._session.ready
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "connected" if self.connected else "not connected"
+        return f"<{self._called} {self._url} {state}>"
+
+
+class Handle(Generic[Shell, Options, Box]):
+    """A producer or a consumer, and the box of records that it has while it is open."""
+
+    _kind: ClassVar[str]
+    _use: ClassVar[str]  # how it is opened
+
+    def __init__(self, connection: Shell, options: Options) -> None:
+        self._connection = connection
+        self._options = options
+        self._open_box: Box | None = None
+        self._closed = False
+
+    @property
+    def topic(self) -> str:
+        return self._options.topic
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def _box(self) -> Box:
+        self._connection.session.check_usable()
+        if self._open_box is None:
+            raise ClosedError(
+                f"the {self._kind} is {'closed' if self._closed else 'not open'}", hint=self._use
+            )
+        return self._open_box
+
+    def _check_openable(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the {self._kind} is closed", hint="make a new one")
+
+    def __repr__(self) -> str:
+        return f"<{self._kind.capitalize()} {self.name!r} of {self.topic}>"
+
+
+class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell, M, B]):
+    """A consumer of messages ``M`` and batches ``B``."""
+
+    _kind = "consumer"
+    _close_failed = "acknowledgements may be lost"
+    _message_cls: Callable[..., M]
+    _batch_cls: Callable[..., B]
+
+    @property
+    def subscription(self) -> str:
+        return self._options.subscription
+
+    @property
+    def active(self) -> bool:
+        """False for a failover standby that was given no partition when it subscribed."""
+        return any(partition.active for partition in self._box.partitions)
+
+    @property
+    def waits_for(self) -> DanubeError | None:
+        """Why the broker cannot send the next records now, where it has said so: an object of the store is
+        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
+        return self._box.waits_for
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self.topic} subscription={self.subscription!r}>"

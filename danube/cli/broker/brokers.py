@@ -8,11 +8,10 @@ from typing import Any, Final
 import click
 
 from danube.cli.terminal import arguments
-from danube.cli.terminal.addressing import Address, address_option, explaining
-from danube.cli.terminal.confirming import confirm, yes_option
+from danube.cli.terminal.asking import Broker, broker_command
+from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
-from danube.cli.terminal.output import note, output_option, show
-from danube.cli.terminal.services import Services
+from danube.cli.terminal.output import note, show
 from danube.errors import OperationTimeout
 from danube.host.clock import monotonic_ns
 
@@ -20,7 +19,7 @@ COLUMNS = ("broker_id", "role", "mode", "alive", "native_address", "partitions",
 BALANCE_COLUMNS = ("broker_id", "load", "partitions", "overloaded", "underloaded")
 MOVE_COLUMNS = ("partition", "from_broker", "to_broker", "load", "reason")
 _POLL_S: Final = 0.2
-_broker_argument = click.argument("broker_id", metavar="BROKER_ID")
+_broker_id = click.argument("broker_id", metavar="BROKER_ID")
 
 
 @click.group(cls=LazyGroup, aliases={"ls": "list"})
@@ -34,61 +33,47 @@ def brokers() -> None:
     """
 
 
-@brokers.command("list", short_help="List the brokers.")
-@address_option()
-@output_option()
-@click.pass_obj
-def list_brokers(services: Services, /, service_addr: Address, output: str) -> None:
+@broker_command(brokers, "list", "List the brokers.", columns=COLUMNS)
+def list_brokers(broker: Broker) -> Any:
     """Modes: active brokers take partitions, draining ones are being emptied, drained ones are."""
-    show(_ask(services, service_addr, "brokers"), output, COLUMNS)
+    return broker.admin.cluster("brokers")
 
 
-@brokers.command("leader", short_help="Show the broker that decides.")
-@address_option()
-@output_option()
-@click.pass_obj
-def show_deciding(services: Services, /, service_addr: Address, output: str) -> None:
+@broker_command(brokers, "leader", "Show the broker that decides.")
+def show_deciding(broker: Broker) -> Any:
     """The one whose controller leads; exit code 3 when none is known."""
-    show(_ask(services, service_addr, "deciding_broker"), output)
+    return broker.admin.cluster("deciding_broker")
 
 
-@brokers.command("unload", short_help="Empty a broker.")
-@_broker_argument
-@address_option()
-@click.option("--dry-run", is_flag=True, help="Only say how many partitions would go, and how many stay.")
-@click.option("--namespace", "include", multiple=True, help="Only these, and the broker stays active.")
-@click.option("--wait", is_flag=True, help="Until nothing more has to go.")
-@click.option("--timeout", type=arguments.duration_ms, default="300s", help="How long to wait.  [300s]")
-@output_option()
-@click.pass_obj
+@broker_command(
+    brokers,
+    "unload",
+    "Empty a broker.",
+    _broker_id,
+    click.option("--dry-run", is_flag=True, help="Only say how many partitions would go, and how many stay."),
+    click.option("--namespace", "include", multiple=True, help="Only these, and the broker stays active."),
+    click.option("--wait", is_flag=True, help="Until nothing more has to go."),
+    click.option("--timeout", type=arguments.duration_ms, default="300s", help="How long to wait.  [300s]"),
+)
 def unload(
-    services: Services,
-    /,
-    broker_id: str,
-    service_addr: Address,
-    dry_run: bool,
-    include: tuple[str, ...],
-    wait: bool,
-    timeout: int,
-    output: str,
-) -> None:
+    broker: Broker, broker_id: str, dry_run: bool, include: tuple[str, ...], wait: bool, timeout: int
+) -> Any:
     """Let other brokers take over all that a broker owns; it takes nothing more until it is activated.
 
     What is on its disk only (a reliable topic without shared storage) stays and is served on.
     """
-    answer = _ask(
-        services, service_addr, "unload_broker", broker_id=broker_id, dry_run=dry_run,
-        namespaces_include=list(include),
-    )  # fmt: skip
+    answer = broker.admin.cluster(
+        "unload_broker", broker_id=broker_id, dry_run=dry_run, namespaces_include=list(include)
+    )
     if wait and answer["started"] and not include:
-        _wait_drained(services, service_addr, broker_id, timeout)
-    show(answer, output)
+        _wait_drained(broker, broker_id, timeout)
+    return answer
 
 
-def _wait_drained(services: Services, address: Address, broker_id: str, timeout_ms: int) -> None:
+def _wait_drained(broker: Broker, broker_id: str, timeout_ms: int) -> None:
     deadline_ns = monotonic_ns() + timeout_ms * 1_000_000
     while True:
-        rows = {row["broker_id"]: row for row in _ask(services, address, "brokers")}
+        rows = {row["broker_id"]: row for row in broker.admin.cluster("brokers")}
         row = rows.get(broker_id)
         if row is None or row["mode"] == "drained":
             return
@@ -101,76 +86,65 @@ def _wait_drained(services: Services, address: Address, broker_id: str, timeout_
         sleep(_POLL_S)
 
 
-@brokers.command("activate", short_help="Let a broker take partitions again.")
-@_broker_argument
-@address_option()
-@click.option("--reason", default="admin_activate", show_default=True)
-@output_option()
-@click.pass_obj
-def activate(services: Services, /, broker_id: str, service_addr: Address, reason: str, output: str) -> None:
-    """Let a broker get partitions again: new ones, and others when they are rebalanced."""
-    show(_ask(services, service_addr, "activate_broker", broker_id=broker_id, reason=reason), output)
-
-
-@brokers.command("forget", short_help="Forget a broker that comes back no more.")
-@_broker_argument
-@address_option()
-@click.option(
-    "--accept-loss", is_flag=True, help="Give up what only its disk holds: those partitions are empty."
+@broker_command(
+    brokers,
+    "activate",
+    "Let a broker take partitions again.",
+    _broker_id,
+    click.option("--reason", default="admin_activate", show_default=True),
 )
-@yes_option
-@output_option()
-@click.pass_obj
-def forget(
-    services: Services,
-    /,
-    broker_id: str,
-    service_addr: Address,
-    accept_loss: bool,
-    yes: bool,
-    output: str,
-) -> None:
+def activate(broker: Broker, broker_id: str, reason: str) -> Any:
+    """Let a broker get partitions again: new ones, and others when they are rebalanced."""
+    return broker.admin.cluster("activate_broker", broker_id=broker_id, reason=reason)
+
+
+@broker_command(
+    brokers,
+    "forget",
+    "Forget a broker that comes back no more.",
+    _broker_id,
+    click.option(
+        "--accept-loss", is_flag=True, help="Give up what only its disk holds: those partitions are empty."
+    ),
+    yes_option,
+)
+def forget(broker: Broker, broker_id: str, accept_loss: bool, yes: bool) -> Any:
     """Only one that is dead; exit code 4 while it is there, or holds what nobody else has.
 
     `danube cluster remove-node` takes its vote.
     """
     if accept_loss:
-        confirm(services, broker_id, f"what only the disk of broker {broker_id} holds is given up", yes)
-    show(_ask(services, service_addr, "forget_broker", broker_id=broker_id, accept_loss=accept_loss), output)
+        broker.confirm(broker_id, f"what only the disk of broker {broker_id} holds is given up", yes)
+    return broker.admin.cluster("forget_broker", broker_id=broker_id, accept_loss=accept_loss)
 
 
-@brokers.command("balance", short_help="Show how evenly the brokers are loaded.")
-@address_option()
-@output_option()
-@click.pass_obj
-def balance(services: Services, /, service_addr: Address, output: str) -> None:
+@broker_command(brokers, "balance", "Show how evenly the brokers are loaded.")
+def balance(broker: Broker) -> Any:
     """The loads of active brokers by the configured strategy; 100 is an average one, unless that is fair."""
-    found = _ask(services, service_addr, "balance")
-    if output == "json":
-        show(found, output)
-        return
-    show(found["brokers"], output, BALANCE_COLUMNS)
+    found = broker.admin.cluster("balance")
+    if broker.output == "json":
+        return found
+    show(found["brokers"], broker.output, BALANCE_COLUMNS)
     note(
         f"strategy {found['strategy']}, deviation {100 * found['coefficient_of_variation']:.0f} % of the mean"
         f" (moves begin above {100 * found['threshold']:.0f} %), {found['under_way']} moves under way"
     )
+    return None
 
 
-@brokers.command("rebalance", short_help="Move partitions from loaded brokers to others.")
-@address_option()
-@click.option("--dry-run", is_flag=True, help="Only say which partitions would move now.")
-@click.option("--max-moves", type=click.IntRange(1, 1_000), help="At most; by default what a round has.")
-@output_option()
-@click.pass_obj
-def rebalance(
-    services: Services, /, service_addr: Address, dry_run: bool, max_moves: int | None, output: str
-) -> None:
+@broker_command(
+    brokers,
+    "rebalance",
+    "Move partitions from loaded brokers to others.",
+    click.option("--dry-run", is_flag=True, help="Only say which partitions would move now."),
+    click.option("--max-moves", type=click.IntRange(1, 1_000), help="At most; by default what a round has."),
+)
+def rebalance(broker: Broker, dry_run: bool, max_moves: int | None) -> Any:
     """The leader does one round, in the background; the moves that are shown are what it would do now."""
-    found = _ask(services, service_addr, "rebalance", dry_run=dry_run, max_moves=max_moves or 0)
-    if output == "json":
-        show(found, output)
-        return
-    show(found["moves"], output, MOVE_COLUMNS)
+    found = broker.admin.cluster("rebalance", dry_run=dry_run, max_moves=max_moves or 0)
+    if broker.output == "json":
+        return found
+    show(found["moves"], broker.output, MOVE_COLUMNS)
     if not found["moves"]:
         note(
             f"nothing to move: the deviation is {100 * found['coefficient_of_variation']:.0f} % of the mean,"
@@ -178,8 +152,4 @@ def rebalance(
         )
     elif found["started"]:
         note("the leader does this in the background; `danube brokers balance` shows how far it is")
-
-
-def _ask(services: Services, address: Address, op: str, **arguments_: Any) -> Any:
-    with explaining(address), services.connect(address.url) as client:
-        return client.admin.cluster(op, **arguments_)
+    return None

@@ -25,7 +25,7 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
 @click.option("-m", "--subscription", help="Subscription; without it a temporary one, deleted at the end.")
 @click.option(
     "--sub-type",
-    type=click.Choice([*arguments.MODES]),
+    type=click.Choice(arguments.MODES),
     default="shared",
     show_default=True,
     help="How its consumers share the records.",
@@ -78,7 +78,7 @@ def consume(
     from danube.cli.records.receiving import Wish, receive_all
     from danube.cli.terminal.eventloop import run
 
-    mode = arguments.MODES[sub_type]
+    mode = sub_type.replace("-", "_").replace("fail_over", "failover")
     if filters and mode != "key_shared":
         raise click.UsageError("--filter goes with --sub-type key-shared.")
     wish = Wish(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from danube.cli.broker.config import config_file_option
-from danube.cli.terminal.addressing import Address, address_option, explaining, topic_name
+from danube.cli.terminal.addressing import topic_name
+from danube.cli.terminal.asking import Broker, broker_command
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import note, output_option, plain, show
 from danube.cli.terminal.services import Services
@@ -30,24 +32,23 @@ def storage() -> None:
     """
 
 
-@storage.command("status", short_help="Show what is not off this host yet.")
-@address_option()
-@click.option("--topic", type=topic_name, help="Only this topic.")
-@output_option()
-@click.pass_obj
-def status(services: Services, /, service_addr: Address, topic: str | None, output: str) -> None:
+@broker_command(
+    storage,
+    "status",
+    "Show what is not off this host yet.",
+    click.option("--topic", type=topic_name, help="Only this topic."),
+)
+def status(broker: Broker, topic: str | None) -> Any:
     """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
 
     What the store was not asked about yet counts as only here; the column unconfirmed says of how many
     partitions that is so.  Exit code 0 also when something cannot be uploaded now: the column error and a
     note on standard error say why.
     """
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = plain(client.admin.storage_status(topic or ""))
-    if output == "json":
-        show(found, output)
-        return
-    show(found["topics"], output, COLUMNS)
+    found = plain(broker.admin.storage_status(topic or ""))
+    if broker.output == "json":
+        return found
+    show(found["topics"], broker.output, COLUMNS)
     store = found["store"]
     if store is None:
         note("storage is local: no object store is set up")
@@ -57,6 +58,7 @@ def status(services: Services, /, service_addr: Address, topic: str | None, outp
         note(f"the object store{name} does not answer: {why}")
         if store.get("hint"):
             note(f"  try: {store['hint']}")
+    return None
 
 
 @storage.command("restore", short_help="Fill an empty data directory from an object store.")

@@ -10,14 +10,7 @@ import click
 from danube.config.quantities import parse_duration_ms, parse_size_bytes
 from danube.host.clock import wall_us
 
-MODES = {
-    "exclusive": "exclusive",
-    "shared": "shared",
-    "fail-over": "failover",
-    "failover": "failover",
-    "key-shared": "key_shared",
-    "key_shared": "key_shared",
-}
+MODES = ("exclusive", "shared", "fail-over", "failover", "key-shared", "key_shared")  # a hyphen is upstream's
 
 
 class Position(NamedTuple):

@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from danube.cli.terminal.addressing import Address, address_option, explaining, page_options, topic_name
-from danube.cli.terminal.confirming import confirm, yes_option
+from danube.cli.terminal.addressing import page_options, topic_name
+from danube.cli.terminal.asking import Broker, broker_command
+from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
-from danube.cli.terminal.output import line, output_option, plain, show, write
-from danube.cli.terminal.services import Services
+from danube.cli.terminal.output import line, plain, show, write
 from danube.cli.topics.schema_source import COMPATIBILITIES, definition_options, read_definition, schema_type
-from danube.cli.topics.topics import suggesting
 
 SUBJECT_COLUMNS = ("subject", "schema_id", "schema_type", "latest_version", "compatibility", "tags")
 VERSION_COLUMNS = ("version", "created_at", "schema_type", "fingerprint", "created_by", "description", "tags")
 EXIT_INVALID = 8
-_subject_argument = click.argument("subject", metavar="SUBJECT")
+_subject = click.argument("subject", metavar="SUBJECT")
+_topic = click.argument("topic", type=topic_name, metavar="TOPIC")
 _version = click.IntRange(min=1)
 
 
@@ -32,108 +32,87 @@ def schema() -> None:
     """
 
 
-@schema.command(short_help="Register a definition.")
-@_subject_argument
-@address_option()
-@definition_options
-@click.option("--description", default="", help="What it is for.")
-@click.option("--created-by", default="", help="Who registers it.")
-@click.option("--tag", "tags", multiple=True, help="A word to find it by; may be given several times.")
-@click.option("--compatibility", type=COMPATIBILITIES, help="Set the subject's mode first.")
-@output_option()
-@click.pass_obj
+@broker_command(
+    schema,
+    "register",
+    "Register a definition.",
+    _subject,
+    definition_options,
+    click.option("--description", default="", help="What it is for."),
+    click.option("--created-by", default="", help="Who registers it."),
+    click.option("--tag", "tags", multiple=True, help="A word to find it by; may be given several times."),
+    click.option("--compatibility", type=COMPATIBILITIES, help="Set the subject's mode first."),
+)
 def register(
-    services: Services,
-    /,
+    broker: Broker,
     subject: str,
-    service_addr: Address,
     file: str | None,
     text: str | None,
     given_type: str | None,
     compatibility: str | None,
-    output: str,
     **rest: Any,
-) -> None:
+) -> Any:
     """Register a definition as the subject's next version; the same one again gives its version.
 
     Exit code 8 when it does not parse or breaks the subject's compatibility: every violation is told.
     """
     definition = read_definition(file, text, given_type)
     kind = schema_type(given_type, file)
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        made = client.schemas.register(subject, kind, definition, compatibility=compatibility or "", **rest)
-    shown = plain(made)
+    rest["compatibility"] = compatibility or ""
+    shown = plain(broker.client.schemas.register(subject, kind, definition, **rest))
     shown["is_new_version"] = shown.pop("new_version")
-    show(shown, output)
+    return shown
 
 
-@schema.command(short_help="Show a version and its definition.")
-@click.argument("subject", metavar="[SUBJECT]", required=False)
-@address_option()
-@click.option("--id", "schema_id", type=_version, help="By the schema id instead of the subject.")
-@click.option("-v", "--version", type=_version, help="This version.  [latest]")
-@output_option("table", "json", "raw", default="table")
-@click.pass_obj
-def get(
-    services: Services,
-    /,
-    subject: str | None,
-    service_addr: Address,
-    schema_id: int | None,
-    version: int | None,
-    output: str,
-) -> None:
+@broker_command(
+    schema,
+    "get",
+    "Show a version and its definition.",
+    click.argument("subject", metavar="[SUBJECT]", required=False),
+    click.option("--id", "schema_id", type=_version, help="By the schema id instead of the subject."),
+    click.option("-v", "--version", type=_version, help="This version.  [latest]"),
+    forms=("table", "json", "raw"),
+)
+def get(broker: Broker, subject: str | None, schema_id: int | None, version: int | None) -> Any:
     """Show one version of a subject; `-o raw` prints the definition alone."""
     if (subject is None) == (schema_id is None):
         raise click.UsageError("Give either SUBJECT or --id.")
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        schemas = client.schemas
-        found = (
-            schemas.get_by_id(schema_id, version or 0) if schema_id else schemas.get(subject, version or 0)
-        )
-    if output == "raw":
+    schemas = broker.client.schemas
+    found = schemas.get_by_id(schema_id, version or 0) if schema_id else schemas.get(subject, version or 0)
+    if broker.output == "raw":
         write(found.definition)
-        return
+        return None
     shown = version_object(found)
     definition = shown.pop("definition")
-    if output == "json":
-        show({**shown, "definition": definition}, output)
-        return
-    show(shown, output)
+    if broker.output == "json":
+        return {**shown, "definition": definition}
+    show(shown, broker.output)
     line(f"definition\n{definition}")
+    return None
 
 
-@schema.command(short_help="List the versions of a subject.")
-@_subject_argument
-@address_option()
-@output_option()
-@click.pass_obj
-def versions(services: Services, /, subject: str, service_addr: Address, output: str) -> None:
+@broker_command(schema, "versions", "List the versions of a subject.", _subject, columns=VERSION_COLUMNS)
+def versions(broker: Broker, subject: str) -> Any:
     """List the versions of a subject, oldest first."""
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = [version_object(one) for one in client.schemas.versions(subject)]
-    for one in found:
-        del one["definition"]
-    show(found, output, VERSION_COLUMNS)
+    found = [version_object(one) for one in broker.client.schemas.versions(subject)]
+    return [{name: value for name, value in one.items() if name != "definition"} for one in found]
 
 
-@schema.command(short_help="Say whether a definition may come next.")
-@_subject_argument
-@address_option()
-@definition_options
-@click.option("--compatibility", type=COMPATIBILITIES, help="By this mode.  [the subject's]")
-@output_option()
-@click.pass_obj
+@broker_command(
+    schema,
+    "check",
+    "Say whether a definition may come next.",
+    _subject,
+    definition_options,
+    click.option("--compatibility", type=COMPATIBILITIES, help="By this mode.  [the subject's]"),
+)
 def check(
-    services: Services,
-    /,
+    broker: Broker,
     subject: str,
-    service_addr: Address,
     file: str | None,
     text: str | None,
     given_type: str | None,
     compatibility: str | None,
-    output: str,
 ) -> int:
     """Say whether a definition may be the subject's next version; nothing is registered.
 
@@ -141,45 +120,33 @@ def check(
     """
     definition = read_definition(file, text, given_type)
     kind = schema_type(given_type, file)
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = client.schemas.check(subject, kind, definition, compatibility=compatibility or "")
-    if output == "json":
+    found = broker.client.schemas.check(subject, kind, definition, compatibility=compatibility or "")
+    if broker.output == "json":
         violations = plain(found.violations)
-        show({"subject": subject, "is_compatible": found.compatible, "violations": violations}, output)
-    elif found.compatible:
-        line(f"{subject}: compatible")
+        show({"subject": subject, "is_compatible": found.compatible, "violations": violations}, "json")
     else:
-        line(f"{subject}: not compatible")
+        line(f"{subject}: {'compatible' if found.compatible else 'not compatible'}")
         _print_violations(found.violations)
     return 0 if found.compatible else EXIT_INVALID
 
 
-@schema.command(short_help="Compare two versions in both directions.")
-@_subject_argument
-@click.argument("old", type=_version, required=False)
-@click.argument("new", type=_version, required=False)
-@address_option()
-@output_option()
-@click.pass_obj
-def diff(
-    services: Services,
-    /,
-    subject: str,
-    old: int | None,
-    new: int | None,
-    service_addr: Address,
-    output: str,
-) -> None:
+@broker_command(
+    schema,
+    "diff",
+    "Compare two versions in both directions.",
+    _subject,
+    click.argument("old", type=_version, required=False),
+    click.argument("new", type=_version, required=False),
+)
+def diff(broker: Broker, subject: str, old: int | None, new: int | None) -> Any:
     """Compare version OLD with NEW: by default the latest with the one before it.
 
     What differs is told by what it means: backward, the new version cannot read what the old one wrote;
     forward, the old version cannot read what the new one writes.
     """
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = client.schemas.diff(subject, old or 0, new or 0)
-    if output == "json":
-        show(plain(found), output)
-        return
+    found = broker.client.schemas.diff(subject, old or 0, new or 0)
+    if broker.output == "json":
+        return plain(found)
     line(f"{found.subject}: version {found.old} -> {found.new}")
     directions = (
         ("backward", f"{found.new} reads {found.old}", found.backward),
@@ -189,101 +156,69 @@ def diff(
         verdict = f"{len(violations)} violations" if violations else "compatible"
         line(f"{name.ljust(8)}  {meaning}: {verdict}")
         _print_violations(violations)
+    return None
 
 
-@schema.command("set-compatibility", short_help="Set a subject's compatibility mode.")
-@_subject_argument
-@click.argument("compatibility", type=COMPATIBILITIES)
-@address_option()
-@output_option()
-@click.pass_obj
-def set_compatibility(
-    services: Services, /, subject: str, compatibility: str, service_addr: Address, output: str
-) -> None:
+@broker_command(
+    schema,
+    "set-compatibility",
+    "Set a subject's compatibility mode.",
+    _subject,
+    click.argument("compatibility", type=COMPATIBILITIES),
+)
+def set_compatibility(broker: Broker, subject: str, compatibility: str) -> Any:
     """Set what a new version of the subject must keep to."""
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        mode = client.schemas.set_compatibility(subject, compatibility)
-    show({"subject": subject, "compatibility": mode}, output)
+    mode = broker.client.schemas.set_compatibility(subject, compatibility)
+    return {"subject": subject, "compatibility": mode}
 
 
-@schema.command("list", short_help="List subjects.")
-@address_option()
-@page_options
-@output_option()
-@click.pass_obj
-def list_subjects(services: Services, /, service_addr: Address, output: str, **page: Any) -> None:
+@broker_command(schema, "list", "List subjects.", page_options, columns=SUBJECT_COLUMNS)
+def list_subjects(broker: Broker, **page: Any) -> Any:
     """List all subjects with their latest version and mode."""
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        found = plain(client.schemas.subjects(**page))
-    show(found, output, SUBJECT_COLUMNS)
+    return plain(broker.client.schemas.subjects(**page))
 
 
-@schema.command(short_help="Delete a subject or one of its versions.")
-@_subject_argument
-@address_option()
-@click.option("-v", "--version", type=_version, help="Only this version.")
-@yes_option
-@output_option()
-@click.pass_obj
-def delete(
-    services: Services,
-    /,
-    subject: str,
-    service_addr: Address,
-    version: int | None,
-    yes: bool,
-    output: str,
-) -> None:
+@broker_command(
+    schema,
+    "delete",
+    "Delete a subject or one of its versions.",
+    _subject,
+    click.option("-v", "--version", type=_version, help="Only this version."),
+    yes_option,
+)
+def delete(broker: Broker, subject: str, version: int | None, yes: bool) -> Any:
     """Delete a subject with all versions, or one version; records that name it cannot be read by it."""
     what = f"version {version} of schema subject" if version else "schema subject"
-    confirm(services, subject, f"{what} {subject} will be deleted; records that name it stay", yes)
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        if version:
-            client.schemas.delete_version(subject, version)
-            deleted = [version]
-        else:
-            deleted = client.schemas.delete(subject)
-    show({"subject": subject, "deleted_versions": deleted}, output)
+    broker.confirm(subject, f"{what} {subject} will be deleted; records that name it stay", yes)
+    schemas = broker.client.schemas
+    if version:
+        schemas.delete_version(subject, version)
+    deleted = [version] if version else schemas.delete(subject)
+    return {"subject": subject, "deleted_versions": deleted}
 
 
-@schema.command("set-topic", short_help="Say which schema a topic asks for.")
-@click.argument("topic", type=topic_name, metavar="TOPIC")
-@address_option()
-@click.option("--subject", help='The subject; "" takes it away.')
-@click.option("--validation", type=click.Choice(["none", "warn", "enforce"], case_sensitive=False))
-@click.option("--validate-payload/--no-validate-payload", default=None, help="Check every record's bytes.")
-@output_option()
-@click.pass_obj
-def set_topic(
-    services: Services,
-    /,
-    topic: str,
-    service_addr: Address,
-    subject: str | None,
-    validation: str | None,
-    validate_payload: bool | None,
-    output: str,
-) -> None:
+@broker_command(
+    schema,
+    "set-topic",
+    "Say which schema a topic asks for.",
+    _topic,
+    click.option("--subject", help='The subject; "" takes it away.'),
+    click.option("--validation", type=click.Choice(["none", "warn", "enforce"], case_sensitive=False)),
+    click.option(
+        "--validate-payload/--no-validate-payload", default=None, help="Check every record's bytes."
+    ),
+)
+def set_topic(broker: Broker, topic: str, **asked: Any) -> Any:
     """Change what a topic asks of its records; what is not given stays as it is."""
-    if subject is None and validation is None and validate_payload is None:
+    if all(value is None for value in asked.values()):
         raise click.UsageError("Give --subject, --validation or --validate-payload.")
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        changed = client.schemas.configure_topic(
-            topic, subject=subject, validation=validation, validate_payload=validate_payload
-        )
-    show(plain(changed), output)
+    return plain(broker.client.schemas.configure_topic(topic, **asked))
 
 
-@schema.command(short_help="Show which schema a topic asks for.")
-@click.argument("topic", type=topic_name, metavar="TOPIC")
-@address_option()
-@output_option()
-@click.pass_obj
-def topic(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
+@broker_command(schema, "topic", "Show which schema a topic asks for.", _topic)
+def topic_schema(broker: Broker, topic: str) -> Any:
     """Show a topic's subject and what becomes of records that do not follow it."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        found = client.schemas.topic_schema(topic)
-    show(plain(found), output)
+    return plain(broker.client.schemas.topic_schema(topic))
 
 
 def version_object(found: Any) -> dict[str, Any]:

@@ -7,16 +7,15 @@ from typing import Any
 import click
 
 from danube.cli.terminal import arguments
-from danube.cli.terminal.addressing import Address, address_option, explaining, page_options, topic_name
-from danube.cli.terminal.confirming import confirm, yes_option
+from danube.cli.terminal.addressing import page_options, topic_name
+from danube.cli.terminal.asking import Broker, broker_command
+from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
-from danube.cli.terminal.output import output_option, plain, show
-from danube.cli.terminal.services import Services
-from danube.cli.topics.topics import suggesting
+from danube.cli.terminal.output import plain
 
 COLUMNS = ("subscription", "mode", "consumer_count", "lag_records", "in_flight")
-_topic_argument = click.argument("topic", type=topic_name, metavar="TOPIC")
-_subscription_argument = click.argument("subscription", metavar="SUBSCRIPTION")
+_topic = click.argument("topic", type=topic_name, metavar="TOPIC")
+_subscription = click.argument("subscription", metavar="SUBSCRIPTION")
 
 
 @click.group(cls=LazyGroup, aliases={"ls": "list", "rm": "delete", "show": "describe"})
@@ -29,100 +28,62 @@ def subscriptions() -> None:
     """
 
 
-@subscriptions.command("list", short_help="List a topic's subscriptions.")
-@_topic_argument
-@address_option()
-@page_options
-@output_option()
-@click.pass_obj
-def list_subscriptions(
-    services: Services, /, topic: str, service_addr: Address, output: str, **page: Any
-) -> None:
+@broker_command(subscriptions, "list", "List a topic's subscriptions.", _topic, page_options, columns=COLUMNS)
+def list_subscriptions(broker: Broker, topic: str, **page: Any) -> Any:
     """List a topic's subscriptions with their consumers and lag."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        rows = plain(client.admin.list_subscriptions(topic, **page))
-    show(rows, output, COLUMNS)
+    return plain(broker.admin.list_subscriptions(topic, **page))
 
 
-@subscriptions.command("describe", short_help="Show a subscription's progress and consumers.")
-@_topic_argument
-@_subscription_argument
-@address_option()
-@output_option()
-@click.pass_obj
-def describe(
-    services: Services, /, topic: str, subscription: str, service_addr: Address, output: str
-) -> None:
-    """Show a subscription's cursor, lag, consumers and why it waits."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        found = plain(client.admin.describe_subscription(topic, subscription))
-    show(found, output)
-
-
-@subscriptions.command("seek", short_help="Move a subscription to another place.")
-@_topic_argument
-@_subscription_argument
-@address_option()
-@click.option(
-    "--to",
-    "where",
-    type=arguments.position,
-    required=True,
-    metavar="WHERE",
-    help="earliest, latest, offset:N, N, a time or -1h.",
+@broker_command(
+    subscriptions, "describe", "Show a subscription's progress and consumers.", _topic, _subscription
 )
-@output_option()
-@click.pass_obj
-def seek(
-    services: Services,
-    /,
-    topic: str,
-    subscription: str,
-    service_addr: Address,
-    where: arguments.Position,
-    output: str,
-) -> None:
+def describe(broker: Broker, topic: str, subscription: str) -> Any:
+    """Show a subscription's cursor, lag, consumers and why it waits."""
+    return plain(broker.admin.describe_subscription(topic, subscription))
+
+
+@broker_command(
+    subscriptions,
+    "seek",
+    "Move a subscription to another place.",
+    _topic,
+    _subscription,
+    click.option(
+        "--to",
+        "where",
+        type=arguments.position,
+        required=True,
+        metavar="WHERE",
+        help="earliest, latest, offset:N, N, a time or -1h.",
+    ),
+)
+def seek(broker: Broker, topic: str, subscription: str, where: arguments.Position) -> Any:
     """Move a subscription: records from there on are delivered, again or for the first time.
 
     Prints the places before and after, so that the way back is known.
     """
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        before = plain(client.admin.describe_subscription(topic, subscription))
-        client.admin.seek(topic, subscription, arguments.start_argument(where))
-        after = plain(client.admin.describe_subscription(topic, subscription))
-    moved = {"topic": topic, "subscription": subscription, "before": _places(before), "after": _places(after)}
-    show(moved, output)
+    before = plain(broker.admin.describe_subscription(topic, subscription))
+    broker.admin.seek(topic, subscription, arguments.start_argument(where))
+    after = plain(broker.admin.describe_subscription(topic, subscription))
+    return {"topic": topic, "subscription": subscription, "before": _places(before), "after": _places(after)}
 
 
-@subscriptions.command("unblock", short_help="Let a blocked subscription go on.")
-@_topic_argument
-@_subscription_argument
-@address_option()
-@output_option()
-@click.pass_obj
-def unblock(services: Services, /, topic: str, subscription: str, service_addr: Address, output: str) -> None:
+@broker_command(subscriptions, "unblock", "Let a blocked subscription go on.", _topic, _subscription)
+def unblock(broker: Broker, topic: str, subscription: str) -> Any:
     """Deliver the records that block a subscription (poison policy `block`) once more."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        client.admin.unblock(topic, subscription)
-    show({"topic": topic, "subscription": subscription, "unblocked": True}, output)
+    broker.admin.unblock(topic, subscription)
+    return {"topic": topic, "subscription": subscription, "unblocked": True}
 
 
-@subscriptions.command("delete", short_help="Delete a subscription and its progress.")
-@_topic_argument
-@_subscription_argument
-@address_option()
-@yes_option
-@output_option()
-@click.pass_obj
-def delete(
-    services: Services, /, topic: str, subscription: str, service_addr: Address, yes: bool, output: str
-) -> None:
+@broker_command(
+    subscriptions, "delete", "Delete a subscription and its progress.", _topic, _subscription, yes_option
+)
+def delete(broker: Broker, topic: str, subscription: str, yes: bool) -> Any:
     """Delete a subscription; the records stay, which of them were acknowledged is forgotten."""
     lost = f"subscription {subscription} of {topic} and its progress will be deleted"
-    confirm(services, subscription, lost, yes)
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        client.admin.delete_subscription(topic, subscription)
-    show({"topic": topic, "subscription": subscription, "deleted": True}, output)
+    broker.confirm(subscription, lost, yes)
+    broker.admin.delete_subscription(topic, subscription)
+    return {"topic": topic, "subscription": subscription, "deleted": True}
 
 
 def _places(described: Any) -> Any:

@@ -12,11 +12,11 @@ from typing import Any, Final
 import click
 
 from danube.cli.terminal import arguments
-from danube.cli.terminal.addressing import Address, address_option, explaining, page_options, topic_name
-from danube.cli.terminal.confirming import confirm, yes_option
+from danube.cli.terminal.addressing import page_options, topic_name
+from danube.cli.terminal.asking import Broker, broker_command
+from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
-from danube.cli.terminal.output import output_option, plain, show
-from danube.cli.terminal.services import Services
+from danube.cli.terminal.output import plain
 from danube.errors import NotSupported, OperationTimeout
 from danube.host.clock import monotonic_ns
 
@@ -30,7 +30,7 @@ _FAILURE_FIELDS = (
     "poison",
     "dead_letter_topic",
 )
-_topic_argument = click.argument("topic", type=topic_name, metavar="TOPIC")
+_topic = click.argument("topic", type=topic_name, metavar="TOPIC")
 
 
 @click.group(cls=LazyGroup, aliases={"ls": "list", "rm": "delete", "show": "describe"})
@@ -93,15 +93,15 @@ def policy_fields(given: dict[str, Any]) -> dict[str, Any]:
     return chosen | ({"failure": failure} if failure else {})
 
 
-@topics.command("list", short_help="List topics.")
-@address_option()
-@click.option("--namespace", help="Only this namespace.")
-@page_options
-@output_option()
-@click.pass_obj
-def list_topics(
-    services: Services, /, service_addr: Address, namespace: str | None, output: str, **page: Any
-) -> None:
+@broker_command(
+    topics,
+    "list",
+    "List topics.",
+    click.option("--namespace", help="Only this namespace."),
+    page_options,
+    columns=COLUMNS,
+)
+def list_topics(broker: Broker, namespace: str | None, **page: Any) -> Any:
     """List topics with their delivery mode and durability, by name."""
     start = "" if namespace is None else f"/{namespace.strip('/')}/"
     if not page["prefix"].startswith("/"):
@@ -110,135 +110,87 @@ def list_topics(
         )
     elif not page["prefix"].startswith(start):
         raise click.BadParameter(f"--prefix {page['prefix']} is not in namespace {namespace}")
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        entries = [topic_object(entry) for entry in client.admin.list_topics(**page)]
-    show(entries, output, COLUMNS)
+    return [topic_object(entry) for entry in broker.admin.list_topics(**page)]
 
 
-@topics.command("create", short_help="Create a topic.")
-@_topic_argument
-@address_option()
-@click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned.")
-@click.option("--reliable/--non-reliable", default=None, help="Non-reliable topics store nothing.")
-@_policy_options
-@output_option()
-@click.pass_obj
-def create(
-    services: Services,
-    /,
-    topic: str,
-    service_addr: Address,
-    partitions: int,
-    reliable: bool | None,
-    output: str,
-    **policy: Any,
-) -> None:
+@broker_command(
+    topics,
+    "create",
+    "Create a topic.",
+    _topic,
+    click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned."),
+    click.option("--reliable/--non-reliable", default=None, help="Non-reliable topics store nothing."),
+    _policy_options,
+)
+def create(broker: Broker, topic: str, partitions: int, **policy: Any) -> Any:
     """Create a topic; exit code 4 when it exists."""
-    fields = policy_fields({"reliable": reliable, **policy})
-    with explaining(service_addr), services.connect(service_addr.url) as client:
-        made = client.admin.create_topic(topic, partitions=partitions, **fields)
-    show(topic_object(made), output)
+    return topic_object(broker.admin.create_topic(topic, partitions=partitions, **policy_fields(policy)))
 
 
-@topics.command("describe", short_help="Show a topic's policy and partitions.")
-@_topic_argument
-@address_option()
-@output_option()
-@click.pass_obj
-def describe(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
+@broker_command(topics, "describe", "Show a topic's policy and partitions.", _topic)
+def describe(broker: Broker, topic: str) -> Any:
     """Show a topic's policy, partitions, offsets and subscriptions."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        described = client.admin.describe_topic(topic)
-    show(topic_object(described), output)
+    return topic_object(broker.admin.describe_topic(topic))
 
 
-@topics.command("update", short_help="Change a topic's policy.")
-@_topic_argument
-@address_option()
-@_policy_options
-@output_option()
-@click.pass_obj
-def update(services: Services, /, topic: str, service_addr: Address, output: str, **policy: Any) -> None:
+@broker_command(topics, "update", "Change a topic's policy.", _topic, _policy_options)
+def update(broker: Broker, topic: str, **policy: Any) -> Any:
     """Change the given parts of a topic's policy; what it stored stays."""
     fields = policy_fields(policy)
     if not fields:
         raise click.UsageError("Give at least one option to change.")
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        if "failure" in fields:
-            present = plain(client.admin.describe_topic(topic))
-            fields["failure"] = present["topic"]["policy"].get("failure", {}) | fields["failure"]
-        changed = client.admin.update_topic(topic, **fields)
-    show(topic_object(changed), output)
+    if "failure" in fields:
+        present = plain(broker.admin.describe_topic(topic))
+        fields["failure"] = present["topic"]["policy"].get("failure", {}) | fields["failure"]
+    return topic_object(broker.admin.update_topic(topic, **fields))
 
 
-@topics.command("delete", short_help="Delete a topic and everything in it.")
-@_topic_argument
-@address_option()
-@yes_option
-@output_option()
-@click.pass_obj
-def delete(services: Services, /, topic: str, service_addr: Address, yes: bool, output: str) -> None:
+@broker_command(topics, "delete", "Delete a topic and everything in it.", _topic, yes_option)
+def delete(broker: Broker, topic: str, yes: bool) -> Any:
     """Delete a topic, its records and its subscriptions."""
-    confirm(services, topic, f"topic {topic}, its records and its subscriptions will be deleted", yes)
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        client.admin.delete_topic(topic)
-    show({"topic": topic, "deleted": True}, output)
+    broker.confirm(topic, f"topic {topic}, its records and its subscriptions will be deleted", yes)
+    broker.admin.delete_topic(topic)
+    return {"topic": topic, "deleted": True}
 
 
-@topics.command("seal", short_help="Seal what is written, so that it can be uploaded.")
-@_topic_argument
-@address_option()
-@click.option("--wait", is_flag=True, help="Until it is in the object store, too.")
-@click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]")
-@output_option()
-@click.pass_obj
-def seal(
-    services: Services, /, topic: str, service_addr: Address, wait: bool, timeout: int, output: str
-) -> None:
+@broker_command(
+    topics,
+    "seal",
+    "Seal what is written, so that it can be uploaded.",
+    _topic,
+    click.option("--wait", is_flag=True, help="Until it is in the object store, too."),
+    click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]"),
+)
+def seal(broker: Broker, topic: str, wait: bool, timeout: int) -> Any:
     """End the active segment of every partition now, instead of when it is full or old."""
-    from danube.cli.topics.topics import wait_uploaded
-
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        ends = client.admin.seal(topic)
-        if wait:
-            wait_uploaded(client, topic, ends, timeout)
-    show({"topic": topic, "sealed_ends": ends, "uploaded": wait}, output)
+    ends = broker.admin.seal(topic)
+    if wait:
+        wait_uploaded(broker.client, topic, ends, timeout)
+    return {"topic": topic, "sealed_ends": ends, "uploaded": wait}
 
 
-@topics.command("unload", short_help="Let other brokers of a cluster take a topic over.")
-@_topic_argument
-@address_option()
-@output_option()
-@click.pass_obj
-def unload(services: Services, /, topic: str, service_addr: Address, output: str) -> None:
+@broker_command(topics, "unload", "Let other brokers of a cluster take a topic over.", _topic)
+def unload(broker: Broker, topic: str) -> Any:
     """Ask the owners of a topic's partitions to release them; a name like orders-part-3 means that one."""
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        answer = client.admin.cluster("unload_topic", topic=topic)
-    show(answer, output)
+    return broker.admin.cluster("unload_topic", topic=topic)
 
 
-@topics.command("accept-loss", short_help="Give up records that only a lost disk had.")
-@_topic_argument
-@address_option()
-@yes_option
-@output_option()
-@click.pass_obj
-def accept_loss(services: Services, /, topic: str, service_addr: Address, yes: bool, output: str) -> None:
+@broker_command(topics, "accept-loss", "Give up records that only a lost disk had.", _topic, yes_option)
+def accept_loss(broker: Broker, topic: str, yes: bool) -> Any:
     """Stop waiting for the disks of brokers that will not come back; see holes in `danube topics describe`.
 
     Subscriptions go on, and what comes back later stays where it is.  Tells how many offsets are given up: at
     most so many records, as a hole also has offsets that were reserved and never given to one.
     """
-    with explaining(service_addr), services.connect(service_addr.url) as client, suggesting(client):
-        waiting = [one for one in client.admin.open_holes(topic) if one["holes"]]
-        ends = {one["partition"]: one["holes"][-1]["end"] for one in waiting}
-        offsets = sum(hole["end"] - hole["start"] for one in waiting for hole in one["holes"])
-        if ends:
-            brokers = ", ".join(sorted({str(hole["broker_id"]) for one in waiting for hole in one["holes"]}))
-            what = f"up to {offsets} records of {topic} that only the disks of brokers {brokers} may have"
-            confirm(services, topic, f"{what} will be given up", yes)
-            client.admin.accept_loss(ends)
-    show({"topic": topic, "given_up_offsets": offsets, "partitions": waiting}, output)
+    waiting = [one for one in broker.admin.open_holes(topic) if one["holes"]]
+    ends = {one["partition"]: one["holes"][-1]["end"] for one in waiting}
+    offsets = sum(hole["end"] - hole["start"] for one in waiting for hole in one["holes"])
+    if ends:
+        brokers = ", ".join(sorted({str(hole["broker_id"]) for one in waiting for hole in one["holes"]}))
+        what = f"up to {offsets} records of {topic} that only the disks of brokers {brokers} may have"
+        broker.confirm(topic, f"{what} will be given up", yes)
+        broker.admin.accept_loss(ends)
+    return {"topic": topic, "given_up_offsets": offsets, "partitions": waiting}
 
 
 def topic_object(entry: Any) -> dict[str, Any]:
@@ -248,26 +200,6 @@ def topic_object(entry: Any) -> dict[str, Any]:
         found = {**found["topic"], "partitions": found["partitions"]}
     partitions = found.pop("partitions", [])
     return {**found, "partition_count": len(partitions), "partitions": partitions}
-
-
-class suggesting:  # noqa: N801 - reads as a word in a with statement
-    """Adds a did-you-mean to TopicNotFound, from the topics that the broker has."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from danube.cli.terminal.addressing import suggest_topic
-        from danube.errors import DanubeError, TopicNotFound
-
-        if isinstance(error, TopicNotFound):
-            try:
-                suggest_topic(error, [plain(one)["topic"] for one in self._client.admin.list_topics()])
-            except DanubeError:
-                pass  # the first error is the one to tell
 
 
 _POLL_S: Final = 0.2

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from danube.cli.upstream.endpoint import admin_endpoint
 from danube.cli.upstream.root import Channel, Command, Outside, Wrong
-
-Reply = TypeVar("Reply")
 
 TIMEOUT_S: Final = 5.0
 
@@ -22,41 +20,49 @@ class AdminLine:
         self._endpoint = endpoint
         self._channel: Channel | None = None
 
-    def ask(self, method: str, request: Any, reply: type[Reply]) -> Reply:
+    def ask(self, method: str, /, **fields: Any) -> Any:
         """``method`` is ``Service/Method``; raises what the status means."""
         if self._channel is None:
-            self._channel = self.outside.open(admin_endpoint(self._endpoint, self.outside.environ))
-        return _call(self._channel, method, request, reply)
+            self._channel = self._open(self._endpoint)
+        return _call(self._channel, method, fields)
 
-    def ask_other(self, address: str, method: str, request: Any, reply: type[Reply]) -> Reply:
+    def ask_other(self, address: str, method: str, /, **fields: Any) -> Any:
         """Call a method at another broker's admin port."""
-        channel = self.outside.open(admin_endpoint(address, self.outside.environ))
+        channel = self._open(address)
         try:
-            return _call(channel, method, request, reply)
+            return _call(channel, method, fields)
         finally:
             channel.close()
+
+    def _open(self, address: str) -> Channel:
+        return self.outside.open(admin_endpoint(address, self.outside.environ))
 
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
 
 
-def _call(channel: Channel, method: str, request: Any, reply: type[Reply]) -> Reply:
-    package = "danube_schema" if method.startswith("SchemaRegistry/") else "danube_admin"
-    return channel.call(f"/{package}.{method}", request, reply, TIMEOUT_S)
+def _call(channel: Channel, method: str, fields: dict[str, Any]) -> Any:
+    from danube.cli.upstream.calls import call
+
+    return call(channel, method, TIMEOUT_S, fields)
 
 
 def topic_argument(command: Command) -> Command:
     """TOPIC and ``--namespace``: the command gets ``topic`` as its full name."""
 
+    def keep(context: click.Context, param: click.Parameter, value: str | None) -> None:
+        context.meta["namespace"] = value
+
     def full_name(context: click.Context, param: click.Parameter, value: str) -> str:
-        return topic_name(value, context.params.get("namespace"))
+        return topic_name(value, context.meta.get("namespace"))
 
     argument = click.argument("topic", callback=full_name, metavar="TOPIC")
     option = click.option(
         "--namespace",
         is_eager=True,
-        expose_value=True,
+        expose_value=False,
+        callback=keep,
         help="Namespace of a topic that is given by its bare name.",
     )
     return option(argument(command))

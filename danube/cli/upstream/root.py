@@ -10,10 +10,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import click
 
@@ -116,6 +117,38 @@ def content_of(file: Path) -> bytes:
 def json_output(command: Command) -> Command:
     """``--output json``; without it the command prints text."""
     return click.option("--output", type=click.Choice(["json"]), help="Print JSON.")(command)
+
+
+class Shown(NamedTuple):
+    """Answer of a command that prints either JSON or lines."""
+
+    value: Any
+    lines: Iterable[str]
+
+
+def upstream_command(
+    group: click.Group, name: str, *parameters: Callable[[Any], Any]
+) -> Callable[[Callable[..., Iterable[str] | Shown]], click.Command]:
+    """Add a function to ``group`` that gets the group's object and its own parameters.
+
+    It returns the lines to print, or Shown if one of its parameters is ``--output``.
+    """
+
+    def decorate(work: Callable[..., Iterable[str] | Shown]) -> click.Command:
+        def run(line: Any, /, output: str | None = None, **given: Any) -> None:
+            found = work(line, **given)
+            if isinstance(found, Shown) and output == "json":
+                show_json(found.value)
+                return
+            for one in found.lines if isinstance(found, Shown) else found:
+                say(one)
+
+        command: Command = click.pass_obj(update_wrapper(run, work))
+        for parameter in reversed(parameters):
+            command = parameter(command)
+        return group.command(name)(command)
+
+    return decorate
 
 
 def show_json(value: Any) -> None:

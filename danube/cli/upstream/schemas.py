@@ -10,14 +10,19 @@ from typing import Any, Final
 import click
 
 from danube.cli.upstream.admin_line import AdminLine
-from danube.cli.upstream.root import SCHEMA_TYPE, Wrong, content_of, json_output, say, show_json
-from danube.server.proto import SchemaRegistry_pb2 as pb
+from danube.cli.upstream.calls import fields_of
+from danube.cli.upstream.root import SCHEMA_TYPE, Shown, Wrong, content_of, json_output, upstream_command
 
 _MODE: Final = click.Choice(
     ["none", "backward", "forward", "full", "backward_transitive", "forward_transitive", "full_transitive"],
     case_sensitive=False,
 )
+_U32 = click.IntRange(1, (1 << 32) - 1)
 _PLAIN: Final = ("bytes", "string", "number", "int", "int64", "float", "double")
+
+
+_subject = click.argument("subject")
+_schema_type = click.option("--schema-type", type=SCHEMA_TYPE, required=True)
 
 
 @click.group()
@@ -40,52 +45,48 @@ def _definition(schema_type: str, file: Path | None, schema: str | None) -> byte
     return (schema or "").encode()
 
 
-@schemas.command("register")
-@click.argument("subject")
-@click.option("--schema-type", type=SCHEMA_TYPE, required=True)
-@_definition_options
-@click.option("--description", default="")
-@click.option("--tags", multiple=True)
-@json_output
-@click.pass_obj
+@upstream_command(
+    schemas,
+    "register",
+    _subject,
+    _schema_type,
+    _definition_options,
+    click.option("--description", default=""),
+    click.option("--tags", multiple=True),
+    json_output,
+)
 def register(
-    line: AdminLine,
-    subject: str,
-    schema_type: str,
-    file: Path | None,
-    schema: str | None,
-    description: str,
-    tags: tuple[str, ...],
-    output: str | None,
-) -> None:
+    line: AdminLine, subject: str, schema_type: str, file: Path | None, schema: str | None, **told: Any
+) -> Shown:
     """Register a definition as the next version of a subject."""
-    request = pb.RegisterSchemaRequest(
+    made = line.ask(
+        "SchemaRegistry/RegisterSchema",
         subject=subject,
         schema_type=schema_type,
         schema_definition=_definition(schema_type, file, schema),
-        description=description,
         created_by="danube-admin",
-        tags=tags,
+        **told,
     )
-    made = line.ask("SchemaRegistry/RegisterSchema", request, pb.RegisterSchemaResponse)
-    if output:
-        names = ("schema_id", "version", "is_new_version", "fingerprint")
-        show_json({"subject": subject} | {name: getattr(made, name) for name in names})
-        return
-    say("Registered new schema version" if made.is_new_version else "Schema already exists")
-    say(f"Subject: {subject}", f"Schema ID: {made.schema_id}", f"Version: {made.version}")
-    say(f"Fingerprint: {made.fingerprint}")
+    names = ("schema_id", "version", "is_new_version", "fingerprint")
+    lines = [
+        "Registered new schema version" if made.is_new_version else "Schema already exists",
+        f"Subject: {subject}",
+        f"Schema ID: {made.schema_id}",
+        f"Version: {made.version}",
+        f"Fingerprint: {made.fingerprint}",
+    ]
+    return Shown({"subject": subject} | fields_of(made, *names), lines)
 
 
-@schemas.command("get")
-@click.option("--subject")
-@click.option("--id", "schema_id", type=click.IntRange(0, (1 << 64) - 1))
-@click.option("--version", type=click.IntRange(1, (1 << 32) - 1))
-@json_output
-@click.pass_obj
-def get(
-    line: AdminLine, subject: str | None, schema_id: int | None, version: int | None, output: str | None
-) -> None:
+@upstream_command(
+    schemas,
+    "get",
+    click.option("--subject"),
+    click.option("--id", "schema_id", type=click.IntRange(0, (1 << 64) - 1)),
+    click.option("--version", type=_U32),
+    json_output,
+)
+def get(line: AdminLine, subject: str | None, schema_id: int | None, version: int | None) -> Shown:
     """Show the latest version of a subject, or a version by schema id."""
     if subject is None and schema_id is None:
         raise Wrong("Give either --subject or --id.")
@@ -94,33 +95,28 @@ def get(
     found = _latest(line, subject) if subject is not None else None
     if found is None or version is not None:
         number = schema_id if found is None else found.schema_id
-        request = pb.GetSchemaRequest(schema_id=number, version=version)
-        found = line.ask("SchemaRegistry/GetSchema", request, pb.GetSchemaResponse)
+        found = line.ask("SchemaRegistry/GetSchema", schema_id=number, version=version)
     text = found.schema_definition.decode("utf-8", "backslashreplace")
     about = {
-        "schema_id": found.schema_id,
-        "version": found.version,
-        "subject": found.subject,
-        "schema_type": found.schema_type,
+        **fields_of(found, "schema_id", "version", "subject", "schema_type"),
         "schema_definition": text,
-        "description": found.description,
-        "created_at": found.created_at,
-        "created_by": found.created_by,
-        "tags": list(found.tags),
-        "fingerprint": found.fingerprint,
+        **fields_of(found, "description", "created_at", "created_by", "tags", "fingerprint"),
         "compatibility_mode": found.compatibility_mode.upper(),
     }
-    if output:
-        show_json(about)
-        return
-    say(f"Subject: {found.subject}", f"Schema ID: {found.schema_id}", f"Version: {found.version}")
-    say(f"Type: {found.schema_type}", f"Compatibility Mode: {about['compatibility_mode']}")
-    say(
+    lines = [
+        f"Subject: {found.subject}",
+        f"Schema ID: {found.schema_id}",
+        f"Version: {found.version}",
+        f"Type: {found.schema_type}",
+        f"Compatibility Mode: {about['compatibility_mode']}",
         f"Description: {found.description}",
         f"Created by: {found.created_by}",
         f"Tags: {', '.join(found.tags)}",
-    )
-    say(f"Fingerprint: {found.fingerprint}", "Schema Definition:", *_pretty(text).splitlines())
+        f"Fingerprint: {found.fingerprint}",
+        "Schema Definition:",
+        *_pretty(text).splitlines(),
+    ]
+    return Shown(about, lines)
 
 
 def _pretty(text: str) -> str:
@@ -130,35 +126,30 @@ def _pretty(text: str) -> str:
         return text
 
 
-def _latest(line: AdminLine, subject: str) -> pb.GetSchemaResponse:
-    request = pb.GetLatestSchemaRequest(subject=subject)
-    return line.ask("SchemaRegistry/GetLatestSchema", request, pb.GetSchemaResponse)
+def _latest(line: AdminLine, subject: str) -> Any:
+    return line.ask("SchemaRegistry/GetLatestSchema", subject=subject)
 
 
-@schemas.command("versions")
-@click.argument("subject")
-@json_output
-@click.pass_obj
-def versions(line: AdminLine, subject: str, output: str | None) -> None:
+@upstream_command(schemas, "versions", _subject, json_output)
+def versions(line: AdminLine, subject: str) -> Shown:
     """List the versions of a subject."""
-    request = pb.ListVersionsRequest(subject=subject)
-    found = line.ask("SchemaRegistry/ListVersions", request, pb.ListVersionsResponse).versions
-    if output:
-        names = ("version", "schema_id", "created_at", "created_by", "description", "fingerprint")
-        show_json([{name: getattr(one, name) for name in names} for one in found])
-        return
-    say(f"Versions of '{subject}':")
-    for one in found:
-        say(f"  Version {one.version}: schema_id={one.schema_id}, fingerprint={one.fingerprint}")
+    found = line.ask("SchemaRegistry/ListVersions", subject=subject).versions
+    names = ("version", "schema_id", "created_at", "created_by", "description", "fingerprint")
+    lines = [
+        f"  Version {one.version}: schema_id={one.schema_id}, fingerprint={one.fingerprint}" for one in found
+    ]
+    return Shown([fields_of(one, *names) for one in found], [f"Versions of '{subject}':", *lines])
 
 
-@schemas.command("check")
-@click.argument("subject")
-@click.option("--schema-type", type=SCHEMA_TYPE, required=True)
-@_definition_options
-@click.option("--mode", help="none, backward, forward or full; the subject's where left out.")
-@json_output
-@click.pass_obj
+@upstream_command(
+    schemas,
+    "check",
+    _subject,
+    _schema_type,
+    _definition_options,
+    click.option("--mode", help="none, backward, forward or full; the subject's where left out."),
+    json_output,
+)
 def check(
     line: AdminLine,
     subject: str,
@@ -166,89 +157,64 @@ def check(
     file: Path | None,
     schema: str | None,
     mode: str | None,
-    output: str | None,
-) -> None:
+) -> Shown:
     """Tell whether a definition could be the next version of a subject."""
-    request = pb.CheckCompatibilityRequest(
+    found = line.ask(
+        "SchemaRegistry/CheckCompatibility",
         subject=subject,
         new_schema_definition=_definition(schema_type, file, schema),
         schema_type=schema_type,
         compatibility_mode=mode.upper() if mode is not None else None,
     )
-    found = line.ask("SchemaRegistry/CheckCompatibility", request, pb.CheckCompatibilityResponse)
-    if output:
-        show_json({"subject": subject, "is_compatible": found.is_compatible, "errors": list(found.errors)})
-    elif found.is_compatible:
-        say(f"✅ Schema is compatible with subject '{subject}'")
-    else:
-        say(f"❌ Schema is not compatible with subject '{subject}'", *(f"  - {one}" for one in found.errors))
+    verdict = "✅ Schema is compatible" if found.is_compatible else "❌ Schema is not compatible"
+    errors = [] if found.is_compatible else [f"  - {one}" for one in found.errors]
+    return Shown(
+        {"subject": subject} | fields_of(found, "is_compatible", "errors"),
+        [f"{verdict} with subject '{subject}'", *errors],
+    )
 
 
-@schemas.command("get-compatibility")
-@click.argument("subject")
-@json_output
-@click.pass_obj
-def get_compatibility(line: AdminLine, subject: str, output: str | None) -> None:
+@upstream_command(schemas, "get-compatibility", _subject, json_output)
+def get_compatibility(line: AdminLine, subject: str) -> Shown:
     """Show a subject's compatibility mode."""
     mode = _latest(line, subject).compatibility_mode.upper()
-    if output:
-        show_json({"subject": subject, "compatibility_mode": mode})
-    else:
-        say(f"Subject: {subject}", f"Compatibility Mode: {mode}")
+    about = {"subject": subject, "compatibility_mode": mode}
+    return Shown(about, [f"Subject: {subject}", f"Compatibility Mode: {mode}"])
 
 
-@schemas.command("set-compatibility")
-@click.argument("subject")
-@click.option("--mode", type=_MODE, required=True)
-@json_output
-@click.pass_obj
-def set_compatibility(line: AdminLine, subject: str, mode: str, output: str | None) -> None:
+@upstream_command(
+    schemas, "set-compatibility", _subject, click.option("--mode", type=_MODE, required=True), json_output
+)
+def set_compatibility(line: AdminLine, subject: str, mode: str) -> Shown:
     """Set a subject's compatibility mode."""
-    request = pb.SetCompatibilityModeRequest(subject=subject, compatibility_mode=mode.upper())
-    line.ask("SchemaRegistry/SetCompatibilityMode", request, pb.SetCompatibilityModeResponse)
-    if output:
-        show_json({"subject": subject, "compatibility_mode": mode.upper()})
-    else:
-        say(f"Compatibility mode set for subject '{subject}'", f"Mode: {mode.upper()}")
+    about = {"subject": subject, "compatibility_mode": mode.upper()}
+    line.ask("SchemaRegistry/SetCompatibilityMode", **about)
+    return Shown(about, [f"Compatibility mode set for subject '{subject}'", f"Mode: {mode.upper()}"])
 
 
-@schemas.command("delete")
-@click.argument("subject")
-@click.option("--version", type=click.IntRange(1, (1 << 32) - 1), required=True)
-@click.option("--confirm", is_flag=True, help="Yes, delete it.")
-@click.pass_obj
-def delete(line: AdminLine, subject: str, version: int, confirm: bool) -> None:
+@upstream_command(
+    schemas,
+    "delete",
+    _subject,
+    click.option("--version", type=_U32, required=True),
+    click.option("--confirm", is_flag=True, help="Yes, delete it."),
+)
+def delete(line: AdminLine, subject: str, version: int, confirm: bool) -> list[str]:
     """Delete one version of a subject."""
     if not confirm:
         raise Wrong(f"Deleting version {version} of '{subject}' needs --confirm.")
-    request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
-    line.ask("SchemaRegistry/DeleteSchemaVersion", request, pb.DeleteSchemaVersionResponse)
-    say(f"Deleted version {version} of subject '{subject}'")
+    line.ask("SchemaRegistry/DeleteSchemaVersion", subject=subject, version=version)
+    return [f"Deleted version {version} of subject '{subject}'"]
 
 
-@schemas.command("list-subjects")
-@json_output
-@click.pass_obj
-def list_subjects(line: AdminLine, output: str | None) -> None:
+@upstream_command(schemas, "list-subjects", json_output)
+def list_subjects(line: AdminLine) -> Shown:
     """List the subjects."""
-    found = line.ask(
-        "SchemaRegistry/ListSubjects", pb.ListSubjectsRequest(), pb.ListSubjectsResponse
-    ).subjects
-    if output:
-        show_json(
-            [
-                {
-                    "subject": one.subject,
-                    "schema_type": one.schema_type,
-                    "latest_version": one.latest_version,
-                    "compatibility_mode": one.compatibility_mode,
-                    "schema_id": one.schema_id,
-                    "tags": list(one.tags),
-                }
-                for one in found
-            ]
-        )
-        return
-    for one in found:
-        mode = one.compatibility_mode.upper()
-        say(f"{one.subject} (type: {one.schema_type}, latest version: {one.latest_version}, mode: {mode})")
+    found = line.ask("SchemaRegistry/ListSubjects").subjects
+    names = ("subject", "schema_type", "latest_version", "compatibility_mode", "schema_id", "tags")
+    lines = [
+        f"{one.subject} (type: {one.schema_type}, latest version: {one.latest_version},"
+        f" mode: {one.compatibility_mode.upper()})"
+        for one in found
+    ]
+    return Shown([fields_of(one, *names) for one in found], lines)

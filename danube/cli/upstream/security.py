@@ -11,12 +11,14 @@ import hashlib
 import hmac
 import json
 import re
+from itertools import chain
 from typing import Any, Final
 
 import click
 
 from danube.cli.upstream.admin_line import AdminLine
-from danube.cli.upstream.root import Command, Wrong, json_output, say, show_json
+from danube.cli.upstream.calls import fields_of
+from danube.cli.upstream.root import Shown, Wrong, json_output, upstream_command
 from danube.errors import InvalidArgument
 from danube.host import clock
 from danube.server.proto import DanubeAdmin_pb2 as pb
@@ -83,21 +85,24 @@ _secret_option = click.option(
 )
 
 
-@tokens.command("create")
-@click.option("--subject", required=True, help="Name of the principal.")
-@_secret_option
-@click.option(
-    "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
+@upstream_command(
+    tokens,
+    "create",
+    click.option("--subject", required=True, help="Name of the principal."),
+    _secret_option,
+    click.option(
+        "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
+    ),
+    click.option(
+        "--type",
+        "principal_type",
+        type=click.Choice(PRINCIPAL_TYPES),
+        default="service_account",
+        show_default=True,
+    ),
+    click.option("--issuer", default="danube-auth", show_default=True),
 )
-@click.option(
-    "--type",
-    "principal_type",
-    type=click.Choice(PRINCIPAL_TYPES),
-    default="service_account",
-    show_default=True,
-)
-@click.option("--issuer", default="danube-auth", show_default=True)
-def create(subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> None:
+def create(_: Any, subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> list[str]:
     """Print a token, and nothing else."""
     claims = {
         "iss": issuer,
@@ -106,19 +111,23 @@ def create(subject: str, secret_key: str, ttl: int, principal_type: str, issuer:
         "principal_type": principal_type,
         "principal_name": subject,
     }
-    say(sign(claims, secret_key))
+    return [sign(claims, secret_key)]
 
 
-@tokens.command("validate")
-@click.option("--token", required=True)
-@_secret_option
-def validate(token: str, secret_key: str) -> None:
+@upstream_command(tokens, "validate", click.option("--token", required=True), _secret_option)
+def validate(_: Any, token: str, secret_key: str) -> list[str]:
     """Check a token's signature and lifetime."""
     now_s = clock.wall_us() // 1_000_000
     claims = verify(token, secret_key, now_s)
-    say("Token is valid.", f"  Subject: {claims['sub']}", f"  Principal type: {claims['principal_type']}")
-    say(f"  Principal name: {claims['principal_name']}", f"  Issuer: {claims['iss']}")
-    say(f"  Expires: {_instant(claims['exp'])}", f"  Remaining: {max(0, claims['exp'] - now_s)} s")
+    return [
+        "Token is valid.",
+        f"  Subject: {claims['sub']}",
+        f"  Principal type: {claims['principal_type']}",
+        f"  Principal name: {claims['principal_name']}",
+        f"  Issuer: {claims['iss']}",
+        f"  Expires: {_instant(claims['exp'])}",
+        f"  Remaining: {max(0, claims['exp'] - now_s)} s",
+    ]
 
 
 def _instant(seconds: int) -> str:
@@ -159,58 +168,47 @@ def _words(text: str) -> list[str]:
     return [word for part in text.split(",") if (word := part.strip())]
 
 
-@roles.command("create")
-@click.argument("name")
-@click.option("--permissions", required=True, help="Separated by commas, for example Produce,Lookup.")
-@click.pass_obj
-def create_role(line: AdminLine, name: str, permissions: str) -> None:
+@upstream_command(
+    roles,
+    "create",
+    click.argument("name"),
+    click.option("--permissions", required=True, help="Separated by commas, for example Produce,Lookup."),
+)
+def create_role(line: AdminLine, name: str, permissions: str) -> list[str]:
     """Create a role, or replace the one of this name."""
     role = pb.RoleDefinition(name=name, permissions=_words(permissions))
-    done = line.ask("SecurityAdmin/CreateRole", pb.CreateRoleRequest(role=role), pb.CreateRoleResponse)
-    say(f"Role '{name}' created: {str(done.success).lower()}")
+    done = line.ask("SecurityAdmin/CreateRole", role=role)
+    return [f"Role '{name}' created: {str(done.success).lower()}"]
 
 
-@roles.command("get")
-@click.argument("name")
-@json_output
-@click.pass_obj
-def get_role(line: AdminLine, name: str, output: str | None) -> None:
+@upstream_command(roles, "get", click.argument("name"), json_output)
+def get_role(line: AdminLine, name: str) -> Shown:
     """Show a role."""
-    found = line.ask("SecurityAdmin/GetRole", pb.GetRoleRequest(name=name), pb.GetRoleResponse).role
-    if output:
-        show_json(_role(found))
-    else:
-        _tell_role(found)
+    found = line.ask("SecurityAdmin/GetRole", name=name).role
+    return Shown(_role(found), _told_role(found))
 
 
-@roles.command("list")
-@json_output
-@click.pass_obj
-def list_roles(line: AdminLine, output: str | None) -> None:
+@upstream_command(roles, "list", json_output)
+def list_roles(line: AdminLine) -> Shown:
     """List the roles."""
-    found = line.ask("SecurityAdmin/ListRoles", pb.Empty(), pb.ListRolesResponse).roles
-    if output:
-        show_json([_role(one) for one in found])
-    for one in () if output else found:
-        _tell_role(one)
+    found = line.ask("SecurityAdmin/ListRoles").roles
+    return Shown([_role(one) for one in found], chain.from_iterable(map(_told_role, found)))
 
 
-@roles.command("delete")
-@click.argument("name")
-@click.pass_obj
-def delete_role(line: AdminLine, name: str) -> None:
+@upstream_command(roles, "delete", click.argument("name"))
+def delete_role(line: AdminLine, name: str) -> list[str]:
     """Delete a role."""
-    done = line.ask("SecurityAdmin/DeleteRole", pb.DeleteRoleRequest(name=name), pb.DeleteRoleResponse)
-    say(f"Role '{name}' deleted: {str(done.success).lower()}")
+    done = line.ask("SecurityAdmin/DeleteRole", name=name)
+    return [f"Role '{name}' deleted: {str(done.success).lower()}"]
 
 
 def _role(role: pb.RoleDefinition) -> dict[str, Any]:
-    return {"name": role.name, "permissions": list(role.permissions), "system": role.system}
+    return fields_of(role, "name", "permissions", "system")
 
 
-def _tell_role(role: pb.RoleDefinition) -> None:
-    say(f"Role '{role.name}'", f"  Permissions: {', '.join(role.permissions)}")
-    say(f"  System: {str(role.system).lower()}")
+def _told_role(role: pb.RoleDefinition) -> list[str]:
+    permissions = ", ".join(role.permissions)
+    return [f"Role '{role.name}'", f"  Permissions: {permissions}", f"  System: {str(role.system).lower()}"]
 
 
 @security.group("bindings")
@@ -218,95 +216,72 @@ def bindings() -> None:
     """Roles given to principals."""
 
 
-def _place_options(command: Command) -> Command:
-    scope = click.option("--scope", required=True, help="cluster, namespace or topic.")
-    resource = click.option(
-        "--resource", default="", help="Namespace, or /namespace/topic; none for the cluster."
-    )
-    return scope(resource(command))
+_binding_id = click.argument("binding_id", metavar="ID")
+_scope = click.option("--scope", required=True, help="cluster, namespace or topic.")
+_resource = click.option(
+    "--resource",
+    "resource_name",
+    default="",
+    help="Namespace, or /namespace/topic; none for the cluster.",
+)
 
 
-@bindings.command("create")
-@click.argument("binding_id", metavar="ID")
-@click.option("--principal-type", required=True)
-@click.option("--principal-name", required=True)
-@click.option("--roles", required=True, help="Separated by commas.")
-@_place_options
-@click.pass_obj
-def create_binding(
-    line: AdminLine,
-    binding_id: str,
-    principal_type: str,
-    principal_name: str,
-    roles: str,
-    scope: str,
-    resource: str,
-) -> None:
+@upstream_command(
+    bindings,
+    "create",
+    _binding_id,
+    click.option("--principal-type", required=True),
+    click.option("--principal-name", required=True),
+    click.option("--roles", required=True, help="Separated by commas."),
+    _scope,
+    _resource,
+)
+def create_binding(line: AdminLine, binding_id: str, roles: str, **facts: Any) -> list[str]:
     """Give roles to a principal."""
-    binding = pb.BindingDefinition(
-        id=binding_id,
-        principal_type=principal_type,
-        principal_name=principal_name,
-        role_names=_words(roles),
-        scope=scope,
-        resource_name=resource,
-    )
-    request = pb.CreateBindingRequest(binding=binding)
-    done = line.ask("SecurityAdmin/CreateBinding", request, pb.CreateBindingResponse)
-    say(f"Binding '{binding_id}' created: {str(done.success).lower()}")
+    binding = pb.BindingDefinition(id=binding_id, role_names=_words(roles), **facts)
+    done = line.ask("SecurityAdmin/CreateBinding", binding=binding)
+    return [f"Binding '{binding_id}' created: {str(done.success).lower()}"]
 
 
-@bindings.command("get")
-@click.argument("binding_id", metavar="ID")
-@_place_options
-@json_output
-@click.pass_obj
-def get_binding(line: AdminLine, binding_id: str, scope: str, resource: str, output: str | None) -> None:
+@upstream_command(bindings, "get", _binding_id, _scope, _resource, json_output)
+def get_binding(line: AdminLine, **asked: Any) -> Shown:
     """Show a binding."""
-    request = pb.GetBindingRequest(scope=scope, resource_name=resource, binding_id=binding_id)
-    found = line.ask("SecurityAdmin/GetBinding", request, pb.GetBindingResponse).binding
-    if output:
-        show_json(_binding(found))
-    else:
-        _tell_binding(found)
+    found = line.ask("SecurityAdmin/GetBinding", **asked).binding
+    return Shown(_binding(found), _told_binding(found))
 
 
-@bindings.command("list")
-@click.option("--scope", help="cluster, namespace or topic; all where left out.")
-@click.option("--resource", default="")
-@json_output
-@click.pass_obj
-def list_bindings(line: AdminLine, scope: str | None, resource: str, output: str | None) -> None:
+@upstream_command(
+    bindings,
+    "list",
+    click.option("--scope", help="cluster, namespace or topic; all where left out."),
+    click.option("--resource", "resource_name", default=""),
+    json_output,
+)
+def list_bindings(line: AdminLine, scope: str | None, resource_name: str) -> Shown:
     """List the bindings of one place, or all."""
     if scope is None:
-        found = line.ask("SecurityAdmin/ListAllBindings", pb.Empty(), pb.ListBindingsResponse).bindings
+        found = line.ask("SecurityAdmin/ListAllBindings").bindings
     else:
-        request = pb.ListBindingsRequest(scope=scope, resource_name=resource)
-        found = line.ask("SecurityAdmin/ListBindings", request, pb.ListBindingsResponse).bindings
-    if output:
-        show_json([_binding(one) for one in found])
-    for one in () if output else found:
-        _tell_binding(one)
+        found = line.ask("SecurityAdmin/ListBindings", scope=scope, resource_name=resource_name).bindings
+    return Shown([_binding(one) for one in found], chain.from_iterable(map(_told_binding, found)))
 
 
-@bindings.command("delete")
-@click.argument("binding_id", metavar="ID")
-@_place_options
-@click.pass_obj
-def delete_binding(line: AdminLine, binding_id: str, scope: str, resource: str) -> None:
+@upstream_command(bindings, "delete", _binding_id, _scope, _resource)
+def delete_binding(line: AdminLine, binding_id: str, **place: Any) -> list[str]:
     """Delete a binding."""
-    request = pb.DeleteBindingRequest(scope=scope, resource_name=resource, binding_id=binding_id)
-    done = line.ask("SecurityAdmin/DeleteBinding", request, pb.DeleteBindingResponse)
-    say(f"Binding '{binding_id}' deleted: {str(done.success).lower()}")
+    done = line.ask("SecurityAdmin/DeleteBinding", binding_id=binding_id, **place)
+    return [f"Binding '{binding_id}' deleted: {str(done.success).lower()}"]
 
 
 def _binding(binding: pb.BindingDefinition) -> dict[str, Any]:
     names = ("id", "principal_type", "principal_name", "role_names", "scope", "resource_name")
-    shown = {name: getattr(binding, name) for name in names}
-    return shown | {"role_names": list(binding.role_names)}
+    return fields_of(binding, *names)
 
 
-def _tell_binding(binding: pb.BindingDefinition) -> None:
-    where = f"{binding.scope} {binding.resource_name}".rstrip()
-    say(f"Binding '{binding.id}'", f"  Principal: {binding.principal_type}:{binding.principal_name}")
-    say(f"  Roles: {', '.join(binding.role_names)}", f"  Scope: {where}")
+def _told_binding(binding: pb.BindingDefinition) -> list[str]:
+    return [
+        f"Binding '{binding.id}'",
+        f"  Principal: {binding.principal_type}:{binding.principal_name}",
+        f"  Roles: {', '.join(binding.role_names)}",
+        f"  Scope: {binding.scope} {binding.resource_name}".rstrip(),
+    ]

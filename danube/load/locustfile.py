@@ -160,30 +160,6 @@ class NativeConsumer(Consumer):
         return NativeReceiver(running.plan, running.collector, running.place, subscription, self.mode)
 
 
-class NativeExclusive(NativeConsumer):
-    """The only consumer of its subscription."""
-
-    mode = "exclusive"
-
-
-class NativeShared(NativeConsumer):
-    """Takes its share of the records."""
-
-    mode = "shared"
-
-
-class NativeFailover(NativeConsumer):
-    """Active, or waits for the active one to go."""
-
-    mode = "failover"
-
-
-class NativeKeyShared(NativeConsumer):
-    """Takes the records of its keys."""
-
-    mode = "key_shared"
-
-
 class GrpcConsumer(Consumer):
     """Over the Danube gRPC API."""
 
@@ -197,41 +173,27 @@ class GrpcConsumer(Consumer):
         return GrpcReceiver(running.plan, running.collector, running.place, subscription, self.mode, name)
 
 
-class GrpcExclusive(GrpcConsumer):
-    """The only consumer of its subscription."""
-
-    mode = "exclusive"
-
-
-class GrpcShared(GrpcConsumer):
-    """Takes its share of the records."""
-
-    mode = "shared"
+def _consumers(over: type[Consumer], about: dict[str, str]) -> dict[tuple[str, str], type[User]]:
+    """A class for each mode, named ``NativeShared`` and the like; Locust finds users by their names here."""
+    made: dict[tuple[str, str], type[User]] = {}
+    for mode, text in about.items():
+        name = over.protocol.capitalize() + mode.title().replace("_", "")
+        members = {"mode": mode, "abstract": False, "__doc__": text, "__module__": __name__}
+        made[over.protocol, mode] = globals()[name] = type(name, (over,), members)
+    return made
 
 
-class GrpcFailover(GrpcConsumer):
-    """Active, or waits for the active one to go."""
-
-    mode = "failover"
-
-
-class GrpcKeyShared(GrpcConsumer):
-    """Takes the records of its keys."""
-
-    mode = "key_shared"
-
-
+_MODES = {
+    "exclusive": "The only consumer of its subscription.",
+    "shared": "Takes its share of the records.",
+    "failover": "Active, or waits for the active one to go.",
+    "key_shared": "Takes the records of its keys.",
+}
 USERS: dict[tuple[str, str], type[User]] = {
     ("native", "producer"): NativeProducer,
-    ("native", "exclusive"): NativeExclusive,
-    ("native", "shared"): NativeShared,
-    ("native", "failover"): NativeFailover,
-    ("native", "key_shared"): NativeKeyShared,
     ("grpc", "producer"): GrpcProducer,
-    ("grpc", "exclusive"): GrpcExclusive,
-    ("grpc", "shared"): GrpcShared,
-    ("grpc", "failover"): GrpcFailover,
-    ("grpc", "key_shared"): GrpcKeyShared,
+    **_consumers(NativeConsumer, _MODES),
+    **_consumers(GrpcConsumer, _MODES),
 }
 
 
@@ -275,13 +237,8 @@ def _tell(error: DanubeError) -> None:
 def prepare_process(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
     """Locust is set up in this process: choose users, open results, take care of Ctrl-C."""
     global _conductor, _csv
-    role = (
-        "worker"
-        if isinstance(runner, WorkerRunner)
-        else "judge"
-        if isinstance(runner, MasterRunner)
-        else "local"
-    )
+    known = ((WorkerRunner, "worker"), (MasterRunner, "judge"))
+    role = next((role for kind, role in known if isinstance(runner, kind)), "local")
     _conductor = Conductor(environment, role)
     if environment.parsed_options.loglevel.upper() not in ("INFO", "DEBUG"):
         logging.getLogger("danube.client").setLevel(logging.ERROR)  # reconnects are counted in the result

@@ -177,28 +177,12 @@ def _settings_of(cls: type, prefix: str) -> Iterator[tuple[str, Setting]]:
         if setting is not None:
             yield prefix + setting.key, setting
         else:
-            yield from _settings_of(_section_class(item.name), item.name + ".")
+            yield from _settings_of(_SECTIONS[item.name], item.name + ".")
 
 
-_SECTIONS: Final[dict[str, type]] = {
-    "server": ServerConfig,
-    "grpc": GrpcConfig,
-    "admin": AdminConfig,
-    "metrics": MetricsConfig,
-    "schema": SchemaConfig,
-    "log": LogConfig,
-    "limits": LimitsConfig,
-    "wal": WalConfig,
-    "storage": StorageConfig,
-    "topics": TopicsConfig,
-    "subscriptions": SubscriptionsConfig,
-    "cluster": ClusterConfig,
-    "balance": BalanceConfig,
+_SECTIONS: Final[dict[str, Any]] = {
+    item.name: item.default_factory for item in fields(BrokerConfig) if "setting" not in item.metadata
 }
-
-
-def _section_class(name: str) -> type:
-    return _SECTIONS[name]
 
 
 def values(config: BrokerConfig, *, secrets_shown: bool = False) -> dict[str, str]:
@@ -273,7 +257,7 @@ def _build(parsed: Mapping[str, Any]) -> BrokerConfig:
             if found.key in parsed:
                 arguments[item.name] = parsed[found.key]
             continue
-        cls = _section_class(item.name)
+        cls = _SECTIONS[item.name]
         inner = {
             one.name: parsed[key]
             for one in fields(cls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from danube.schema.json.document import Node
-from danube.schema.json.shape import NUMBERS, Shape, Together, difference, under
+from danube.schema.json.shape import NUMBERS, Shape, Together, difference, distinct, under
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _any_of(comparison: Comparison, writer: Together, branches: list[Node]) -> l
     if len(groups) > 1:
         parts = [writer.plus([comparison.assumed(kinds=group)]) for group in groups]
         found = [one for part in parts for one in _any_of(comparison, part, branches)]
-        return _once(found)
+        return distinct(found)
     return _no_branch(comparison, writer, branches, "anyOf", "any_of_narrowed")
 
 
@@ -65,7 +65,7 @@ def _one_of(comparison: Comparison, writer: Together, branches: list[Node]) -> l
     groups = writer.groups()
     if len(groups) > 1:
         parts = [writer.plus([comparison.assumed(kinds=group)]) for group in groups]
-        return _once([one for part in parts for one in _one_of(comparison, part, branches)])
+        return distinct([one for part in parts for one in _one_of(comparison, part, branches)])
     if taking:
         return [
             difference(
@@ -187,7 +187,3 @@ def _same_branches(comparison: Comparison, mine: list[Node], theirs: list[Node])
             return False
         left.remove(found)
     return not left
-
-
-def _once(found: list[Difference]) -> list[Difference]:
-    return list({(one.path, one.rule): one for one in reversed(found)}.values())[::-1]

@@ -13,7 +13,7 @@ import msgspec
 
 from danube.schema.json.dialect import DRAFT_6, DRAFT_7
 from danube.schema.json.document import Document, Node
-from danube.schema.json.shape import Inner, Matches, Shape, Together, flat
+from danube.schema.json.shape import Inner, Matches, Shape, Together, distinct, flat
 from danube.schema.json_text import canonical
 from danube.schema.model import Difference
 
@@ -235,7 +235,7 @@ class Comparison:
             inner = [one for case in part for one in self.differences(case, reader)]
             if not inner:
                 return []
-            return _distinct(inner)
+            return distinct(inner)
         return found
 
     def _parts(self, writer: Together) -> Iterable[list[Together]]:
@@ -271,7 +271,3 @@ class Comparison:
         if node not in self._shapes:
             self._shapes[node] = Shape(node)
         return self._shapes[node]
-
-
-def _distinct(found: list[Difference]) -> list[Difference]:
-    return list({(one.path, one.rule): one for one in reversed(found)}.values())[::-1]

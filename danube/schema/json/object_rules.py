@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from danube.schema.json.cost import disjoint_patterns
 from danube.schema.json.document import Node, escape
-from danube.schema.json.shape import Inner, Shape, Together, difference, flat, limit_rules, under
+from danube.schema.json.shape import Inner, Shape, Together, difference, distinct, flat, limit_rules, under
 from danube.schema.model import Difference
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _matched(comparison: Comparison, writer: Together, shape: Shape) -> list[Dif
         if writer.others and not known.certain:
             inner += comparison.inside(writer, writer.other_property(), child)
         path = "/patternProperties/" + escape(pattern)
-        found += _once(under(path, inner))
+        found += distinct(under(path, inner))
     return found
 
 
@@ -188,7 +188,3 @@ def _dependent(comparison: Comparison, writer: Together, shape: Shape) -> list[D
 
 def _first(nodes: list[Node]) -> Node | None:
     return nodes[0] if nodes else None
-
-
-def _once(found: list[Difference]) -> list[Difference]:
-    return list({(one.path, one.rule): one for one in reversed(found)}.values())[::-1]

@@ -413,6 +413,11 @@ def difference(
     )
 
 
+def distinct(found: list[Difference]) -> list[Difference]:
+    """The first difference of each path and rule."""
+    return list({(one.path, one.rule): one for one in reversed(found)}.values())[::-1]
+
+
 def under(path: str, found: Iterable[Difference]) -> list[Difference]:
     """Return the differences with paths as a schema further up sees them."""
     return [msgspec.structs.replace(one, path=path + one.path) for one in found]

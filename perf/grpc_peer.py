@@ -10,21 +10,16 @@ A role prints one line of JSON (see perf/child.py), ``echo`` its port.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-import danube  # noqa: E402
-from danube.server.proto import DanubeApi_pb2 as api  # noqa: E402
-from perf.child import Options, serve  # noqa: E402
-from perf.loads import make_topic, owner_in  # noqa: E402
+import danube
+from danube.server.proto import DanubeApi_pb2 as api
+from perf.child import Options, serve
+from perf.loads import make_topic, owner_in
 
 SUBSCRIPTION = "bench"
 

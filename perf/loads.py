@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-import danube  # noqa: E402
-from danube.core.placement.workers import owner_of  # noqa: E402
-from danube.errors import Conflict, Overloaded  # noqa: E402
-from perf.child import Options, Pace, Window, go, payloads_of, percentiles, serve, timed_us  # noqa: E402
-from tests.child_process import told  # noqa: E402
+import danube
+from danube.core.placement.workers import owner_of
+from danube.errors import Conflict, Overloaded
+from perf.child import Options, Pace, Window, go, payloads_of, percentiles, serve, timed_us
+from tests.child_process import told
 
 IN_FLIGHT = 8  # send_many calls that run side by side
 STAMP = struct.Struct("<Q")

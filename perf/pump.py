@@ -18,17 +18,12 @@ import asyncio
 import os
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-from perf.child import Options, go, percentiles, serve, timed_us  # noqa: E402
+from perf.child import Options, go, percentiles, serve, timed_us
 
 FRAME = struct.Struct("<IIQ")
 ANSWER = struct.Struct("<QQ")

@@ -15,8 +15,6 @@ GRPC = "The gRPC ports"
 TIERS = "Tiered storage"
 METADATA = "Metadata of a cluster"
 SPARK = "Spark"
-OTHERS = "Other workloads"
-GROUPS = (NATIVE, GRPC, TIERS, METADATA, SPARK, OTHERS)
 MIB = 1 << 20
 NEAR = 9  # rounds where Danube is near its target
 
@@ -45,7 +43,7 @@ _PUBLISH = each(
     *({"size": size, "rounds": NEAR} for size in (100, 1_024, 65_536)), {"size": 100, "durability": "fsync"}
 )
 ROWS: tuple[Row, ...] = (
-    Row("rust-lone", GRPC, "perf.lone:lone",
+    Row("rust-lone", GRPC, "perf.grpc_door:lone",
         "one message after another by the official Rust client (floor: ping-pongs)", each()),
     Row("publish", NATIVE, "perf.native:publish", "publish, `send_many`", _PUBLISH),
     Row("nowait", NATIVE, "perf.native:nowait", "publish, `send_nowait` one by one", each()),
@@ -105,10 +103,6 @@ ROWS: tuple[Row, ...] = (
     Row("spark-replay", SPARK, "perf.spark:replay_topic", "replay (floor: `danube bench publish`)", (), _KIB),
 )  # fmt: skip
 BY_NAME = {row.name: row for row in ROWS}
-
-
-def group_of(name: str) -> str:
-    return BY_NAME[name].group if name in BY_NAME else OTHERS
 
 
 def title_of(name: str) -> str:

@@ -23,15 +23,11 @@ from typing import Any
 import minio
 import uvloop
 
-ROOT = str(Path(__file__).resolve().parent.parent)
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-import danube  # noqa: E402
-from danube.config.sections import Secret, StorageConfig  # noqa: E402
-from perf.child import Options, Window, go, percentiles, serve  # noqa: E402
-from perf.loads import IN_FLIGHT, moments, open_producer  # noqa: E402
-from tests.child_process import told  # noqa: E402
+import danube
+from danube.config.sections import Secret, StorageConfig
+from perf.child import Options, Window, go, percentiles, serve
+from perf.loads import IN_FLIGHT, moments, open_producer
+from tests.child_process import told
 
 WAIT_S = 250.0
 EPOCH = 1 << 30  # of an owner after all that wrote the segments

@@ -43,7 +43,10 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One script of this repository in a process of its own; it dies with this one."""
+    """One script of this repository in a process of its own; it dies with this one.
+
+    With this Python it finds the repository's modules; another Python may have a danube of its own.
+    """
 
     def __init__(
         self,
@@ -56,9 +59,10 @@ class Child:
     ) -> None:
         command = [*python, str(ROOT / script), role, json.dumps(options)]
         self.role = role
+        found = {"PYTHONPATH": str(ROOT)} if python[-1] == sys.executable else {}
         self._process = fork_server.popen(
             command,
-            environment=os.environ,
+            environment={**os.environ, **found},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -20,7 +20,7 @@ from perf.compare.model import TURN_TIMEOUT_S, Client, Failed, Level, Running, S
 from perf.compare.places import Jars, Needed, Program
 from perf.compare.processes import Tool as Started
 from perf.compare.processes import cpu_seconds, listens, run, started
-from perf.lone import WARM, built
+from perf.grpc_door import WARM, built
 from perf.turns import Skipped
 from tests.broker_process import free_port
 from tests.child_process import Child

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from perf.report.__main__ import main as report
+from perf.report import main as report
 from tests.law.source import ROOT, name_of, repository_files
 
 # A program, or a package that is one, and the test in which it runs with next to nothing to do.
@@ -16,7 +16,7 @@ PROGRAMS = {
     "perf/bench.py": "tests/unit/perf/test_perf_programs.py",
     "perf/compare": "tests/unit/perf/test_perf_compare.py",
     "perf/locustfile.py": "tests/e2e/test_load.py",
-    "perf/report": "tests/unit/perf/test_report.py",
+    "perf/report.py": "tests/unit/perf/test_report.py",
     "perf/soak": "tests/crash/test_soak.py",
     "scripts/bench": "tests/unit/perf/test_perf_programs.py",
 }
@@ -27,8 +27,7 @@ PARTS = {
     "perf/grpc_peer.py": "perf/grpc_door.py",
     "perf/h2_client.c": "perf/grpc_door.py",
     "perf/loads.py": "perf/turns.py",
-    "perf/lone.py": "perf/rows.py",
-    "perf/lone.rs": "perf/lone.py",
+    "perf/lone.rs": "perf/grpc_door.py",
     "perf/machine.py": "perf/bench.py",
     "perf/memory.py": "perf/turns.py",
     "perf/metadata.py": "perf/rows.py",

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).resolve().parents[3])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-import danube  # noqa: E402
-from danube.errors import Overloaded  # noqa: E402
-from perf.child import Window  # noqa: E402
-from perf.compare.clients.roles import main  # noqa: E402
+import danube
+from danube.errors import Overloaded
+from perf.child import Window
+from perf.compare.clients.roles import main
 
 IN_FLIGHT = 8
 BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given

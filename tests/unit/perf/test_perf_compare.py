@@ -35,7 +35,7 @@ from perf.compare.model import (
 from perf.compare.products import products
 from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, Run, last_runs, run_of, written
 from perf.compare.run import Comparison, Options, Skip
-from perf.report.history import read_history
+from perf.report import read_history
 from perf.turns import GIB
 
 

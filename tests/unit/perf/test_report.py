@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from perf.report import __main__ as command
-from perf.report.history import Line, read_history
-from perf.report.plots import draw
-from perf.report.table import BEGIN, END, NOTHING, MarkersMissing, by_machine, make, number, size, variant_of
+from perf import report as command
+from perf.report import (
+    BEGIN,
+    END,
+    NOTHING,
+    Line,
+    MarkersMissing,
+    by_machine,
+    draw,
+    make,
+    number,
+    read_history,
+    size,
+    variant_of,
+)
 
 MACHINE = {"cpu": "A CPU", "cores": 2, "memory_gib": 23.5, "filesystem": "ext4", "commit": "abc1234"}
 LINE: dict[str, Any] = {

@@ -1,0 +1,352 @@
+"""Write the table of docs/performance.md from perf/history.
+
+    python -m perf.report               write
+    python -m perf.report --check       say whether it is up to date, and change nothing
+    python -m perf.report --keep 3      and leave the newest three lines of each variant in perf/history
+    python -m perf.report --plot FILE   draw the history of ratios (needs matplotlib)
+
+The same history gives the same bytes.  A line that cannot be trusted is an error with its file and number;
+one with a ``kind`` is of another tool and left alone.  Exit code: 0; 1 with --check when something is not up
+to date; 2 when the history or the document cannot be used, and then nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perf.rows import BY_NAME, place_of, title_of
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTDATED, UNUSABLE = 1, 2
+BEGIN = "<!-- figures: made by `python -m perf.report` out of perf/history; what is written here is lost -->"
+END = "<!-- figures: end -->"
+NOTHING = "Nothing has been measured yet; `scripts/bench` does it."
+HEAD = (
+    "| workload | size | level | workers | floor | Danube | range | ratio | target | met | run |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
+LEVELS = ("memory", "written", "fsync", "quorum")
+WIDTH = 119
+PLOT_COLUMNS = 3
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The part of a fingerprint (``perf/machine.py``) that decides what may be compared."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    filesystem: str
+    commit: str = "unknown"
+    kernel: str = ""
+    python: str = ""
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.cpu}, {self.cores} cores, {round(self.memory_gib)} GiB, {self.filesystem}"
+
+    def like(self, other: Machine) -> bool:
+        """Whether ratios of both may stand in one plot; kernels and versions may differ.
+
+        What is left of the memory depends on the kernel a little.
+        """
+        same = (self.cpu, self.cores, self.filesystem) == (other.cpu, other.cores, other.filesystem)
+        return same and math.isclose(self.memory_gib, other.memory_gib, rel_tol=0.05)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One comparison of Danube and the floor."""
+
+    workload: str
+    size: int
+    durability: str
+    workers: int
+    unit: str
+    floor: float
+    danube: float
+    ratio: float
+    target: str
+    met: bool
+    floor_range: tuple[float, float]
+    danube_range: tuple[float, float]
+    time: datetime
+    machine: Machine
+    rounds: int = 0
+    details: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class History:
+    """All lines in the order of their times, what was wrong with others, and how many are of other kinds."""
+
+    lines: list[Line]
+    errors: list[str]
+    others: int = 0
+
+
+def read_history(folder: Path, root: Path) -> History:
+    """All ``*.jsonl`` of a folder; errors name files as seen from ``root``."""
+    lines: list[Line] = []
+    errors: list[str] = []
+    others = 0
+    for path in sorted(folder.glob("*.jsonl")):
+        for where, content in _numbered(path, root):
+            try:
+                line = _parsed(content)
+            except (ValueError, msgspec.MsgspecError) as error:
+                errors.append(f"{where}: {error}")
+                continue
+            if line is None:
+                others += 1
+            else:
+                lines.append(line)
+    lines.sort(key=lambda line: line.time)  # stable: equal times keep the order of the files
+    return History(lines, errors, others)
+
+
+def _numbered(path: Path, root: Path) -> Iterator[tuple[str, bytes]]:
+    for number, content in enumerate(path.read_bytes().splitlines(), 1):
+        if content.strip():
+            yield f"{path.relative_to(root)}:{number}", content
+
+
+def _parsed(content: bytes) -> Line | None:
+    """A checked line; None for one of another kind."""
+    found = msgspec.json.decode(content)
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    if "kind" in found:
+        return None
+    line = msgspec.convert(found, Line)
+    if not (math.isfinite(line.ratio) and line.ratio > 0):
+        raise ValueError(f"a ratio of {line.ratio} cannot be")
+    if line.time.tzinfo is None:
+        raise ValueError("its time has no time zone")
+    return line
+
+
+def trim(folder: Path, keep: int, variant: Callable[[Line], Hashable]) -> None:
+    """Leave the newest ``keep`` lines of each variant and machine; those of other kinds stay."""
+    seen: Counter[Hashable] = Counter()
+    for path in sorted(folder.glob("*.jsonl"), reverse=True):
+        kept: list[bytes] = []
+        for content in reversed([one for one in path.read_bytes().splitlines() if one.strip()]):
+            line = _parsed(content)
+            place = None if line is None else (variant(line), line.machine.hardware)
+            seen[place] += 1
+            if place is None or seen[place] <= keep:
+                kept.append(content + b"\n")
+        path.write_bytes(b"".join(reversed(kept)))
+
+
+class MarkersMissing(Exception):
+    """The document has no place for the figures."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row with what was varied; equal for the runs that are one history."""
+
+    workload: str
+    size: int
+    durability: str
+    workers: int
+    number: int = 0  # of what else was varied
+    varied: str = ""  # the same in words: "4 consumers"
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        level = LEVELS.index(self.durability) if self.durability in LEVELS else len(LEVELS)
+        return (place_of(self.workload), self.workload, level, self.size, self.number, self.workers)
+
+    @property
+    def title(self) -> str:
+        return title_of(self.workload) + (f", {self.varied}" if self.varied else "")
+
+
+@dataclass(frozen=True)
+class Series:
+    """All runs of a variant on one machine, the latest last."""
+
+    variant: Variant
+    lines: tuple[Line, ...]
+
+
+def variant_of(line: Line) -> Variant:
+    detail, words = BY_NAME[line.workload].varied if line.workload in BY_NAME else ("", "")
+    number = line.details.get(detail)
+    if not isinstance(number, int):
+        return Variant(line.workload, line.size, line.durability, line.workers)
+    varied = f"{number:,} {words.removesuffix('s') if number == 1 else words}"
+    return Variant(line.workload, line.size, line.durability, line.workers, number, varied)
+
+
+def by_machine(lines: Iterable[Line]) -> dict[str, list[Series]]:
+    """Series by machine; the machine that was measured last comes first.  Lines come in order of time."""
+    known: list[Machine] = []
+    machines: dict[str, dict[Variant, list[Line]]] = {}
+    for line in lines:
+        machine = next((one for one in known if one.like(line.machine)), line.machine)
+        if machine is line.machine:
+            known.append(machine)
+        variants = machines.pop(machine.hardware, defaultdict(list))
+        variants[variant_of(line)].append(line)
+        machines[machine.hardware] = variants
+    return {
+        hardware: sorted(
+            (Series(variant, tuple(found)) for variant, found in variants.items()),
+            key=lambda series: series.variant.order,
+        )
+        for hardware, variants in reversed(machines.items())
+    }
+
+
+def make(lines: list[Line], document: str) -> str:
+    """The document with its figures replaced; raises MarkersMissing."""
+    begin, end = document.find(BEGIN), document.find(END)
+    if document.count(BEGIN) != 1 or document.count(END) != 1 or end < begin:
+        raise MarkersMissing(f"has not exactly one line {BEGIN!r} and one {END!r} behind it")
+    text: list[str] = []
+    for hardware, series in by_machine(lines).items():
+        about = textwrap.wrap(f"{hardware}: {_about(series)}", WIDTH)
+        text += ["", *about, "", *HEAD, *(_row(one.variant, one.lines[-1]) for one in series)]
+    content = "\n".join(["", *(text or ["", NOTHING]), ""])
+    return document[: begin + len(BEGIN)] + content + document[end:]
+
+
+def _about(series: list[Series]) -> str:
+    newest = max((line for one in series for line in one.lines), key=lambda line: line.time)
+    judged = [one.lines[-1] for one in series if one.lines[-1].target]
+    software = {"Linux": newest.machine.kernel, "Python": newest.machine.python}
+    told = "".join(f", {name} {value}" for name, value in software.items() if value)
+    missed = sum(not line.met for line in judged)
+    return f"last run {newest.time:%Y-%m-%d}{told}; of {len(judged)} targets {len(judged) - missed} are met."
+
+
+def _row(variant: Variant, line: Line) -> str:
+    low, high = map(number, line.danube_range)
+    verdict = "met" if line.met else "**missed**"
+    cells = [
+        variant.title, size(line.size), line.durability, str(line.workers),
+        f"{number(line.floor)} {line.unit}", f"{number(line.danube)} {line.unit}", f"{low} to {high}",
+        ratio(line.ratio), line.target or "none", verdict if line.target else "",
+        f"{line.time:%Y-%m-%d} {line.machine.commit}",
+    ]  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def number(value: float) -> str:
+    """Three digits, or all of those before the point; millions and above are shortened."""
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def size(octets: int) -> str:
+    """Payload bytes as people write them."""
+    return f"{octets // 1024} KiB" if octets >= 1024 and octets % 1024 == 0 else f"{octets} B"
+
+
+def draw(series: Iterable[Series], path: Path) -> int:
+    """Draw a panel for each variant of one machine, a line for each number of workers; return the panels.
+
+    Runs stand side by side in the order of time.  A filled dot met its target (or has none), an empty one
+    missed it.  The scale is logarithmic: half and twice as much are equally far from the line at 1.  Raises
+    ImportError without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    def panel_of(one: Series) -> tuple[object, ...]:
+        return one.variant.title, one.variant.size, one.variant.durability
+
+    panels = [list(some) for _, some in groupby(series, key=panel_of)]
+    rows = -(-len(panels) // PLOT_COLUMNS)
+    figure = Figure(figsize=(4.5 * PLOT_COLUMNS, 2.6 * rows), layout="constrained")
+    for number, panel in enumerate(panels, 1):
+        variant = panel[0].variant
+        axes = figure.add_subplot(rows, PLOT_COLUMNS, number, yscale="log")
+        axes.set_title(f"{variant.title}\n{size(variant.size)}, {variant.durability}", fontsize=7)
+        axes.axhline(1.0, color="grey", linestyle="dashed", linewidth=0.8)
+        axes.set_xticks([])
+        for one in panel:
+            ratios = [line.ratio for line in one.lines]
+            (drawn,) = axes.plot(ratios, label=f"{one.variant.workers} workers", linewidth=0.8)
+            missed = [place for place, line in enumerate(one.lines) if line.target and not line.met]
+            axes.plot(ratios, "o", color=drawn.get_color(), markersize=4)
+            axes.plot(missed, [ratios[place] for place in missed], "o", color="white", markersize=2)
+        axes.legend(fontsize=6)
+    figure.savefig(path)
+    return len(panels)
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="compare, and change nothing")
+    parser.add_argument(
+        "--keep", type=int, default=0, metavar="N", help="lines of each variant in the history"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the newest machine's ratios into FILE"
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def main(words: list[str] | None = None) -> int:
+    given = arguments(words)
+    document, folder = given.root / "docs" / "performance.md", given.root / "perf" / "history"
+    history = read_history(folder, given.root)
+    for error in history.errors:
+        complain(error)
+    if history.errors:
+        complain("nothing was written: mend those lines, or take them out")
+        return UNUSABLE
+    try:
+        made = make(history.lines, document.read_text())
+    except (OSError, MarkersMissing) as error:
+        complain(f"{document.relative_to(given.root)}: {error}")
+        return UNUSABLE
+    if given.check:
+        if outdated := document.read_text() != made:
+            complain("docs/performance.md is not up to date; run python -m perf.report")
+        return OUTDATED if outdated else 0
+    if given.plot:
+        try:
+            draw(next(iter(by_machine(history.lines).values()), []), given.plot)
+        except ImportError:
+            complain("SKIPPED the plot: matplotlib is not installed: pip install 'danube-broker[perf]'")
+        return 0
+    document.write_text(made)
+    if given.keep:
+        trim(folder, given.keep, variant_of)
+    others = f" ({history.others} lines of other kinds were left alone)" if history.others else ""
+    print(f"{len(history.lines)} lines{others}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

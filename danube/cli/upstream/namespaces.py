@@ -6,8 +6,7 @@ import json
 
 import click
 
-from danube.cli.upstream.admin_line import AdminLine
-from danube.cli.upstream.missing import check_namespace_exists
+from danube.cli.upstream.admin_line import AdminLine, check_namespace_exists
 from danube.cli.upstream.root import Shown, json_output, upstream_command
 
 _namespace = click.argument("namespace")

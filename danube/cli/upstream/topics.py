@@ -12,9 +12,14 @@ from typing import Any, Final
 
 import click
 
-from danube.cli.upstream.admin_line import AdminLine, topic_argument
+from danube.cli.upstream.admin_line import (
+    AdminLine,
+    check_broker_exists,
+    check_namespace_exists,
+    check_topic_exists,
+    topic_argument,
+)
 from danube.cli.upstream.calls import fields_of
-from danube.cli.upstream.missing import check_broker_exists, check_namespace_exists, check_topic_exists
 from danube.cli.upstream.root import Shown, json_output, quoted, upstream_command
 from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
